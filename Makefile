@@ -1,0 +1,28 @@
+# make test | make check | make format | make clean      (PYTHON=python3.12 make test picks another Python)
+PYTHON ?= python3
+JOBS ?= 2
+VENV := .venv
+READY := $(VENV)/.ready
+
+.PHONY: test check format clean
+
+test: $(READY)
+	$(VENV)/bin/python -m pytest -n $(JOBS)
+
+check: $(READY)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: $(READY)
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# Installed again only when pyproject.toml changes.
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet -e ".[dev]"
+	touch $@

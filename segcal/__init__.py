@@ -1,0 +1,41 @@
+"""segcal: semantic segmentation networks that say how sure they really are, and the proof.
+
+    criterion = segcal.build_loss("fl+mdca", gamma=3.0, beta=1.0, ignore_index=255)
+    loss = criterion(logits, labels)
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+# Where each public name lives. Loaded on first use, so `import segcal` costs no more than it must.
+_EXPORTS = {
+    "build_loss": "segcal.losses",
+    "Criterion": "segcal.losses",
+    "flatten": "segcal.pixels",
+    "Pixels": "segcal.pixels",
+    "CalibrationMeter": "segcal.metrics",
+    "Report": "segcal.metrics",
+    "TemperatureScaling": "segcal.posthoc",
+    "VectorScaling": "segcal.posthoc",
+    "MatrixScaling": "segcal.posthoc",
+    "DirichletCalibration": "segcal.posthoc",
+    "LocalTemperatureScaling": "segcal.posthoc",
+    "evaluate": "segcal.engine.evaluate",
+}
+_MODULES = ("losses", "metrics", "posthoc", "viz", "data", "models", "engine")
+
+__all__ = ["__version__", *_EXPORTS]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(import_module(_EXPORTS[name]), name)
+    if name in _MODULES:
+        return import_module(f"segcal.{name}")
+    raise AttributeError(f"module 'segcal' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_MODULES])

@@ -1,0 +1,108 @@
+"""The base losses of the paper, one short function each: (Pixels, **hyper) -> scalar.
+
+P valid pixels, K classes, p = softmax(logits). Each is a mean over the valid pixels of the global
+batch; `weight` (K,) turns it into the weighted mean Σ w_y l / Σ w_y, as in nn.CrossEntropyLoss.
+A batch without valid pixels gives 0 with zero gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from segcal.distributed import sum_over_ranks
+from segcal.losses.softmax import reads, statistics
+from segcal.pixels import Pixels
+
+
+@reads("true_log_prob")
+def nll(pixels: Pixels, *, weight: Tensor | None = None, sync: bool = True) -> Tensor:
+    """Negative log-likelihood (cross-entropy): mean of −log p_y."""
+    (log_p,) = statistics(pixels, "true_log_prob")
+    return _mean(-log_p, pixels, weight, sync)
+
+
+@reads("true_log_prob", "mean_log_prob")
+def ls(
+    pixels: Pixels, *, alpha: float = 0.1, weight: Tensor | None = None, sync: bool = True
+) -> Tensor:
+    """Label smoothing (Müller et al. 2019), the paper's form.
+
+    Cross-entropy against targets 1 − α on the label and α/(K−1) on every other class; note that
+    torch's `label_smoothing` spreads α/K over all classes instead.
+    """
+    k = pixels.num_classes
+    _require(0 <= alpha <= 1, "alpha in 0..1", alpha)
+    log_p, mean_log_p = statistics(pixels, "true_log_prob", "mean_log_prob")
+    other = alpha / (k - 1)
+    return _mean(-(1 - alpha - other) * log_p - other * k * mean_log_p, pixels, weight, sync)
+
+
+@reads("true_log_prob")
+def fl(
+    pixels: Pixels, *, gamma: float = 3.0, weight: Tensor | None = None, sync: bool = True
+) -> Tensor:
+    """Focal loss (Lin et al. 2017): mean of −(1 − p_y)^γ log p_y."""
+    _require(gamma >= 0, "gamma >= 0", gamma)
+    (log_p,) = statistics(pixels, "true_log_prob")
+    return _mean(_focal(log_p, gamma), pixels, weight, sync)
+
+
+@reads("true_log_prob")
+def flsd(
+    pixels: Pixels, *, gamma: float = 3.0, weight: Tensor | None = None, sync: bool = True
+) -> Tensor:
+    """Sample-dependent focal loss FLSD-53 (Mukhoti et al. 2020): γ is 5 where p_y < 0.2."""
+    _require(gamma >= 0, "gamma >= 0", gamma)
+    (log_p,) = statistics(pixels, "true_log_prob")
+    hard = log_p.exp() < 0.2
+    return _mean(torch.where(hard, _focal(log_p, 5.0), _focal(log_p, gamma)), pixels, weight, sync)
+
+
+@reads("true_log_prob", "square_sum")
+def brier(pixels: Pixels, *, weight: Tensor | None = None, sync: bool = True) -> Tensor:
+    """Brier score (Brier 1950): mean over pixels of Σ_c (p_c − 1[y = c])²."""
+    log_p, square_sum = statistics(pixels, "true_log_prob", "square_sum")
+    return _mean(square_sum - 2 * log_p.exp() + 1, pixels, weight, sync)
+
+
+BASE_LOSSES: dict[str, Callable[..., Tensor]] = {
+    "nll": nll,
+    "ls": ls,
+    "fl": fl,
+    "flsd": flsd,
+    "brier": brier,
+}
+
+
+def _focal(log_p: Tensor, gamma: float) -> Tensor:
+    # 1 − p by expm1 keeps its digits as p → 1; the floor keeps d/dp finite there for γ < 1.
+    miss = (-torch.expm1(log_p)).clamp_min(torch.finfo(log_p.dtype).tiny)
+    return -(miss**gamma) * log_p
+
+
+def _mean(loss: Tensor, pixels: Pixels, weight: Tensor | None, sync: bool) -> Tensor:
+    """(Weighted) mean of the (N, L) `loss` over the valid pixels of all ranks."""
+    share = pixels.valid.to(loss.dtype)
+    if weight is not None:
+        share = share * _class_weight(weight, pixels).to(loss)[pixels.target]
+    wide = loss.dtype if loss.device.type == "mps" else torch.float64
+    sums = torch.stack([(loss * share).sum(dtype=wide), share.sum(dtype=wide)])
+    total, mass = sum_over_ranks(sums, sync=sync)
+    return (total / torch.where(mass > 0, mass, 1)).to(loss.dtype)
+
+
+def _class_weight(weight: Tensor, pixels: Pixels) -> Tensor:
+    if weight.shape != (pixels.num_classes,):
+        raise ValueError(
+            f"Expected weight of shape ({pixels.num_classes},), one a class, "
+            f"but got {tuple(weight.shape)}"
+        )
+    return weight
+
+
+def _require(condition: bool, expected: str, got: float) -> None:
+    if not condition:
+        raise ValueError(f"Expected {expected}, but got {got}")
