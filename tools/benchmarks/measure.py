@@ -1,0 +1,81 @@
+"""The place for measuring: median seconds, peak extra memory, and the table of ratios."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one piece of work cost: median seconds, and bytes above what was there before it."""
+
+    name: str
+    seconds: float
+    extra_bytes: float
+
+
+def measure(work: dict[str, Callable[[], object]], repeats: int, device: str) -> list[Measurement]:
+    """Time every entry `repeats` times in turn, so that a noisy moment hits them all alike."""
+    for function in work.values():
+        function()  # warm up: allocator, threads, lazy imports
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(repeats):
+        for name, function in work.items():
+            synchronise(device)
+            start = time.perf_counter()
+            function()
+            synchronise(device)
+            seconds[name].append(time.perf_counter() - start)
+    return [
+        Measurement(name, statistics.median(seconds[name]), peak_extra_bytes(function, device))
+        for name, function in work.items()
+    ]
+
+
+def synchronise(device: str) -> None:
+    """Wait for queued work, where there is a queue."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def peak_extra_bytes(function: Callable[[], object], device: str) -> float:
+    """Peak memory during `function` above the level before it: CUDA allocator, or Linux RSS."""
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        function()
+        synchronise(device)
+        return torch.cuda.max_memory_allocated() - before
+    try:
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")  # resets VmHWM, the peak resident size, to the present one
+    except OSError:
+        return float("nan")
+    before = _resident("VmRSS")
+    function()
+    return _resident("VmHWM") - before
+
+
+def _resident(key: str) -> float:
+    with open("/proc/self/status") as file:
+        line = next(line for line in file if line.startswith(key + ":"))
+    return float(line.split()[1]) * 1024
+
+
+def print_ratios(rows: list[Measurement], baseline: str) -> None:
+    """A Markdown table of `rows`, with ratios to the row called `baseline`."""
+    base = next(row for row in rows if row.name == baseline)
+    print(f"| | time (ms) | × {baseline} | extra memory (MB) | × {baseline} |")
+    print("|---|---:|---:|---:|---:|")
+    for row in rows:
+        print(
+            f"| {row.name} | {row.seconds * 1e3:.1f} | {row.seconds / base.seconds:.2f} "
+            f"| {row.extra_bytes / 1e6:.0f} | {row.extra_bytes / max(base.extra_bytes, 1):.2f} |"
+        )
