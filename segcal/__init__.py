@@ -1,7 +1,7 @@
 """segcal: semantic segmentation networks that say how sure they really are, and the proof.
 
-    criterion = segcal.build_loss("fl+mdca", gamma=3.0, beta=1.0, ignore_index=255)
-    loss = criterion(logits, labels)
+criterion = segcal.build_loss("fl+mdca", gamma=3.0, beta=1.0, ignore_index=255)
+loss = criterion(logits, labels)
 """
 
 from importlib import import_module

@@ -13,7 +13,9 @@ BENCHMARKS = ("losses",)
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))  # `benchmarks` lives beside this file
     sys.path.insert(0, str(Path(__file__).parents[1]))  # works without an installed segcal too
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     commands = parser.add_subparsers(dest="benchmark", required=True)
     for name in BENCHMARKS:
         module = importlib.import_module(f"benchmarks.{name}")

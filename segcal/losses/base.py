@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from segcal.distributed import sum_over_ranks
-from segcal.losses.softmax import reads, statistics
+from segcal.losses.softmax import accumulator, reads, statistics
 from segcal.pixels import Pixels
 
 
@@ -88,7 +88,7 @@ def _mean(loss: Tensor, pixels: Pixels, weight: Tensor | None, sync: bool) -> Te
     share = pixels.valid.to(loss.dtype)
     if weight is not None:
         share = share * _class_weight(weight, pixels).to(loss)[pixels.target]
-    wide = loss.dtype if loss.device.type == "mps" else torch.float64
+    wide = accumulator(loss)
     sums = torch.stack([(loss * share).sum(dtype=wide), share.sum(dtype=wide)])
     total, mass = sum_over_ranks(sums, sync=sync)
     return (total / torch.where(mass > 0, mass, 1)).to(loss.dtype)

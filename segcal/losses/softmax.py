@@ -78,7 +78,7 @@ class _SoftmaxStatistics(torch.autograd.Function):
         if "square_sum" in names:
             out["square_sum"] = probs.square().sum(1)
         if "class_sum" in names:
-            out["class_sum"] = probs.sum(2).sum(0, dtype=_accumulator(probs))
+            out["class_sum"] = probs.sum(2).sum(0, dtype=accumulator(probs))
         if "confidence" in names or "correct" in names:
             out["confidence"], predicted = probs.max(1)
             out["correct"] = ((predicted == target) & valid).to(dtype)
@@ -94,7 +94,7 @@ class _SoftmaxStatistics(torch.autograd.Function):
         return values
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None, None]:
         probs, target, ignored, square_sum, confidence, predicted = ctx.saved_tensors
         grad = {n: g for n, g in zip(ctx.names, grads, strict=True) if g is not None}
         grad.pop("correct", None)
@@ -130,6 +130,6 @@ class _SoftmaxStatistics(torch.autograd.Function):
         return out.to(ctx.logits_dtype), None, None, None
 
 
-def _accumulator(x: Tensor) -> torch.dtype:
+def accumulator(x: Tensor) -> torch.dtype:
     """float64 where the device has it: totals over a batch of pixels outgrow float32."""
     return x.dtype if x.device.type == "mps" else torch.float64

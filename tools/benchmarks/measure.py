@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,9 @@ class Measurement:
     extra_bytes: float
 
 
-def measure(work: dict[str, Callable[[], object]], repeats: int, device: str) -> list[Measurement]:
+def measure(
+    work: Mapping[str, Callable[[], object]], repeats: int, device: str
+) -> list[Measurement]:
     """Time every entry `repeats` times in turn, so that a noisy moment hits them all alike."""
     for function in work.values():
         function()  # warm up: allocator, threads, lazy imports
@@ -49,10 +51,10 @@ def peak_extra_bytes(function: Callable[[], object], device: str) -> float:
     gc.collect()
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+        level = torch.cuda.memory_allocated()
         function()
         synchronise(device)
-        return torch.cuda.max_memory_allocated() - before
+        return torch.cuda.max_memory_allocated() - level
     try:
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")  # resets VmHWM, the peak resident size, to the present one

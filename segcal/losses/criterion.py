@@ -1,0 +1,180 @@
+"""The grammar BASE or BASE+AUX, and the module that it builds."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from segcal.losses.auxiliary import AUXILIARY_LOSSES
+from segcal.losses.base import BASE_LOSSES
+from segcal.losses.softmax import statistics
+from segcal.pixels import Pixels, flatten
+
+_SHARED = {"weight", "sync"}  # options every term gets from the criterion, not hyper-parameters
+
+
+def build_loss(
+    spec: str,
+    *,
+    ignore_index: int = 255,
+    weight: Tensor | Sequence[float] | None = None,
+    sync: bool = True,
+    **hyper: float,
+) -> Criterion:
+    """Build the loss a spec names: "nll", "FL+MDCA", "ls+dca", … in any case.
+
+    Args:
+        spec: BASE or BASE+AUX, with BASE one of `BASE_LOSSES` and AUX of `AUXILIARY_LOSSES`.
+        ignore_index: label of pixels that count for nothing.
+        weight: (K,) class weights of the base loss.
+        sync: take batch statistics over all ranks; False keeps them local.
+        **hyper: `beta` (the auxiliary's factor, 1 unless told) and the hyper-parameters of the
+            chosen terms: `gamma` for fl and flsd, `alpha` for ls, `bandwidth`, `sample` and
+            `seed` for mmce. One that the spec has no use for is an error.
+    """
+    return Criterion(spec, ignore_index=ignore_index, weight=weight, sync=sync, **hyper)
+
+
+class Criterion(nn.Module):
+    """base + beta · aux on (N, C, *S) logits and (N, *S) labels; see `build_loss`.
+
+    Drop-in for nn.CrossEntropyLoss. Computed in float32 at least, also under autocast.
+
+    On a CPU a label out of range raises at once. On an accelerator looking would stall every
+    step, so the count is read when it has arrived: the error comes a step or so later, and the
+    bad pixels are ignored meanwhile.
+    """
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        spec: str,
+        *,
+        ignore_index: int = 255,
+        weight: Tensor | Sequence[float] | None = None,
+        sync: bool = True,
+        **hyper: float,
+    ) -> None:
+        super().__init__()
+        self.base, self.aux = parse_spec(spec)
+        self.ignore_index = ignore_index
+        self.sync = sync
+        self.hyper = dict(hyper)
+        beta = hyper.pop("beta", None)
+        takers = [self.base] + ([self.aux] if self.aux else [])
+        accepted = {name: _hyper_names(name) for name in takers}
+        known = set().union(*accepted.values()) | ({"beta"} if self.aux else set())
+        unknown = sorted(set(self.hyper) - known)
+        if unknown:
+            raise ValueError(
+                f"Expected hyper-parameters of {self.spec!r} "
+                f"({', '.join(sorted(known)) or 'it has none'}), but got {', '.join(unknown)}"
+            )
+        self.beta = 1.0 if beta is None else beta
+        self._options = {
+            name: {key: value for key, value in hyper.items() if key in accepted[name]}
+            for name in takers
+        }
+        self.register_buffer(
+            "weight", None if weight is None else torch.as_tensor(weight, dtype=torch.float32)
+        )
+        self._late = _LateLabelCheck()
+
+    @property
+    def spec(self) -> str:
+        """The loss in the grammar's lower-case form, such as "fl+mdca"."""
+        return f"{self.base}+{self.aux}" if self.aux else self.base
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The scalar loss."""
+        return self.terms(logits, labels)["loss"]
+
+    def terms(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The named parts, {"fl": …, "mdca": …, "loss": fl + beta · mdca}, each a scalar."""
+        with torch.autocast(logits.device.type, enabled=False):
+            pixels = flatten(logits, labels, self.ignore_index)
+            self._late.look(pixels, self.ignore_index)
+            base = BASE_LOSSES[self.base]
+            aux = AUXILIARY_LOSSES[self.aux] if self.aux else None
+            statistics(pixels, *_reads(base), *(_reads(aux) if aux else ()))  # all in one pass
+            parts = {
+                self.base: base(
+                    pixels, weight=self.weight, sync=self.sync, **self._options[self.base]
+                )
+            }
+            parts["loss"] = parts[self.base]
+            if self.aux and aux:
+                parts[self.aux] = aux(pixels, sync=self.sync, **self._options[self.aux])
+                parts["loss"] = parts[self.base] + self.beta * parts[self.aux]
+        return parts
+
+    def extra_repr(self) -> str:
+        """What printing the module shows."""
+        hyper = "".join(f", {key}={value}" for key, value in self.hyper.items())
+        return f"{self.spec!r}, ignore_index={self.ignore_index}{hyper}"
+
+
+def parse_spec(spec: str) -> tuple[str, str | None]:
+    """Split "FL+MDCA" into ("fl", "mdca"), and "nll" into ("nll", None)."""
+    base, plus, aux = (part.strip() for part in spec.lower().partition("+"))
+    if base not in BASE_LOSSES or (plus and aux not in AUXILIARY_LOSSES):
+        raise ValueError(
+            f"Expected a loss BASE or BASE+AUX with BASE one of {', '.join(BASE_LOSSES)} "
+            f"and AUX one of {', '.join(AUXILIARY_LOSSES)}, but got {spec!r}"
+        )
+    return base, aux or None
+
+
+def hyper_names(spec: str) -> set[str]:
+    """The hyper-parameters that `build_loss(spec)` takes."""
+    base, aux = parse_spec(spec)
+    return _hyper_names(base) | (_hyper_names(aux) | {"beta"} if aux else set())
+
+
+def _hyper_names(term: str) -> set[str]:
+    function = {**BASE_LOSSES, **AUXILIARY_LOSSES}[term]
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - _SHARED
+
+
+def _reads(loss: Callable[..., Tensor]) -> tuple[str, ...]:
+    names: tuple[str, ...] = loss.reads  # type: ignore[attr-defined]
+    return names
+
+
+class _LateLabelCheck:
+    """Reads the out-of-range count of an earlier batch once the device has delivered it."""
+
+    def __init__(self) -> None:
+        self._waiting: tuple[Tensor, Any, str] | None = None
+
+    def look(self, pixels: Pixels, ignore_index: int) -> None:
+        """Raise for an earlier batch if its count has arrived and is not 0; then queue this one."""
+        if pixels.dense.device.type == "cpu":
+            return  # flatten has looked already
+        if self._waiting is not None:
+            count, arrived, message = self._waiting
+            if not arrived.query():
+                return
+            self._waiting = None
+            if count:
+                raise ValueError(message.format(int(count)))
+        count = pixels.out_of_range.to("cpu", non_blocking=True)
+        arrived = torch.Event(pixels.dense.device)
+        arrived.record()
+        self._waiting = (count, arrived, _late_message(pixels.num_classes, ignore_index))
+
+    def __getstate__(self) -> dict[str, None]:
+        return {"_waiting": None}  # events neither copy nor pickle; criteria must
+
+
+def _late_message(num_classes: int, ignore_index: int) -> str:
+    return (
+        f"Expected labels in 0..{num_classes - 1} ({num_classes} classes) or "
+        f"ignore_index={ignore_index}, but got others in {{}} pixels of a recent batch"
+    )

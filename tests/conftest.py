@@ -1,0 +1,24 @@
+"""Settings all tests share."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+# Two test workers on two cores: one thread each is faster than four fighting.
+torch.set_num_threads(1)
+
+settings.register_profile("segcal", deadline=None, derandomize=True)
+settings.load_profile("segcal")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data sets; tests that need it skip where it is absent."""
+    default = Path(__file__).parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("SEGCAL_SHARED_DATA", default))
+    if not folder.is_dir():
+        pytest.skip(f"no real data at {folder} (set SEGCAL_SHARED_DATA)")
+    return folder

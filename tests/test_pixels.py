@@ -1,0 +1,94 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from segcal.pixels import flatten
+
+
+def test_compact_view_lists_valid_pixels_in_image_order():
+    logits = torch.arange(2 * 3 * 2 * 2, dtype=torch.float32).reshape(2, 3, 2, 2)
+    labels = torch.tensor([[[0, 255], [2, 1]], [[255, 255], [1, 0]]])
+    pixels = flatten(logits, labels)
+    assert pixels.labels.tolist() == [0, 2, 1, 1, 0]
+    # Pixel (n, h, w) of class c holds 12 n + 4 c + 2 h + w.
+    assert pixels.logits.tolist() == [
+        [0, 4, 8],
+        [2, 6, 10],
+        [3, 7, 11],
+        [14, 18, 22],
+        [15, 19, 23],
+    ]
+
+
+@given(
+    spatial=st.lists(st.integers(1, 4), max_size=3),
+    dtype=st.sampled_from([torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]),
+    ignore=st.sampled_from([100, 2, -1]),
+    seed=st.integers(0, 99),
+)
+def test_any_shape_and_label_dtype_equals_a_loop(spatial, dtype, ignore, seed):
+    ignore = abs(ignore) if dtype is torch.uint8 else ignore
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(2, 3, *spatial, generator=generator)
+    labels = torch.randint(0, 3, (2, *spatial), generator=generator).to(dtype)
+    labels[torch.rand(labels.shape, generator=generator) < 0.3] = ignore
+    rows, wanted = [], []
+    for index in torch.ones_like(labels).nonzero().tolist():
+        n, *at = index
+        if labels[tuple(index)] != ignore:
+            rows.append(logits[(n, slice(None), *at)])
+            wanted.append(int(labels[tuple(index)]))
+    pixels = flatten(logits, labels, ignore)
+    assert pixels.labels.tolist() == wanted
+    assert torch.equal(pixels.logits, torch.stack(rows) if rows else torch.empty(0, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_logits_keep_their_dtype_and_storage(dtype):
+    logits = torch.zeros(2, 3, 4, 4, dtype=dtype)
+    pixels = flatten(logits, torch.zeros(2, 4, 4, dtype=torch.uint8))
+    assert pixels.dense.dtype is dtype
+    assert pixels.dense.data_ptr() == logits.data_ptr()
+
+
+def test_one_by_one_output_takes_plain_class_labels():
+    logits, labels = torch.randn(4, 3, 1, 1), torch.tensor([0, 1, 2, 255])
+    assert torch.equal(flatten(logits, labels).logits, flatten(logits[..., 0, 0], labels).logits)
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "says"),
+    [
+        (torch.zeros(3), torch.zeros(3).long(), r"\(N, C, \*S\), but got \(3,\)"),
+        (torch.zeros(2, 3).long(), torch.zeros(2).long(), "floating dtype, but got torch.int64"),
+        (torch.zeros(2, 1, 4, 4), torch.zeros(2, 4, 4).long(), r"2 classes.*\(2, 1, 4, 4\)"),
+        (torch.zeros(2, 3), torch.zeros(2), "integer dtype, but got torch.float32"),
+        (torch.zeros(2, 3), torch.zeros(2).bool(), "integer dtype, but got torch.bool"),
+        (
+            torch.zeros(2, 3, 4, 4),
+            torch.zeros(2, 1, 4, 4).long(),
+            r"shape \(2, 4, 4\) for logits of shape \(2, 3, 4, 4\), but got \(2, 1, 4, 4\)",
+        ),
+        (torch.zeros(2, 3, 4, 4), torch.zeros(2, 8, 8).long(), r"\(2, 4, 4\).*\(2, 8, 8\)"),
+    ],
+)
+def test_shape_and_dtype_mistakes_name_expected_and_got(logits, labels, says):
+    with pytest.raises(ValueError, match=says):
+        flatten(logits, labels)
+
+
+def test_out_of_range_labels_are_named_and_counted():
+    labels = torch.tensor([[20, 21, 21], [255, -1, 0]])
+    with pytest.raises(ValueError) as error:
+        flatten(torch.zeros(2, 21, 3), labels)
+    assert str(error.value) == (
+        "Expected labels in 0..20 (21 classes) or ignore_index=255, but got -1, 21 in 3 pixels"
+    )
+
+
+def test_ignore_index_may_be_a_class():
+    pixels = flatten(torch.zeros(1, 3, 3), torch.tensor([[0, 1, 2]]), ignore_index=1)
+    assert pixels.labels.tolist() == [0, 2]
+    with pytest.raises(ValueError, match="255 in 1 pixel$"):
+        flatten(torch.zeros(1, 3, 1), torch.tensor([[255]]), ignore_index=1)

@@ -1,0 +1,49 @@
+"""Each loss, forward + backward, against F.cross_entropy on the same logits."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.measure import measure, print_ratios
+from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES, build_loss
+
+BASELINE = "F.cross_entropy"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Shape of the logits and how often to measure."""
+    parser.add_argument("--shape", type=int, nargs=4, default=[4, 21, 512, 512], metavar="n")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--specs", nargs="*", help="the losses to measure; all unless told")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measure and print the table."""
+    generator = torch.Generator().manual_seed(0)
+    n, c, h, w = arguments.shape
+    logits = 3 * torch.randn(n, c, h, w, generator=generator)
+    labels = torch.randint(0, c, (n, h, w), generator=generator)
+    labels[torch.rand(n, h, w, generator=generator) < 0.05] = 255
+    logits, labels = logits.to(arguments.device).requires_grad_(), labels.to(arguments.device)
+
+    def step(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[], None]:
+        def once() -> None:
+            loss(logits, labels).backward()
+            logits.grad = None  # so that the next measurement of memory starts level
+
+        return once
+
+    specs = arguments.specs or [
+        *BASE_LOSSES,
+        *(f"{base}+{aux}" for base in BASE_LOSSES for aux in AUXILIARY_LOSSES),
+    ]
+    work = {BASELINE: step(lambda z, y: F.cross_entropy(z, y, ignore_index=255))}
+    work |= {spec: step(build_loss(spec)) for spec in specs}
+    threads = torch.get_num_threads()
+    print(f"logits {n}×{c}×{h}×{w} float32, 5 % ignored, {arguments.device}, {threads} threads\n")
+    print_ratios(measure(work, arguments.repeats, arguments.device), BASELINE)
