@@ -74,18 +74,22 @@ def flatten(logits: Tensor, labels: Tensor, ignore_index: int = 255) -> Pixels:
     bad = ~in_range & (target != ignore_index)
     out_of_range = bad.sum()
     if labels.device.type == "cpu" and out_of_range:
-        raise ValueError(out_of_range_message(target[bad], c, ignore_index))
+        raise ValueError(f"{expected_labels(c, ignore_index)}, but got {_name_values(target[bad])}")
     return Pixels(dense, target.masked_fill(~valid, 0), valid, out_of_range)
 
 
-def out_of_range_message(bad: Tensor, num_classes: int, ignore_index: int) -> str:
-    """The sentence for labels that are no class: which values, and how many pixels have them."""
-    values = bad.unique().tolist()
-    shown = ", ".join(map(str, values[:_MAX_LISTED])) + (", …" * (len(values) > _MAX_LISTED))
+def expected_labels(num_classes: int, ignore_index: int) -> str:
+    """How every error about a label's value begins."""
     return (
-        f"Expected labels in 0..{num_classes - 1} ({num_classes} classes) or ignore_index="
-        f"{ignore_index}, but got {shown} in {bad.numel()} pixel{'s' * (bad.numel() != 1)}"
+        f"Expected labels in 0..{num_classes - 1} ({num_classes} classes) "
+        f"or ignore_index={ignore_index}"
     )
+
+
+def _name_values(bad: Tensor) -> str:
+    values = bad.unique().tolist()
+    shown = ", ".join(map(str, values[:_MAX_LISTED])) + ", …" * (len(values) > _MAX_LISTED)
+    return f"{shown} in {bad.numel()} pixel{'s' * (bad.numel() != 1)}"
 
 
 def _check_shapes(logits: Tensor, labels: Tensor) -> None:

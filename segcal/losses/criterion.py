@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from segcal.losses.auxiliary import AUXILIARY_LOSSES
 from segcal.losses.base import BASE_LOSSES
 from segcal.losses.softmax import statistics
-from segcal.pixels import Pixels, flatten
+from segcal.pixels import Pixels, expected_labels, flatten
 
 _SHARED = {"weight", "sync"}  # options every term gets from the criterion, not hyper-parameters
 
@@ -148,33 +148,30 @@ def _reads(loss: Callable[..., Tensor]) -> tuple[str, ...]:
 
 
 class _LateLabelCheck:
-    """Reads the out-of-range count of an earlier batch once the device has delivered it."""
+    """Adds up out-of-range labels on the device and reads the sum once it has been delivered."""
 
     def __init__(self) -> None:
-        self._waiting: tuple[Tensor, Any, str] | None = None
+        self._total: Tensor | None = None  # on the device: over every batch so far
+        self._waiting: tuple[Tensor, Any] | None = None  # a copy on its way, and its arrival
 
     def look(self, pixels: Pixels, ignore_index: int) -> None:
-        """Raise for an earlier batch if its count has arrived and is not 0; then queue this one."""
+        """Count this batch; raise if a sum that has arrived meanwhile is not 0. Never waits."""
         if pixels.dense.device.type == "cpu":
             return  # flatten has looked already
+        new = pixels.out_of_range
+        self._total = new if self._total is None else self._total + new
         if self._waiting is not None:
-            count, arrived, message = self._waiting
+            count, arrived = self._waiting
             if not arrived.query():
                 return
             self._waiting = None
             if count:
-                raise ValueError(message.format(int(count)))
-        count = pixels.out_of_range.to("cpu", non_blocking=True)
+                self._total = None
+                expected = expected_labels(pixels.num_classes, ignore_index)
+                raise ValueError(f"{expected}, but got others in {count} pixels of late batches")
         arrived = torch.Event(pixels.dense.device)
+        self._waiting = (self._total.to("cpu", non_blocking=True), arrived)
         arrived.record()
-        self._waiting = (count, arrived, _late_message(pixels.num_classes, ignore_index))
 
     def __getstate__(self) -> dict[str, None]:
-        return {"_waiting": None}  # events neither copy nor pickle; criteria must
-
-
-def _late_message(num_classes: int, ignore_index: int) -> str:
-    return (
-        f"Expected labels in 0..{num_classes - 1} ({num_classes} classes) or "
-        f"ignore_index={ignore_index}, but got others in {{}} pixels of a recent batch"
-    )
+        return {"_total": None, "_waiting": None}  # events neither copy nor pickle; criteria must

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from segcal.pixels import Pixels
 
@@ -94,6 +95,7 @@ class _SoftmaxStatistics(torch.autograd.Function):
         return values
 
     @staticmethod
+    @once_differentiable  # the saved probabilities carry no graph: a second derivative must raise
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None, None]:
         probs, target, ignored, square_sum, confidence, predicted = ctx.saved_tensors
         grad = {n: g for n, g in zip(ctx.names, grads, strict=True) if g is not None}
