@@ -1,0 +1,123 @@
+"""The place where a data set's name becomes the three parts that are trained and tested on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from segcal.data import scenes
+from segcal.data.samples import Samples
+from segcal.data.source import DataConfig, Part, Source, split
+from segcal.data.transforms import Augmentation, Augmenter
+
+# A new data set is one function and one line here.
+DATASETS: dict[str, Callable[[DataConfig], Source]] = {
+    "scenes": scenes.scenes,
+    "digits": scenes.digits,
+}
+
+
+@dataclass(frozen=True)
+class Splits:
+    """A data set ready for training.
+
+    Attributes:
+        train: augmented; index it with `(epoch, index)`.
+        holdout: as the images are; for model selection and post-hoc fits.
+        test: as the images are.
+        num_classes: C.
+        class_names: C names.
+        ignore_index: label of pixels that do not count.
+        mean: what was subtracted from each channel, on a 0-1 scale.
+        std: what each channel was divided by, on a 0-1 scale.
+        palette: (C, 3) uint8 colours of the classes, or None.
+        uniform: whether all hold-out and test images have one size. If not, evaluate one image at
+            a time: padding a batch to a common size would change what the network sees.
+    """
+
+    train: Samples
+    holdout: Samples
+    test: Samples
+    num_classes: int
+    class_names: tuple[str, ...]
+    ignore_index: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    palette: np.ndarray | None
+    uniform: bool
+
+
+def build_data(config: DataConfig, *, seed: int) -> Splits:
+    """Read a data set and part it into train, hold-out and test.
+
+    Args:
+        config: which data set, where, and how it is prepared.
+        seed: of the training augmentation; it changes nothing else.
+
+    Raises:
+        ValueError: an unknown name, an option out of range, or files that are missing.
+    """
+    if config.name not in DATASETS:
+        raise ValueError(
+            f"Expected data name to be one of {', '.join(DATASETS)}, but got {config.name!r}"
+        )
+    if seed < 0 or config.split_seed < 0:
+        raise ValueError(f"Expected seeds of at least 0, but got {min(seed, config.split_seed)}")
+    if config.limit is not None and config.limit < 1:
+        raise ValueError(f"Expected limit to be at least 1, but got {config.limit}")
+    source = DATASETS[config.name](config)
+    mean, std = config.mean or source.mean, config.std or source.std
+    if min(std) <= 0:
+        raise ValueError(f"Expected std to be positive, but got {std}")
+
+    def samples(part: Part, indices: np.ndarray, augmenter: Augmenter | None = None) -> Samples:
+        return Samples(
+            part,
+            _spread(indices, config.limit),
+            mean=mean,
+            std=std,
+            resize=config.resize,
+            augmenter=augmenter,
+            seed=seed,
+        )
+
+    kept, held = np.arange(len(source.train.names)), np.arange(0)
+    if source.holdout is None:
+        kept, held = split(len(kept), holdout=config.holdout, seed=config.split_seed)
+        holdout = samples(source.train, held)
+    else:
+        holdout = samples(source.holdout, np.arange(len(source.holdout.names)))
+    return Splits(
+        train=samples(source.train, kept, _augmenter(config, source.augmentation, mean)),
+        holdout=holdout,
+        test=samples(source.test, np.arange(len(source.test.names))),
+        num_classes=len(source.class_names),
+        class_names=source.class_names,
+        ignore_index=config.ignore_index,
+        mean=mean,
+        std=std,
+        palette=source.palette,
+        uniform=source.uniform or config.resize is not None,
+    )
+
+
+def _augmenter(
+    config: DataConfig, default: Augmentation, mean: tuple[float, ...]
+) -> Augmenter | None:
+    """The recipe with the user's changes, or None where it would do nothing."""
+    names = ("base_size", "scale", "pad", "crop_size", "flip")
+    chosen = {name: getattr(config, name) for name in names}
+    recipe = replace(default, **{k: v for k, v in chosen.items() if v is not None})
+    if not config.augment or recipe == Augmentation(scale=recipe.scale):
+        return None
+    fill = tuple(255 * value for value in mean)
+    return Augmenter(recipe, fill=fill, ignore_index=config.ignore_index)
+
+
+def _spread(indices: np.ndarray, limit: int | None) -> np.ndarray:
+    """At most `limit` of the indices, evenly spaced: sorted folders keep all their classes."""
+    if limit is None or limit >= len(indices):
+        return indices
+    return indices[np.linspace(0, len(indices) - 1, limit).round().astype(int)]

@@ -1,0 +1,73 @@
+"""The place for the torch data set that trainers and evaluators index: any part, any data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from segcal.data.source import Part
+from segcal.data.transforms import Augmenter, normalise, resize_square
+
+
+class Samples(Dataset[tuple[Tensor, Tensor]]):
+    """Items of a part, normalised and, for training, augmented.
+
+    An item is `(image, label)`: float32 (3, H, W), and int64 (H, W) for segmentation or () for
+    classification. Index with an int, or with `(epoch, int)` to get that epoch's augmentation:
+    it depends on seed, epoch and index alone.
+
+    Args:
+        part: where samples are read from.
+        indices: which samples of it, in which order.
+        mean: of each channel, on a 0-1 scale.
+        std: of each channel, on a 0-1 scale.
+        resize: side to resize every image to first; for classification only.
+        augmenter: None to show images as they are.
+        seed: of the augmentation.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        indices: Sequence[int] | np.ndarray,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        resize: int | None = None,
+        augmenter: Augmenter | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.part = part
+        self.indices = [int(i) for i in indices]
+        self.names = [part.names[i] for i in self.indices]
+        self._mean = torch.tensor(mean, dtype=torch.float32).view(3, 1, 1)
+        self._std = torch.tensor(std, dtype=torch.float32).view(3, 1, 1)
+        self._resize = resize
+        self._augmenter = augmenter
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def image(self, index: int) -> np.ndarray:
+        """(H, W, 3) uint8 RGB of an item, un-augmented: what to draw on."""
+        image = self.part.image(self.indices[index])
+        return image if self._resize is None else resize_square(image, self._resize)
+
+    def __getitem__(self, key: int | tuple[int, int]) -> tuple[Tensor, Tensor]:
+        epoch, index = key if isinstance(key, tuple) else (0, key)
+        index = range(len(self))[index]  # so that -1 is the last, with the last one's randomness
+        image, label = self.part.read(self.indices[index])
+        if self._resize is not None:
+            image = resize_square(image, self._resize)
+        if self._augmenter is not None:
+            mask = label if isinstance(label, np.ndarray) else None
+            seed = (self._seed, epoch, index)
+            image, mask = self._augmenter(image, mask, seed=seed)
+            label = label if mask is None else mask
+        target = torch.as_tensor(np.asarray(label, dtype=np.int64))  # (H, W) or ()
+        return normalise(image, self._mean, self._std), target

@@ -1,0 +1,95 @@
+"""The place where pretrained weights come in: from the Hugging Face hub, or safely from a file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+log = logging.getLogger(__name__)
+_MAX_LISTED = 4  # keys named in an error
+
+
+def from_hub(build: Callable[[], nn.Module], what: str) -> nn.Module:
+    """Call a constructor that downloads weights, with one clear error where it cannot."""
+    from huggingface_hub.utils import logging as hub_logging
+
+    log.info("Fetching ImageNet weights of %s from the Hugging Face hub", what)
+    verbosity = hub_logging.get_verbosity()
+    hub_logging.set_verbosity_error()  # its retries would bury the one line that matters
+    try:
+        return build()
+    except OSError as error:
+        raise ValueError(
+            f"Expected to fetch ImageNet weights of {what} from the Hugging Face hub, but it "
+            f"cannot be reached; put the file on this machine and give its path as encoder_weights"
+        ) from error
+    finally:
+        hub_logging.set_verbosity(verbosity)
+
+
+def load_weights(module: nn.Module, path: str | Path, *, except_for: Iterable[str] = ()) -> None:
+    """Fill a module from a .safetensors file or a state dict saved by torch.save.
+
+    Names are compared with dots and underscores taken as equal, because timm renames `stages.0`
+    to `stages_0` when it makes a feature extractor. Weights in the file that the module has no
+    place for (a classifier, say) are left over and logged.
+
+    Args:
+        module: what to fill.
+        path: the file.
+        except_for: prefixes of names in the module that may stay as they are.
+
+    Raises:
+        ValueError: the file cannot be read, or lacks a weight of the module.
+    """
+    given = {_plain(name): tensor for name, tensor in _read(Path(path)).items()}
+    state = module.state_dict()
+    wanted = {
+        name: _plain(name)
+        for name in state
+        if not name.startswith(tuple(except_for)) and not name.endswith("num_batches_tracked")
+    }
+    fitting = {
+        name: given[key]
+        for name, key in wanted.items()
+        if key in given and given[key].shape == state[name].shape
+    }
+    lacking = [name for name in wanted if name not in fitting]
+    if lacking:
+        shown = ", ".join(lacking[:_MAX_LISTED]) + ", …" * (len(lacking) > _MAX_LISTED)
+        raise ValueError(
+            f"Expected {path} to hold all {len(wanted)} weights of the encoder, but "
+            f"{len(lacking)} are missing or of another shape: {shown}"
+        )
+    module.load_state_dict(fitting, strict=False)
+    unused = len(given.keys() - set(map(_plain, state)))
+    log.info("Loaded %d weights from %s; %d in the file are not used", len(wanted), path, unused)
+
+
+def _plain(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def _read(path: Path) -> Mapping[str, Tensor]:
+    if not path.is_file():
+        raise ValueError(f"Expected a weights file at {path}, but there is none")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # both readers raise many kinds, none of them for users to sort out
+        raise ValueError(
+            f"Expected {path} to be a .safetensors file or a state dict that loads without "
+            f"running code, but reading it failed: {str(error).splitlines()[0]}"
+        ) from error
+    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
+        content = content["state_dict"]
+    if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
+        raise ValueError(f"Expected {path} to hold a state dict of tensors, but it does not")
+    return content
