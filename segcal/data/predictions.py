@@ -1,0 +1,265 @@
+"""The place for predictions that any framework saved: a folder of arrays, read one at a time.
+
+docs/predictions.md describes the format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from segcal.data import arrays
+from segcal.data.arrays import BadFile
+from segcal.data.manifest import Kind, PredictionFormat, read_manifest
+from segcal.pixels import out_of_range_message
+
+_SUFFIXES = (".npz", ".npy")
+_LABEL_SUFFIXES = (".png", ".npy")
+_IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The predictions of one file, at the resolution of its labels.
+
+    Attributes:
+        name: of the file, without its suffix.
+        kind: whether `values` are logits or probabilities.
+        values: (N, C, *S) floating; N = 1 and S = (H, W) for segmentation, S = () for
+            classification.
+        labels: (N, *S) int64.
+    """
+
+    name: str
+    kind: Kind
+    values: Tensor
+    labels: Tensor
+
+    @property
+    def logits(self) -> Tensor:
+        """(N, C, *S) logits; of probabilities, their logarithms, which softmax takes back."""
+        if self.kind == "logits":
+            return self.values
+        wide = self.values.to(torch.promote_types(self.values.dtype, torch.float32))
+        return wide.clamp_min(torch.finfo(wide.dtype).tiny).log()
+
+
+class PredictionFolder:
+    """Predictions and labels in files, in the order of their names.
+
+    Indexing reads and checks one file, and keeps nothing of it. Whatever is wrong with a file
+    raises `BadFile`: one line that names it.
+
+    Args:
+        path: the folder, or a single .npz or .npy file.
+        **stated: fields of `PredictionFormat`; they go before those in the folder's manifest.
+    """
+
+    def __init__(self, path: str | Path, **stated: Any) -> None:
+        self.path = Path(path)
+        self._files = _list(self.path)
+        self.names = [file.stem for file in self._files]
+        self.folder = self.path if self.path.is_dir() else self.path.parent
+        manifest = read_manifest(self.path) if self.path.is_dir() else {}
+        self.format = PredictionFormat(**{**manifest, **stated})
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __iter__(self) -> Iterator[Prediction]:
+        return (self[index] for index in range(len(self)))
+
+    @cached_property
+    def num_classes(self) -> int:
+        """C: as stated, else what the first readable file has."""
+        if self.format.class_names is not None:
+            return len(self.format.class_names)
+        if self.format.num_classes is not None:
+            return self.format.num_classes
+        first: BadFile | None = None
+        for file in self._files:
+            try:
+                shape = self._read_values(file)[1].shape
+            except BadFile as error:
+                first = first or error
+            else:
+                return shape[0] if len(shape) == 3 and self.format.layout == "chw" else shape[-1]
+        assert first is not None  # there is at least one file
+        raise first
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """C names."""
+        return self.format.class_names or tuple(f"class {c}" for c in range(self.num_classes))
+
+    @property
+    def ignore_index(self) -> int:
+        """The label that is not counted."""
+        if self.format.ignore_index is not None:
+            return self.format.ignore_index
+        return 255 if self.num_classes <= 255 else -100
+
+    def __getitem__(self, index: int) -> Prediction:
+        file = self._files[index]
+        kind, values = self._read_values(file)
+        labels = self._read_labels(file)
+        with arrays.naming(file):
+            x, y = self._batch(kind, values, labels)
+            if x.shape[1] != self.num_classes:
+                raise ValueError(f"Expected {self.num_classes} classes, but got {x.shape[1]}")
+            _check_labels(y, x.shape[1], self.ignore_index)
+            if y.ndim == 3 and x.shape[2:] != y.shape[1:]:
+                x = _enlarge(x, kind, y, align_corners=self.format.align_corners)
+            _check_values(x, kind, y != self.ignore_index)
+            return Prediction(file.stem, kind, x, y)
+
+    def image(self, index: int) -> np.ndarray | None:
+        """(H, W, 3) uint8 RGB to draw a file's predictions on, or None if it has no image."""
+        file = self._files[index]
+        if self.format.images is not None:
+            return arrays.read_rgb(_sibling(file, self.format.images, _IMAGE_SUFFIXES, "image"))
+        if file.suffix != ".npz" or "image" not in arrays.npz_keys(file):
+            return None
+        image = arrays.read_npz(file, "image")
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            raise BadFile(
+                f"{file}: Expected image of shape (H, W, 3) and dtype uint8, "
+                f"but got {image.shape} of {image.dtype}"
+            )
+        return image
+
+    def _read_values(self, file: Path) -> tuple[Kind, np.ndarray]:
+        kind = self.format.kind
+        if file.suffix == ".npy":
+            if kind is None:
+                raise BadFile(
+                    f"{file}: Expected kind=logits or kind=probs to be stated for .npy files"
+                )
+            return kind, arrays.read_npy(file)
+        keys = arrays.npz_keys(file)
+        both: tuple[Kind, ...] = ("logits", "probs")
+        found = [name for name in both if name in keys and kind in (None, name)]
+        if len(found) != 1:
+            wanted = kind or "either logits or probs"
+            raise BadFile(f"{file}: Expected the key {wanted}, but got {', '.join(keys) or 'none'}")
+        return found[0], arrays.read_npz(file, found[0])
+
+    def _read_labels(self, file: Path) -> np.ndarray:
+        if self.format.labels is not None:
+            path = _sibling(file, self.format.labels, _LABEL_SUFFIXES, "label")
+            return arrays.read_npy(path) if path.suffix == ".npy" else arrays.read_labels(path)
+        if file.suffix == ".npz" and "labels" in arrays.npz_keys(file):
+            return arrays.read_npz(file, "labels")
+        raise BadFile(f"{file}: Expected labels in it or a labels folder to be stated")
+
+    def _batch(self, kind: Kind, values: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
+        """(N, C, *S) values, logits of at least float32, and (N, *S) int64 labels."""
+        if values.dtype.kind != "f":
+            raise ValueError(f"Expected {kind} of a floating dtype, but got {values.dtype}")
+        if labels.dtype.kind not in "biu":
+            raise ValueError(f"Expected labels of an integer dtype, but got {labels.dtype}")
+        if values.ndim == 3 and labels.ndim == 2:
+            self._check_layout(values.shape, labels.shape)
+            values = (values if self.format.layout == "chw" else values.transpose(2, 0, 1))[None]
+            labels = labels[None]
+        elif values.ndim == 1 and labels.size == 1:
+            values, labels = values[None], labels.reshape(1)
+        elif values.ndim != 2 or labels.shape != values.shape[:1]:
+            axes = "C, H, W" if self.format.layout == "chw" else "H, W, C"
+            raise ValueError(
+                f"Expected {kind} of shape ({axes}) with labels (H, W), (N, C) with (N,), or (C,) "
+                f"with (), but got {values.shape} with {labels.shape}"
+            )
+        if values.dtype.itemsize > 8 or (kind == "logits" and values.dtype.itemsize < 4):
+            values = values.astype(np.float64 if values.dtype.itemsize > 8 else np.float32)
+        return torch.from_numpy(values), torch.from_numpy(labels.astype(np.int64))
+
+    def _check_layout(self, values: tuple[int, ...], labels: tuple[int, ...]) -> None:
+        """Refuse an array whose shape only makes sense in the layout that was not stated."""
+        as_chw, as_hwc = values[1:], values[:2]
+        stated, other = (as_chw, as_hwc) if self.format.layout == "chw" else (as_hwc, as_chw)
+        if self.format.num_classes or _same_aspect(stated, labels):
+            return
+        if _same_aspect(other, labels):
+            wanted = "hwc" if self.format.layout == "chw" else "chw"
+            raise ValueError(
+                f"Expected layout {self.format.layout}, but shape {values} fits labels {labels} "
+                f"only as {wanted}; state layout {wanted}, or num_classes to read it as it is"
+            )
+
+
+def _list(path: Path) -> list[Path]:
+    if path.is_file():
+        if path.suffix not in _SUFFIXES:
+            raise ValueError(f"Expected predictions as .npz or .npy, but got {path}")
+        return [path]
+    if not path.is_dir():
+        raise ValueError(f"Expected a folder of predictions, but {path} does not exist")
+    files = sorted(
+        file for file in path.iterdir() if file.suffix in _SUFFIXES and file.name[0] != "."
+    )
+    if not files:
+        raise ValueError(f"Expected .npz or .npy files of predictions, but {path} has none")
+    by_name: dict[str, Path] = {}
+    for file in files:
+        if by_name.setdefault(file.stem, file) != file:
+            raise ValueError(f"Expected one file a name, but got {by_name[file.stem]} and {file}")
+    return files
+
+
+def _sibling(file: Path, folder: Path, suffixes: tuple[str, ...], what: str) -> Path:
+    """The file in `folder` that belongs to `file`."""
+    for suffix in suffixes:
+        path = folder / f"{file.stem}{suffix}"
+        if path.is_file():
+            return path
+    raise BadFile(f"{file}: Expected its {what} {file.stem}{{{','.join(suffixes)}}} in {folder}")
+
+
+def _same_aspect(size: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Whether one factor takes `size` to `target`, give or take a pixel of rounding in `size`."""
+    least = max(t / (s + 1) for s, t in zip(size, target, strict=True))
+    most = min(t / max(s - 1, 0.5) for s, t in zip(size, target, strict=True))
+    return least <= most
+
+
+def _check_labels(labels: Tensor, num_classes: int, ignore_index: int) -> None:
+    wrong = ((labels < 0) | (labels >= num_classes)) & (labels != ignore_index)
+    if wrong.any():
+        raise ValueError(out_of_range_message(labels[wrong], num_classes, ignore_index))
+
+
+def _enlarge(values: Tensor, kind: Kind, labels: Tensor, *, align_corners: bool) -> Tensor:
+    """(1, C, h, w) values at the size of (1, H, W) labels, by bilinear interpolation."""
+    size = tuple(labels.shape[1:])
+    if size[0] < values.shape[2] or size[1] < values.shape[3]:
+        raise ValueError(
+            f"Expected labels at least as large as the {kind}, {tuple(values.shape[2:])}, "
+            f"but got {size}; labels are never shrunk"
+        )
+    arrays.check_size(4 * values.shape[1] * labels.numel(), f"{values.shape[1]} x {size} {kind}")
+    wide = values.to(torch.promote_types(values.dtype, torch.float32))
+    wide = interpolate(wide, size, mode="bilinear", align_corners=align_corners)
+    # Probabilities keep their dtype: it says how far from 1 rounding may take their sum.
+    return wide if kind == "logits" else wide.to(values.dtype)
+
+
+def _check_values(values: Tensor, kind: Kind, valid: Tensor) -> None:
+    """Refuse (N, C, *S) values that are not finite, or no probabilities, where (N, *S) `valid`."""
+    total = values.sum(1, dtype=torch.promote_types(values.dtype, torch.float32))  # (N, *S)
+    good = total.isfinite()
+    if kind == "probs":
+        slack = 8 * torch.finfo(values.dtype).eps
+        good &= (values.amin(1) >= -slack) & ((total - 1).abs() <= max(1e-4, slack))
+    bad = int((valid & ~good).sum())
+    if bad:
+        what = "finite logits" if kind == "logits" else "probabilities (0 to 1, sum 1)"
+        raise ValueError(f"Expected {what}, but {bad} of {int(valid.sum())} pixels have others")
