@@ -19,7 +19,7 @@ from torch.nn.functional import interpolate
 from segcal.data import arrays
 from segcal.data.arrays import BadFile
 from segcal.data.manifest import Kind, PredictionFormat, read_manifest
-from segcal.pixels import out_of_range_message
+from segcal.pixels import Pixels, flatten
 
 _SUFFIXES = (".npz", ".npy")
 _LABEL_SUFFIXES = (".png", ".npy")
@@ -115,10 +115,9 @@ class PredictionFolder:
             x, y = self._batch(kind, values, labels)
             if x.shape[1] != self.num_classes:
                 raise ValueError(f"Expected {self.num_classes} classes, but got {x.shape[1]}")
-            _check_labels(y, x.shape[1], self.ignore_index)
-            if y.ndim == 3 and x.shape[2:] != y.shape[1:]:
+            if x.shape[2:] != y.shape[1:]:
                 x = _enlarge(x, kind, y, align_corners=self.format.align_corners)
-            _check_values(x, kind, y != self.ignore_index)
+            _check_values(flatten(x, y, self.ignore_index), kind)
             return Prediction(file.stem, kind, x, y)
 
     def image(self, index: int) -> np.ndarray | None:
@@ -231,19 +230,13 @@ def _same_aspect(size: tuple[int, ...], target: tuple[int, ...]) -> bool:
     return least <= most
 
 
-def _check_labels(labels: Tensor, num_classes: int, ignore_index: int) -> None:
-    wrong = ((labels < 0) | (labels >= num_classes)) & (labels != ignore_index)
-    if wrong.any():
-        raise ValueError(out_of_range_message(labels[wrong], num_classes, ignore_index))
-
-
 def _enlarge(values: Tensor, kind: Kind, labels: Tensor, *, align_corners: bool) -> Tensor:
     """(1, C, h, w) values at the size of (1, H, W) labels, by bilinear interpolation."""
     size = tuple(labels.shape[1:])
     if size[0] < values.shape[2] or size[1] < values.shape[3]:
         raise ValueError(
             f"Expected labels at least as large as the {kind}, {tuple(values.shape[2:])}, "
-            f"but got {size}; labels are never shrunk"
+            f"but got {size}; labels are never shrunk, so resize the {kind} before saving"
         )
     arrays.check_size(4 * values.shape[1] * labels.numel(), f"{values.shape[1]} x {size} {kind}")
     wide = values.to(torch.promote_types(values.dtype, torch.float32))
@@ -252,9 +245,10 @@ def _enlarge(values: Tensor, kind: Kind, labels: Tensor, *, align_corners: bool)
     return wide if kind == "logits" else wide.to(values.dtype)
 
 
-def _check_values(values: Tensor, kind: Kind, valid: Tensor) -> None:
-    """Refuse (N, C, *S) values that are not finite, or no probabilities, where (N, *S) `valid`."""
-    total = values.sum(1, dtype=torch.promote_types(values.dtype, torch.float32))  # (N, *S)
+def _check_values(pixels: Pixels, kind: Kind) -> None:
+    """Refuse valid pixels whose values are not finite, or are no probabilities."""
+    values, valid = pixels.dense, pixels.valid
+    total = values.sum(1, dtype=torch.promote_types(values.dtype, torch.float32))  # (N, L)
     good = total.isfinite()
     if kind == "probs":
         slack = 8 * torch.finfo(values.dtype).eps
