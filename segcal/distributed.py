@@ -25,11 +25,31 @@ def world_size() -> int:
     return dist.get_world_size() if is_distributed() else 1
 
 
+def communication_device() -> torch.device:
+    """Where a tensor must be for the process group to send it: the GPU for NCCL, else the CPU."""
+    nccl = is_distributed() and dist.get_backend() == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+
+
 def sum_(*tensors: Tensor) -> None:
     """Replace each tensor, in place and on every rank, by its sum over the ranks."""
     if is_distributed():
         for tensor in tensors:
             dist.all_reduce(tensor)
+
+
+def concatenate(tensor: Tensor) -> Tensor:
+    """(Σ rows, ...) the rows of every rank's tensor in order of rank; shares may be uneven.
+
+    Dtype and all other dimensions must agree; every rank must call this.
+    """
+    if not is_distributed():
+        return tensor
+    before, total = exclusive_prefix(torch.tensor(len(tensor), device=tensor.device))
+    rows = tensor.new_zeros(int(total), *tensor.shape[1:])
+    rows[int(before) : int(before) + len(tensor)] = tensor
+    dist.all_reduce(rows)
+    return rows
 
 
 class _SumOverRanks(torch.autograd.Function):

@@ -1,0 +1,44 @@
+"""The place for writing files so that a reader never meets a half-written one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+
+@contextmanager
+def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
+    """Open `path` for writing; it takes its new contents only when the block ends well.
+
+    The bytes go to a temporary file in the same folder, which replaces `path` at the end. If the
+    block raises, `path` is as it was.
+
+    Args:
+        path: the file to write; its folder is made if missing.
+        mode: "w" for text (UTF-8) or "wb" for bytes.
+    """
+    if mode not in ("w", "wb"):
+        raise ValueError(f"Expected mode 'w' or 'wb', but got {mode!r}")
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes it private to the user
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask

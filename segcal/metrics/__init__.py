@@ -1,0 +1,7 @@
+"""How calibrated a model is: a streaming meter, the scores of its sums, and the report."""
+
+from segcal.metrics.meter import CalibrationMeter
+from segcal.metrics.report import Report
+from segcal.metrics.tables import BinTable, FineHistogram, Interval, Protocol
+
+__all__ = ["BinTable", "CalibrationMeter", "FineHistogram", "Interval", "Protocol", "Report"]

@@ -1,0 +1,332 @@
+"""The place for `CalibrationMeter`: batches in, sums kept, a `Report` out."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import segcal
+from segcal import distributed
+from segcal.files import atomic_write
+from segcal.metrics.bootstrap import image_statistics
+from segcal.metrics.counting import count, unusable
+from segcal.metrics.report import Report
+from segcal.metrics.state import Settings, decode_names, encode_names
+from segcal.metrics.sums import ImageSums, Sums, fine_edges
+from segcal.metrics.tables import BinTable, FineHistogram, ImageStatistics, Protocol
+from segcal.pixels import Pixels, flatten
+
+
+class CalibrationMeter:
+    """Calibration and accuracy over any number of pixels: exact, streaming, mergeable.
+
+    meter = CalibrationMeter(num_classes=21)
+    for logits, labels in batches:
+        meter.update(logits, labels)
+    report = meter.compute()
+
+    An update that fails leaves the meter as it was. On the CPU it raises at once; on an
+    accelerator, where looking would stall the queue, a batch with bad values adds nothing and
+    `compute` raises.
+
+    Args:
+        num_classes: K.
+        num_bins: B equal bins over [0, 1].
+        ignore_index: the label that means "do not count this pixel".
+        edge_rule: "right" for bins (lo, hi] with 0 in the first, "left" for [lo, hi) with 1 in
+            the last. An edge k/B is rounded to the dtype of the probabilities.
+        per_image: keep the sums of each image too, for intervals and for the worst images; about
+            8·K·B bytes an image.
+        class_names: K names for the report.
+        region: what the counted pixels are, for the report; see `segcal.metrics.regions`.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        num_bins: int = 15,
+        ignore_index: int = 255,
+        *,
+        edge_rule: str = "right",
+        per_image: bool = False,
+        class_names: Sequence[str] | None = None,
+        region: str = "all",
+    ) -> None:
+        names = None if class_names is None else tuple(class_names)
+        self.settings = Settings(
+            num_classes, num_bins, ignore_index, edge_rule, per_image, names, region
+        )
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all pixels."""
+        self._sums = Sums.zeros(self.settings.num_classes, self.settings.num_bins)
+        self._images: list[ImageSums] = []
+        self._names: list[str] = []
+        self._synced = False
+
+    @torch.no_grad()
+    def update(self, logits: Tensor, labels: Tensor, *, names: Sequence[str] | None = None) -> None:
+        """Count a batch of logits.
+
+        Args:
+            logits: (N, C, *S) of any floating dtype; the softmax is taken in float32 at least.
+            labels: (N, *S) of an integer dtype.
+            names: N names of the images; by default their running numbers. Only with `per_image`.
+
+        Raises:
+            ValueError: a wrong shape or dtype, labels out of range, or values that are not finite
+                at a pixel that counts. The meter is then as it was.
+        """
+        self._update(logits, labels, names, logits_given=True)
+
+    @torch.no_grad()
+    def update_probs(
+        self, probs: Tensor, labels: Tensor, *, names: Sequence[str] | None = None
+    ) -> None:
+        """Count a batch of probabilities.
+
+        Values must lie in [0, 1] and sum to 1 over the classes, up to the rounding of their dtype
+        (the sum to 1e-4 at least). They are not normalised. For NLL, a probability of 0 counts as
+        the smallest normal number of the dtype.
+
+        Args:
+            probs: (N, C, *S) of any floating dtype.
+            labels: (N, *S) of an integer dtype.
+            names: as for `update`.
+
+        Raises:
+            ValueError: as for `update`, or `probs` are no probabilities.
+        """
+        self._update(probs, labels, names, logits_given=False)
+
+    def _update(
+        self, values: Tensor, labels: Tensor, names: Sequence[str] | None, logits_given: bool
+    ) -> None:
+        s = self.settings
+        if self._synced:
+            raise ValueError("Expected a meter that was not synced, but got one: reset() it first")
+        if values.device.type == "mps":  # has no float64
+            values, labels = values.cpu(), labels.cpu()
+        pixels = flatten(values.detach(), labels, s.ignore_index)
+        if pixels.num_classes != s.num_classes:
+            raise ValueError(
+                f"Expected {s.num_classes} classes in dimension 1, but got {tuple(values.shape)}"
+            )
+        n = len(pixels.target)
+        if names is not None and (isinstance(names, str) or len(names) != n):
+            raise ValueError(f"Expected {n} names, one an image, but got {names!r}")
+        sums, images = count(
+            pixels, s.num_bins, s.edge_rule, logits=logits_given, per_image=s.per_image
+        )
+        if values.device.type == "cpu":
+            if sums.faults.any():
+                raise ValueError(_describe_fault(values, pixels, logits_given))
+        else:
+            _neutralise(sums, images)
+        # Nothing below can fail, so a batch is counted wholly or not at all.
+        sums.add_(self._sums)
+        self._sums = sums
+        if images is not None:
+            self._images.append(images)
+            self._names += [""] * n if names is None else [str(name) for name in names]
+
+    def compute(self, *, resamples: int = 1000, seed: int = 0) -> Report:
+        """The report of everything counted so far; scores are NaN if that is nothing.
+
+        Args:
+            resamples: of the bootstrap over images, if sums are kept per image.
+            seed: of the bootstrap.
+
+        Raises:
+            ValueError: bad values were met on an accelerator.
+        """
+        self._raise_faults()
+        s = self.settings
+        sums = {name: tensor.cpu().numpy() for name, tensor in self._sums.tensors().items()}
+        edges = np.arange(s.num_bins + 1) / s.num_bins
+        return Report(
+            protocol=Protocol(
+                num_classes=s.num_classes,
+                num_bins=s.num_bins,
+                edge_rule=s.edge_rule,
+                ignore_index=s.ignore_index,
+                average="pixel",
+                region=s.region,
+                images=int(sums["images"]),
+                pixels=int(sums["top_count"].sum()),
+                version=segcal.__version__,
+            ),
+            top=BinTable(edges, sums["top_count"], sums["top_hits"], sums["top_confidence"]),
+            classes=BinTable(
+                edges, sums["class_count"], sums["class_hits"], sums["class_confidence"]
+            ),
+            fine=FineHistogram(
+                fine_edges().numpy(),
+                sums["fine_correct"],
+                sums["fine_wrong"],
+                sums["fine_confidence"],
+            ),
+            confusion=sums["confusion"],
+            nll_sum=float(sums["nll"]),
+            brier_sum=float(sums["brier"]),
+            class_names=s.class_names,
+            images=self._image_statistics(resamples, seed) if s.per_image else None,
+        )
+
+    def _image_statistics(self, resamples: int, seed: int) -> ImageStatistics:
+        names = [name or f"image {i}" for i, name in enumerate(self._names)]
+        return image_statistics(self._image_sums(), names, resamples=resamples, seed=seed)
+
+    def _image_sums(self) -> ImageSums:
+        empty = ImageSums.zeros(0, self.settings.num_classes, self.settings.num_bins)
+        return ImageSums.cat([empty, *self._images])
+
+    def _raise_faults(self) -> None:
+        labels, logits, probs = self._sums.faults.tolist()
+        if labels or logits or probs:
+            raise ValueError(
+                "Expected finite logits, probabilities that sum to 1 and labels in "
+                f"0..{self.settings.num_classes - 1} or {self.settings.ignore_index}, but got "
+                f"{logits} pixels with logits not finite, {probs} with no probabilities and "
+                f"{labels} with labels out of range; their batches were not counted"
+            )
+
+    def __add__(self, other: CalibrationMeter) -> CalibrationMeter:
+        """A new meter of the pixels of both."""
+        if not isinstance(other, CalibrationMeter):
+            return NotImplemented
+        self.settings.require_equal(other.settings)
+        merged = self._like()
+        merged._sums = self._sums.clone()
+        merged._sums.add_(other._sums)
+        merged._images = self._images + other._images
+        merged._names = self._names + other._names
+        merged._synced = self._synced or other._synced
+        return merged
+
+    def _like(self) -> CalibrationMeter:
+        return CalibrationMeter(**asdict(self.settings))
+
+    def sync(self) -> CalibrationMeter:
+        """Sum over all ranks, in place: afterwards every rank holds the whole. Returns self.
+
+        Every rank must call it, those without pixels too. Without a process group, and a second
+        time, it does nothing. A synced meter takes no more updates until `reset`.
+        """
+        if self._synced or not distributed.is_distributed():
+            return self
+        device = distributed.communication_device()
+        self._sums = self._sums.to(device)
+        distributed.sum_(*self._sums.tensors().values())
+        if self.settings.per_image:
+            images = self._image_sums().tensors().items()
+            self._images = [
+                ImageSums(**{name: distributed.concatenate(t.to(device)) for name, t in images})
+            ]
+            text = distributed.concatenate(encode_names(self._names).to(device))
+            self._names = decode_names(text.cpu())
+        self._synced = True
+        return self
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything, as plain tensors on the CPU that share nothing with the meter."""
+        state = {name: t.to("cpu", copy=True) for name, t in self._sums.tensors().items()}
+        for name, tensor in self._image_sums().tensors().items():
+            state[f"image.{name}"] = tensor.clone()
+        state["names"] = encode_names(self._names)
+        state["synced"] = torch.tensor(self._synced)
+        state["settings"] = self.settings.encode()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state_dict` gave, replacing what was counted.
+
+        Raises:
+            ValueError: other settings, or not such a state. The meter is then as it was.
+        """
+        own = self.state_dict()
+        if set(state) != set(own):
+            odd = sorted(set(state) ^ set(own))
+            raise ValueError(f"Expected the state of a CalibrationMeter, but {odd} do not match")
+        self.settings.require_equal(Settings.decode(state["settings"]))
+        for name, tensor in own.items():
+            growing = name.startswith("image.") or name in ("names", "settings")
+            got = state[name]
+            if got.dtype != tensor.dtype or (
+                got.shape[1:] != tensor.shape[1:] if growing else got.shape != tensor.shape
+            ):
+                raise ValueError(
+                    f"Expected {name} of {tensor.dtype} {tuple(tensor.shape)}, "
+                    f"but got {got.dtype} {tuple(got.shape)}"
+                )
+        names = decode_names(state["names"])
+        images = {k[6:]: v.clone() for k, v in state.items() if k.startswith("image.")}
+        if any(len(tensor) != len(names) for tensor in images.values()):
+            raise ValueError(f"Expected sums of {len(names)} images, but got another number")
+        self._sums = Sums(**{name: state[name].clone() for name in self._sums.tensors()})
+        self._images = [ImageSums(**images)]
+        self._names = names
+        self._synced = bool(state["synced"])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state as npz (no pickle inside); `path` is never half-written."""
+        with atomic_write(path, "wb") as file:
+            state: dict[str, Any] = {name: t.numpy() for name, t in self.state_dict().items()}
+            np.savez(file, **state)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> CalibrationMeter:
+        """The meter that `save` wrote.
+
+        Raises:
+            ValueError: the file is not a saved meter; the message names it.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                state = {name: torch.from_numpy(np.array(file[name])) for name in file.files}
+            meter = cls(**asdict(Settings.decode(state["settings"])))
+            meter.load_state_dict(state)
+        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(
+                f"{os.fspath(path)}: expected a saved CalibrationMeter: {error}"
+            ) from None
+        return meter
+
+
+def _neutralise(sums: Sums, images: ImageSums | None) -> None:
+    """Make a batch with faults add nothing but the faults, without asking the device."""
+    bad = sums.faults.sum() > 0
+    for tensors in (sums, images):
+        for name, tensor in tensors.tensors().items() if tensors is not None else ():
+            if name != "faults":
+                tensor.masked_fill_(bad, 0)
+
+
+def _describe_fault(values: Tensor, pixels: Pixels, logits_given: bool) -> str:
+    """The sentence for the first pixel that could not be counted: what, and where."""
+    for n, (dense, valid) in enumerate(zip(pixels.dense, pixels.valid, strict=True)):
+        bad = unusable(dense, logits=logits_given) & valid  # (L,)
+        if bad.any():
+            at = int(bad.nonzero()[0])
+            column = dense[:, at].float()
+            place = f"image {n} of the batch"
+            if values.ndim > 2:
+                position = np.unravel_index(at, values.shape[2:])
+                place += f", pixel ({', '.join(map(str, position))})"
+            if logits_given:
+                c = int((~column.isfinite()).nonzero()[0])
+                return f"Expected finite logits, but got {column[c]:g} at {place}, class {c}"
+            return (
+                "Expected probabilities, in 0..1 and of sum 1 over dimension 1, but got values in "
+                f"{column.min():g}..{column.max():g} of sum {column.sum():g} at {place}; "
+                "logits go to update()"
+            )
+    raise AssertionError("a fault was counted, but no pixel has one")

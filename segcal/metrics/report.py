@@ -1,0 +1,310 @@
+"""The place for what is handed on after an evaluation: scores, tables, and how they came about."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from segcal.files import atomic_write
+from segcal.metrics import rows, scores
+from segcal.metrics.scores import Array
+from segcal.metrics.tables import (
+    BinTable,
+    FineHistogram,
+    ImageScore,
+    ImageStatistics,
+    Interval,
+    Protocol,
+    frozen_array,
+)
+
+FORMAT = "segcal-report"
+FORMAT_VERSION = 1
+
+SCORES = (
+    "accuracy",
+    "error",
+    "miou",
+    "ece",
+    "sce",
+    "mce",
+    "adaptive_ece",
+    "overconfidence",
+    "underconfidence",
+    "mean_confidence",
+    "nll",
+    "brier",
+    "auroc",
+    "aurc",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """The calibration and accuracy of one model on one data set.
+
+    Holds the sums, not the scores: every score is a function of them, and every diagram can be
+    drawn from the saved file alone. All scores are fractions.
+
+    Attributes:
+        protocol: how it was measured.
+        top: (B,) table of the predicted class's probability against being right.
+        classes: (K, B) table of each class's probability against being the label.
+        fine: fine histogram of top-label confidence, right and wrong.
+        confusion: (K, K) pixels of label (row) and prediction (column).
+        nll_sum: sum over pixels of -log p_y.
+        brier_sum: sum over pixels of |p - onehot(y)|².
+        class_names: K names, or None.
+        images: image-level statistics, or None if none were kept.
+        regions: reports of parts of the same images, by name.
+    """
+
+    protocol: Protocol
+    top: BinTable
+    classes: BinTable
+    fine: FineHistogram
+    confusion: Array
+    nll_sum: float
+    brier_sum: float
+    class_names: tuple[str, ...] | None = None
+    images: ImageStatistics | None = None
+    regions: Mapping[str, Report] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "confusion", frozen_array(self.confusion, np.int64))
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error of the predicted class."""
+        return float(scores.ece(*self.top.sums))
+
+    @property
+    def mce(self) -> float:
+        """Maximum calibration error of the predicted class."""
+        return float(scores.mce(*self.top.sums))
+
+    @property
+    def overconfidence(self) -> float:
+        """The part of `ece` from bins more confident than accurate."""
+        return float(scores.overconfidence(*self.top.sums))
+
+    @property
+    def underconfidence(self) -> float:
+        """The part of `ece` from bins less confident than accurate."""
+        return float(scores.underconfidence(*self.top.sums))
+
+    @property
+    def sce(self) -> float:
+        """Static calibration error: mean of `class_ece`."""
+        return float(scores.sce(*self.classes.sums))
+
+    @property
+    def class_ece(self) -> Array:
+        """(K,) class-j-ECE of each class."""
+        return scores.ece(*self.classes.sums)
+
+    @property
+    def accuracy(self) -> float:
+        """Fraction of pixels predicted right."""
+        return float(scores.accuracy(self.top.count, self.top.hits))
+
+    @property
+    def error(self) -> float:
+        """Test error, 1 - accuracy."""
+        return 1 - self.accuracy
+
+    @property
+    def mean_confidence(self) -> float:
+        """Mean probability of the predicted class."""
+        return float(scores.mean_confidence(self.top.count, self.top.confidence_sum))
+
+    @property
+    def class_iou(self) -> Array:
+        """(K,) intersection over union; NaN for classes neither predicted nor in the truth."""
+        return scores.class_iou(*self._overlap)
+
+    @property
+    def miou(self) -> float:
+        """Mean of `class_iou` over the classes that have one."""
+        return float(scores.miou(*self._overlap))
+
+    @property
+    def nll(self) -> float:
+        """Mean negative log-likelihood, in nats."""
+        return float(scores.ratio(self.nll_sum, self.protocol.pixels))
+
+    @property
+    def brier(self) -> float:
+        """Mean Brier score Σ_c (p_c - 1[y = c])², in 0..2."""
+        return float(scores.ratio(self.brier_sum, self.protocol.pixels))
+
+    @property
+    def adaptive_ece(self) -> float:
+        """ECE with bins of equal mass; approximate, see `scores.adaptive_ece`."""
+        return scores.adaptive_ece(
+            self.fine.correct, self.fine.wrong, self.fine.confidence_sum, self.protocol.num_bins
+        )
+
+    @property
+    def auroc(self) -> float:
+        """Confidence as a detector of errors: ROC area; approximate, see `scores.auroc`."""
+        return scores.auroc(self.fine.correct, self.fine.wrong)
+
+    @property
+    def aurc(self) -> float:
+        """Area under the risk-coverage curve; approximate, see `scores.aurc`."""
+        return scores.aurc(self.fine.correct, self.fine.wrong)
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Every scalar score by name, as fractions."""
+        return {name: getattr(self, name) for name in SCORES}
+
+    @property
+    def image_ece(self) -> float:
+        """Mean over images of each image's own ECE; NaN unless image sums were kept."""
+        return math.nan if self.images is None else self.images.ece
+
+    @property
+    def intervals(self) -> Mapping[str, Interval]:
+        """Confidence intervals by score name; empty unless image sums were kept."""
+        return {} if self.images is None else self.images.intervals
+
+    @property
+    def worst_images(self) -> tuple[ImageScore, ...]:
+        """The worst-calibrated images, worst first; empty unless image sums were kept."""
+        return () if self.images is None else self.images.worst
+
+    @property
+    def _overlap(self) -> tuple[Array, Array, Array]:
+        return self.confusion.diagonal(), self.confusion.sum(0), self.confusion.sum(1)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Report) and self.to_dict() == other.to_dict()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists, numbers and strings. NaN becomes None, as JSON has no NaN."""
+        return {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "protocol": asdict(self.protocol),
+            # Written for readers; `from_dict` computes them anew from the tables.
+            "scores": {name: _finite(value) for name, value in self.scores.items()},
+            "class_scores": {
+                "ece": [_finite(x) for x in self.class_ece.tolist()],
+                "iou": [_finite(x) for x in self.class_iou.tolist()],
+            },
+            "class_names": None if self.class_names is None else list(self.class_names),
+            "top": _arrays(self.top),
+            "classes": _arrays(self.classes),
+            "fine": _arrays(self.fine),
+            "confusion": self.confusion.tolist(),
+            "nll_sum": self.nll_sum,
+            "brier_sum": self.brier_sum,
+            "images": None if self.images is None else _image_dict(self.images),
+            "regions": {name: report.to_dict() for name, report in self.regions.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Report:
+        """The report that `to_dict` gave `data`.
+
+        Raises:
+            ValueError: `data` is not such a dict.
+        """
+        if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+            raise ValueError(f"Expected a report with format {FORMAT!r}, but got something else")
+        if data.get("format_version") != FORMAT_VERSION:
+            raise ValueError(
+                f"Expected format_version {FORMAT_VERSION}, but got {data.get('format_version')!r}"
+            )
+        try:
+            names, images = data["class_names"], data["images"]
+            report = cls(
+                protocol=Protocol(**data["protocol"]),
+                top=BinTable(**data["top"]),
+                classes=BinTable(**data["classes"]),
+                fine=FineHistogram(**data["fine"]),
+                confusion=data["confusion"],
+                nll_sum=data["nll_sum"],
+                brier_sum=data["brier_sum"],
+                class_names=None if names is None else tuple(names),
+                images=None if images is None else _image_statistics(images),
+                regions={n: cls.from_dict(part) for n, part in data["regions"].items()},
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"Expected a complete report, but got {error!r}") from None
+        report._check_shapes()
+        return report
+
+    def _check_shapes(self) -> None:
+        k, b = self.protocol.num_classes, self.protocol.num_bins
+        f = len(self.fine.correct)
+        expected = {"top": (b,), "classes": (k, b)}
+        for name, shape in expected.items():
+            for array in getattr(self, name).sums:
+                if array.shape != shape:
+                    raise ValueError(f"Expected {name} tables of {shape}, but got {array.shape}")
+        shapes = (self.confusion.shape, self.fine.wrong.shape, self.fine.edges.shape)
+        if shapes != ((k, k), (f,), (f + 1,)):
+            raise ValueError(f"Expected a ({k}, {k}) confusion matrix and equal histograms")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the report as JSON; `path` is never half-written."""
+        with atomic_write(path) as file:
+            json.dump(self.to_dict(), file, allow_nan=False)
+            file.write("\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Report:
+        """Read a report written by `save`.
+
+        Raises:
+            ValueError: the file is not a report; the message names it.
+        """
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{os.fspath(path)}: {error}") from None
+
+    def to_markdown(self, name: str = "model") -> str:
+        """A table of one row with units in the header, and a line that states the protocol."""
+        return rows.to_markdown({name: self})
+
+    def to_csv(self, name: str = "model") -> str:
+        """A header line with units and one row."""
+        return rows.to_csv({name: self})
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _arrays(table: BinTable | FineHistogram) -> dict[str, Any]:
+    return {name: array.tolist() for name, array in vars(table).items()}
+
+
+def _image_dict(images: ImageStatistics) -> dict[str, Any]:
+    data = asdict(images)
+    data["ece"] = _finite(images.ece)
+    data["worst"] = list(data["worst"])
+    return data
+
+
+def _image_statistics(data: Mapping[str, Any]) -> ImageStatistics:
+    return ImageStatistics(
+        ece=math.nan if data["ece"] is None else data["ece"],
+        intervals={name: Interval(**interval) for name, interval in data["intervals"].items()},
+        worst=tuple(ImageScore(**image) for image in data["worst"]),
+        resamples=data["resamples"],
+        seed=data["seed"],
+    )

@@ -1,0 +1,78 @@
+"""The place for a meter's settings, and for text as tensors, so that a state is tensors alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+EDGE_RULES = ("right", "left")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What two meters must agree on to be added."""
+
+    num_classes: int
+    num_bins: int
+    ignore_index: int
+    edge_rule: str
+    per_image: bool
+    class_names: tuple[str, ...] | None
+    region: str
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_classes", 2), ("num_bins", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"Expected {name} to be an integer >= {least}, but got {value!r}")
+        if self.edge_rule not in EDGE_RULES:
+            raise ValueError(f"Expected edge_rule in {EDGE_RULES}, but got {self.edge_rule!r}")
+        if self.class_names is not None and len(self.class_names) != self.num_classes:
+            raise ValueError(
+                f"Expected {self.num_classes} class_names, but got {len(self.class_names)}"
+            )
+
+    def require_equal(self, other: Settings) -> None:
+        """Raise a ValueError that names what differs, if anything does."""
+        mine, theirs = asdict(self), asdict(other)
+        differing = [
+            f"{name} {mine[name]!r} and {theirs[name]!r}"
+            for name in mine
+            if mine[name] != theirs[name]
+        ]
+        if differing:
+            raise ValueError(f"Expected meters of equal settings, but got {', '.join(differing)}")
+
+    def encode(self) -> Tensor:
+        """The settings as a uint8 tensor."""
+        return _to_bytes(json.dumps(asdict(self)))
+
+    @classmethod
+    def decode(cls, data: Tensor) -> Settings:
+        """The settings that `encode` gave `data`."""
+        settings = json.loads(_to_text(data))
+        names = settings.pop("class_names")
+        return cls(**settings, class_names=None if names is None else tuple(names))
+
+
+def encode_names(names: Sequence[str]) -> Tensor:
+    """Names as a uint8 tensor, each ended by a zero: encodings can be concatenated."""
+    return _to_bytes("".join(name.replace("\0", " ") + "\0" for name in names))
+
+
+def decode_names(data: Tensor) -> list[str]:
+    """The names that `encode_names` gave `data`."""
+    return _to_text(data).split("\0")[:-1]
+
+
+def _to_bytes(text: str) -> Tensor:
+    # A file name that is not UTF-8 reaches Python with surrogates; let it pass through.
+    return torch.tensor(list(text.encode("utf-8", "surrogateescape")), dtype=torch.uint8)
+
+
+def _to_text(data: Tensor) -> str:
+    return bytes(data.tolist()).decode("utf-8", "surrogateescape")

@@ -1,0 +1,126 @@
+"""The place for what a meter adds up: sums over pixels, and the few sums kept for each image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+# The fine histogram of top-label confidence p has bins of equal width within each octave of
+# q = 1 - p, because a trained network puts most pixels so close to 1 that bins of equal width
+# in p would not tell them apart. All edges are exact in binary, and k/128 is always one of them.
+OCTAVES = 24  # down to q = 2**-24, the last step below 1 that float32 has
+STEPS = 64  # bins an octave
+FINE_BINS = OCTAVES * STEPS + 1  # the last one holds 1 - 2**-24 < p <= 1
+
+
+def fine_edges() -> Tensor:
+    """(FINE_BINS + 1,) float64 edges of the fine histogram in p, from 0 up to 1."""
+    octave = torch.arange(OCTAVES, dtype=torch.float64).unsqueeze(1)
+    step = torch.arange(STEPS, dtype=torch.float64)
+    q = torch.ldexp(1 + step / STEPS, octave - OCTAVES).flatten()  # 2**-24 ... just below 1
+    return torch.cat([1 - q.new_ones(1), 1 - q.flip(0), q.new_ones(1)])
+
+
+@dataclass
+class Sums:
+    """Everything the scores of a data set depend on. K classes, B bins, F fine bins.
+
+    Counts are int64 and sums float64: exact, and exact to rounding, for any number of pixels.
+    """
+
+    class_count: Tensor  # (K, B) pixels whose p_c lies in the bin
+    class_hits: Tensor  # (K, B) of those, how many have label c
+    class_confidence: Tensor  # (K, B) their sum of p_c
+    top_count: Tensor  # (B,) pixels whose largest probability lies in the bin
+    top_hits: Tensor  # (B,) of those, how many are predicted right
+    top_confidence: Tensor  # (B,) their sum of the largest probability
+    confusion: Tensor  # (K, K) pixels of label (row) and prediction (column)
+    fine_correct: Tensor  # (F,) fine histogram of the confidence of right predictions
+    fine_wrong: Tensor  # (F,) the same of wrong ones
+    fine_confidence: Tensor  # (F,) sum of confidence, right and wrong
+    nll: Tensor  # () sum of -log p_y
+    brier: Tensor  # () sum of |p - onehot(y)|^2
+    images: Tensor  # () images with at least one counted pixel
+    faults: Tensor  # (3,) pixels refused on an accelerator: see counting.FAULTS
+
+    @classmethod
+    def zeros(cls, num_classes: int, num_bins: int, device: torch.device | str = "cpu") -> Sums:
+        """No pixels yet."""
+        k, b, f = num_classes, num_bins, FINE_BINS
+
+        def count(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
+
+        def total(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=device)
+
+        return cls(
+            *(count(k, b), count(k, b), total(k, b)),
+            *(count(b), count(b), total(b)),
+            count(k, k),
+            *(count(f), count(f), total(f)),
+            *(total(), total()),
+            *(count(), count(3)),
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The sums by name; the tensors themselves, not copies."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def add_(self, other: Sums) -> None:
+        """Add `other` in place."""
+        for name, tensor in self.tensors().items():
+            tensor += getattr(other, name).to(tensor.device)
+
+    def clone(self) -> Sums:
+        """A copy that shares nothing."""
+        return Sums(**{name: tensor.clone() for name, tensor in self.tensors().items()})
+
+    def to(self, device: torch.device | str) -> Sums:
+        """The sums on `device`."""
+        return Sums(**{name: tensor.to(device) for name, tensor in self.tensors().items()})
+
+
+@dataclass
+class ImageSums:
+    """The sums of each of I images that the bootstrap over images needs: kilobytes an image.
+
+    A gap is the sum of confidence minus the number of hits in a bin; ECE needs no more.
+    """
+
+    pixels: Tensor  # (I,) int64 counted pixels; may be 0
+    top_gap: Tensor  # (I, B) float64
+    class_gap: Tensor  # (I, K, B) float64
+    intersection: Tensor  # (I, K) int32 pixels predicted right, by class
+    predicted: Tensor  # (I, K) int32 pixels predicted as the class
+    truth: Tensor  # (I, K) int32 pixels labelled as the class
+
+    @classmethod
+    def zeros(
+        cls, images: int, num_classes: int, num_bins: int, device: torch.device | str = "cpu"
+    ) -> ImageSums:
+        """`images` images without pixels."""
+        k, b = num_classes, num_bins
+
+        def gap(*shape: int) -> Tensor:
+            return torch.zeros(images, *shape, dtype=torch.float64, device=device)
+
+        def count() -> Tensor:
+            return torch.zeros(images, k, dtype=torch.int32, device=device)
+
+        pixels = torch.zeros(images, dtype=torch.int64, device=device)
+        return cls(pixels, gap(b), gap(k, b), count(), count(), count())
+
+    @classmethod
+    def cat(cls, blocks: Iterable[ImageSums]) -> ImageSums:
+        """The images of all `blocks` (at least one), in order, on the CPU."""
+        blocks = list(blocks)
+        names = [field.name for field in fields(cls)]
+        return cls(*(torch.cat([getattr(b, name).cpu() for b in blocks]) for name in names))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The sums by name; the tensors themselves, not copies."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}

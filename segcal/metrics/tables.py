@@ -1,0 +1,146 @@
+"""The place for the parts of a report: bin tables, histogram, protocol, image statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from segcal.metrics import scores
+from segcal.metrics.scores import Array
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How the numbers of a report came about. Another protocol gives other numbers."""
+
+    num_classes: int
+    num_bins: int
+    edge_rule: str  # "right": bins are (lo, hi]; "left": [lo, hi)
+    ignore_index: int
+    average: str  # "pixel": every pixel has the same weight
+    region: str  # "all", or the name of the part of each image that was counted
+    images: int  # with at least one counted pixel
+    pixels: int
+    version: str  # of segcal
+
+
+def frozen_array(values: Any, dtype: type) -> Array:
+    """A read-only array of its own."""
+    array: Array = np.array(values, dtype)
+    array.setflags(write=False)
+    return array
+
+
+def _freeze(owner: object, **dtypes: type) -> None:
+    for name, dtype in dtypes.items():
+        object.__setattr__(owner, name, frozen_array(getattr(owner, name), dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class BinTable:
+    """(..., B) sums of a reliability diagram, and what is drawn of them.
+
+    Attributes:
+        edges: (B + 1,) from 0 to 1.
+        count: (..., B) pixels in each bin.
+        hits: (..., B) pixels in it for which the event came true.
+        confidence_sum: (..., B) sum of their probabilities.
+    """
+
+    edges: Array
+    count: Array
+    hits: Array
+    confidence_sum: Array
+
+    def __post_init__(self) -> None:
+        _freeze(self, edges=np.float64, count=np.int64, hits=np.int64, confidence_sum=np.float64)
+
+    @property
+    def accuracy(self) -> Array:
+        """(..., B) fraction of hits; NaN in empty bins."""
+        return scores.ratio(self.hits, self.count)
+
+    @property
+    def confidence(self) -> Array:
+        """(..., B) mean probability; NaN in empty bins."""
+        return scores.ratio(self.confidence_sum, self.count)
+
+    @property
+    def sums(self) -> tuple[Array, Array, Array]:
+        """(count, hits, confidence_sum), the arguments of the functions in `scores`."""
+        return self.count, self.hits, self.confidence_sum
+
+    def __getitem__(self, index: int) -> BinTable:
+        """The (B,) table of one class."""
+        return BinTable(self.edges, self.count[index], self.hits[index], self.confidence_sum[index])
+
+
+@dataclass(frozen=True, eq=False)
+class FineHistogram:
+    """Fine histogram of top-label confidence, split into right and wrong predictions.
+
+    The bins (lo, hi] are of unequal width, ever finer towards 1; every k/128 is an edge.
+
+    Attributes:
+        edges: (F + 1,) from 0 to 1.
+        correct: (F,) pixels predicted right.
+        wrong: (F,) pixels predicted wrong.
+        confidence_sum: (F,) sum of confidence of both.
+    """
+
+    edges: Array
+    correct: Array
+    wrong: Array
+    confidence_sum: Array
+
+    def __post_init__(self) -> None:
+        _freeze(self, edges=np.float64, correct=np.int64, wrong=np.int64, confidence_sum=np.float64)
+
+    def coarse(self, num_bins: int = 32) -> tuple[Array, Array, Array]:
+        """(edges, correct, wrong) in bins of equal width; `num_bins` must divide 128."""
+        if num_bins < 1 or 128 % num_bins:
+            raise ValueError(f"Expected num_bins that divides 128, but got {num_bins}")
+        edges = np.linspace(0, 1, num_bins + 1)  # exact in binary
+        start = np.searchsorted(self.edges, edges[:-1])
+        return edges, np.add.reduceat(self.correct, start), np.add.reduceat(self.wrong, start)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A confidence interval: `level` of such intervals hold the large-sample value."""
+
+    low: float
+    high: float
+    level: float = 0.95
+
+
+@dataclass(frozen=True)
+class ImageScore:
+    """One image's own ECE."""
+
+    name: str
+    ece: float
+    pixels: int
+
+
+@dataclass(frozen=True)
+class ImageStatistics:
+    """What only sums kept per image can tell.
+
+    Attributes:
+        ece: the mean over images of each image's own ECE. Another quantity than the ECE over all
+            pixels, and larger: few pixels make a noisy ECE.
+        intervals: by score name ("ece", "sce", "accuracy", "miou"), from a bootstrap over images.
+        worst: the images with the largest own ECE, worst first.
+        resamples: of the bootstrap.
+        seed: of the bootstrap.
+    """
+
+    ece: float
+    intervals: Mapping[str, Interval]
+    worst: tuple[ImageScore, ...]
+    resamples: int
+    seed: int
