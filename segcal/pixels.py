@@ -68,14 +68,14 @@ def flatten(logits: Tensor, labels: Tensor, ignore_index: int = 255) -> Pixels:
     n, c = logits.shape[:2]
     length = math.prod(logits.shape[2:])
     dense = logits.reshape(n, c, length)
-    target = labels.reshape(n, length).long()
-    in_range = (target >= 0) & (target < c)
-    valid = in_range & (target != ignore_index)
-    bad = ~in_range & (target != ignore_index)
-    out_of_range = bad.sum()
-    if labels.device.type == "cpu" and out_of_range:
-        raise ValueError(f"{expected_labels(c, ignore_index)}, but got {_name_values(target[bad])}")
-    return Pixels(dense, target.masked_fill(~valid, 0), valid, out_of_range)
+    given = labels.reshape(n, length).long()
+    ignored = given == ignore_index
+    target = given.masked_fill(ignored, 0)
+    if target.device.type == "cpu":
+        _check_range(target, c, ignore_index)
+        return Pixels(dense, target, ~ignored, torch.zeros((), dtype=torch.int64))
+    outside = (target < 0) | (target >= c)
+    return Pixels(dense, target.masked_fill(outside, 0), ~(ignored | outside), outside.sum())
 
 
 def expected_labels(num_classes: int, ignore_index: int) -> str:
@@ -86,10 +86,19 @@ def expected_labels(num_classes: int, ignore_index: int) -> str:
     )
 
 
-def _name_values(bad: Tensor) -> str:
+def _check_range(target: Tensor, num_classes: int, ignore_index: int) -> None:
+    if not target.numel():
+        return
+    low, high = target.aminmax()
+    if low >= 0 and high < num_classes:
+        return
+    bad = target[(target < 0) | (target >= num_classes)]
     values = bad.unique().tolist()
     shown = ", ".join(map(str, values[:_MAX_LISTED])) + ", …" * (len(values) > _MAX_LISTED)
-    return f"{shown} in {bad.numel()} pixel{'s' * (bad.numel() != 1)}"
+    raise ValueError(
+        f"{expected_labels(num_classes, ignore_index)}, "
+        f"but got {shown} in {bad.numel()} pixel{'s' * (bad.numel() != 1)}"
+    )
 
 
 def _check_shapes(logits: Tensor, labels: Tensor) -> None:

@@ -78,18 +78,22 @@ BASE_LOSSES: dict[str, Callable[..., Tensor]] = {
 
 
 def _focal(log_p: Tensor, gamma: float) -> Tensor:
-    # 1 − p by expm1 keeps its digits as p → 1; the floor keeps d/dp finite there for γ < 1.
-    miss = (-torch.expm1(log_p)).clamp_min(torch.finfo(log_p.dtype).tiny)
+    miss = -torch.expm1(log_p)  # 1 − p, keeping its digits as p → 1
+    if gamma < 1:
+        miss = miss.clamp_min(torch.finfo(log_p.dtype).tiny)  # the slope at p = 1 would be inf
     return -(miss**gamma) * log_p
 
 
 def _mean(loss: Tensor, pixels: Pixels, weight: Tensor | None, sync: bool) -> Tensor:
-    """(Weighted) mean of the (N, L) `loss` over the valid pixels of all ranks."""
-    share = pixels.valid.to(loss.dtype)
-    if weight is not None:
-        share = share * _class_weight(weight, pixels).to(loss)[pixels.target]
+    """(Weighted) mean over the valid pixels of all ranks of the (N, L) `loss`, 0 where ignored."""
+    if weight is None:
+        share = pixels.valid
+    else:
+        share = _class_weight(weight, pixels).to(loss)[pixels.target] * pixels.valid
+        loss = loss * share
     wide = accumulator(loss)
-    sums = torch.stack([(loss * share).sum(dtype=wide), share.sum(dtype=wide)])
+    # Rows are summed pairwise in the loss's own precision, which is exact enough and fast.
+    sums = torch.stack([loss.sum(1).sum(dtype=wide), share.sum(dtype=wide)])
     total, mass = sum_over_ranks(sums, sync=sync)
     return (total / torch.where(mass > 0, mass, 1)).to(loss.dtype)
 

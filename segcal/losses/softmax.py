@@ -6,7 +6,7 @@ and the losses themselves stay ordinary formulas on (N, L) or (K,) tensors under
 
 All backward passes have one form. With δ the indicator, for pixel i and class c
 
-    dL/dz_ic = p_ic (w_c + 2 s_i p_ic + b_i) + a_i δ[c = y_i] + d_i δ[c = ŷ_i] + e_i
+    dL/dz_ic = p_ic (w_c + s_i p_ic + b_i) + a_i δ[c = y_i] + d_i δ[c = ŷ_i] + e_i
 
 where w, s, a, d, e come from the statistics' own gradients and b_i makes each column sum to 0.
 """
@@ -23,9 +23,10 @@ from torch.autograd.function import once_differentiable
 from segcal.pixels import Pixels
 
 STATISTICS = (
+    # At ignored pixels these three are what a perfect prediction has, so its losses are 0.
     "true_log_prob",  # (N, L) log p_iy; 0 where ignored
     "mean_log_prob",  # (N, L) mean over classes of log p_ic; 0 where ignored
-    "square_sum",  # (N, L) Σ_c p_ic²; 0 where ignored
+    "square_sum",  # (N, L) Σ_c p_ic²; 1 where ignored
     "class_sum",  # (K,) Σ over valid pixels of p_ic
     "confidence",  # (N, L) max_c p_ic; 0 where ignored
     "correct",  # (N, L) 1 where argmax_c p_ic is the label, else 0; carries no gradient
@@ -77,7 +78,7 @@ class _SoftmaxStatistics(torch.autograd.Function):
         probs = log_probs.exp_().masked_fill_(ignored.unsqueeze(1), 0)
         predicted = None
         if "square_sum" in names:
-            out["square_sum"] = probs.square().sum(1)
+            out["square_sum"] = probs.square().sum(1).masked_fill_(ignored, 1)
         if "class_sum" in names:
             out["class_sum"] = probs.sum(2).sum(0, dtype=accumulator(probs))
         if "confidence" in names or "correct" in names:
@@ -111,7 +112,8 @@ class _SoftmaxStatistics(torch.autograd.Function):
             a = a.masked_fill(ignored, 0)
             column -= a
         if (s := grad.get("square_sum")) is not None:
-            column -= 2 * s * square_sum
+            s = 2 * s.masked_fill(ignored, 0)
+            column -= s * square_sum
         if (e := grad.get("mean_log_prob")) is not None:
             e = (e / k).masked_fill(ignored, 0)
             column -= k * e
@@ -122,7 +124,7 @@ class _SoftmaxStatistics(torch.autograd.Function):
         if w is not None:
             out.addcmul_(probs, w.view(1, -1, 1))
         if s is not None:
-            out.addcmul_(probs.square(), (2 * s).unsqueeze(1))
+            out.addcmul_(probs.square(), s.unsqueeze(1))
         if e is not None:
             out += e.unsqueeze(1)
         if a is not None:
