@@ -244,6 +244,15 @@ def test_meters_of_other_settings_do_not_add():
         CalibrationMeter(5) + CalibrationMeter(5, num_bins=10)
 
 
+def test_updates_in_and_out_of_inference_mode_mix():
+    with torch.inference_mode():
+        meter = measured(*batch(0))
+    meter.update(*batch(1))
+    assert_same(
+        meter + measured(*batch(2)), measured(*batch(0)) + measured(*batch(1)) + measured(*batch(2))
+    )
+
+
 def test_sum_leaves_its_parts_alone():
     a, b = measured(*batch(0)), measured(*batch(1))
     before = a.compute(), b.compute()

@@ -224,7 +224,7 @@ class CalibrationMeter:
         if self._synced or not distributed.is_distributed():
             return self
         device = distributed.communication_device()
-        self._sums = self._sums.to(device)
+        self._sums = self._sums.clone().to(device)  # tensors of inference mode are read-only
         distributed.sum_(*self._sums.tensors().values())
         if self.settings.per_image:
             images = self._image_sums().tensors().items()

@@ -1,0 +1,1 @@
+"""Training and evaluating: the loops around models, losses and meters."""

@@ -1,0 +1,59 @@
+"""The place for parts of an image to measure by themselves: boundaries, interiors, class groups.
+
+A region says which pixels of (N, H, W) labels it holds; everywhere else the labels are replaced
+by the ignore index, and the ordinary meter does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import max_pool2d
+
+Region = Callable[[Tensor], Tensor]  # (N, *S) labels -> (N, *S) bool
+
+
+def boundary(width: int = 3) -> Region:
+    """The band of `width` pixels on both sides of every label edge.
+
+    A pixel is in it if another label occurs within `width` rows and columns of it. The ignore
+    index is a label in this respect: in VOC the ignored rim is where objects end.
+    """
+    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+        raise ValueError(f"Expected width to be an integer >= 1, but got {width!r}")
+
+    def near_an_edge(labels: Tensor) -> Tensor:
+        if labels.ndim != 3:
+            raise ValueError(f"Expected labels of shape (N, H, W), but got {tuple(labels.shape)}")
+        values = labels.float().unsqueeze(1)  # exact for labels below 2**24
+        return (_window_max(values, width) != -_window_max(-values, width)).squeeze(1)
+
+    return near_an_edge
+
+
+def interior(width: int = 3) -> Region:
+    """Everything outside `boundary(width)`."""
+    edge = boundary(width)
+    return lambda labels: ~edge(labels)
+
+
+def class_group(classes: Iterable[int]) -> Region:
+    """The pixels labelled as one of `classes`."""
+    group = sorted(set(classes))
+    if not group:
+        raise ValueError("Expected at least one class in a group, but got none")
+    return lambda labels: torch.isin(labels, torch.tensor(group, device=labels.device))
+
+
+def restrict(labels: Tensor, region: Region, ignore_index: int) -> Tensor:
+    """The (N, *S) labels as int64, with the ignore index wherever `region` does not hold."""
+    return labels.long().masked_fill(~region(labels), ignore_index)
+
+
+def _window_max(values: Tensor, width: int) -> Tensor:
+    """Largest value within `width` rows and columns; one axis after the other is cheaper."""
+    side = 2 * width + 1
+    rows = max_pool2d(values, (side, 1), stride=1, padding=(width, 0))
+    return max_pool2d(rows, (1, side), stride=1, padding=(0, width))

@@ -1,0 +1,70 @@
+"""Regions are the pixels their names say, and a meter over them is the ordinary meter."""
+
+import pytest
+import torch
+
+from segcal import CalibrationMeter
+from segcal.metrics.regions import boundary, class_group, interior, restrict
+
+
+def labels_by_hand():
+    return torch.tensor([[[0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1]]])
+
+
+@pytest.mark.parametrize(("width", "columns"), [(1, [3, 4]), (2, [2, 3, 4, 5]), (9, range(6))])
+def test_boundary_by_hand(width, columns):
+    expected = torch.zeros(1, 3, 6, dtype=torch.bool)
+    expected[..., list(columns)] = True
+    assert torch.equal(boundary(width)(labels_by_hand()), expected)
+    assert torch.equal(interior(width)(labels_by_hand()), ~expected)
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+def test_boundary_is_its_definition(width, dtype):
+    generator = torch.Generator().manual_seed(width)
+    labels = torch.randint(0, 3, (2, 3, 4), generator=generator)
+    labels = labels.repeat_interleave(4, 1).repeat_interleave(4, 2)
+    labels[labels == 2] = 255
+    got = boundary(width)(labels.to(dtype))
+    for n in range(2):
+        for i in range(12):
+            for j in range(16):
+                window = labels[
+                    n, max(i - width, 0) : i + width + 1, max(j - width, 0) : j + width + 1
+                ]
+                assert got[n, i, j] == bool((window != labels[n, i, j]).any())
+
+
+def test_constant_labels_have_no_boundary():
+    assert not boundary(3)(torch.full((1, 8, 8), 7)).any()
+
+
+def test_regions_add_up_to_all():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 4, 12, 16, generator=generator, dtype=torch.float64)
+    labels = torch.randint(0, 4, (2, 3, 4), generator=generator)
+    labels = labels.repeat_interleave(4, 1).repeat_interleave(4, 2).to(torch.uint8)
+    labels[0, 0] = 255
+
+    def counted(region):
+        meter = CalibrationMeter(4)
+        part = labels if region is None else restrict(labels, region, 255)
+        meter.update(logits, part)
+        return meter.compute()
+
+    whole = counted(None)
+    for a, b in [(boundary(1), interior(1)), (class_group([0, 2]), class_group([1, 3]))]:
+        parts = counted(a), counted(b)
+        assert min(part.protocol.pixels for part in parts) > 0
+        assert sum(part.classes.count for part in parts).tolist() == whole.classes.count.tolist()
+        assert sum(part.confusion for part in parts).tolist() == whole.confusion.tolist()
+
+
+def test_wrong_use_is_named():
+    with pytest.raises(ValueError, match="width to be an integer >= 1, but got 0"):
+        boundary(0)
+    with pytest.raises(ValueError, match=r"\(N, H, W\), but got \(5,\)"):
+        boundary(1)(torch.zeros(5, dtype=torch.int64))
+    with pytest.raises(ValueError, match="at least one class"):
+        class_group([])
