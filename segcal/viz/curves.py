@@ -1,0 +1,68 @@
+"""The place for diagrams over training: calibration against epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from segcal.viz.figure import axes_or_new, plain
+from segcal.viz.palette import run_style
+
+History = Sequence[Mapping[str, Any]]  # the lines of a log.jsonl
+
+_SCALES = {"ece": (100, "ECE (%)"), "sce": (1000, "SCE (1e-3)")}
+
+
+def convergence(
+    history: History | Mapping[str, History],
+    ax: Axes | None = None,
+    *,
+    score: str = "ece",
+    split: str = "holdout",
+) -> Axes:
+    """A calibration error against the epoch, from the lines of log.jsonl.
+
+    The epoch whose weights were kept, marked "best" in the log, has a ring.
+
+    Args:
+        history: the lines of one run, or those of several by name. Epochs without the score are
+            passed over.
+        ax: where to draw; a new figure unless given.
+        score: "ece" or "sce".
+        split: the part of the data it was measured on; the log names its scores `split/score`.
+
+    Returns:
+        The axes drawn on.
+    """
+    if score not in _SCALES:
+        raise ValueError(f"Expected score to be one of {', '.join(_SCALES)}, but got {score!r}")
+    histories = history if isinstance(history, Mapping) else {"": history}
+    scale, label = _SCALES[score]
+    ax = axes_or_new(ax, 4.4, 3.2)
+    for index, (name, lines) in enumerate(histories.items()):
+        points = [
+            (line["epoch"], scale * line[f"{split}/{score}"], line.get("best", False))
+            for line in lines
+            if line.get(f"{split}/{score}") is not None
+        ]
+        if not points:
+            continue
+        epochs, values, best = zip(*points, strict=True)
+        ax.plot(epochs, values, label=plain(name) or None, markersize=3, **run_style(index))
+        kept = [at for at, is_best in enumerate(best) if is_best][-1:]
+        for at in kept:  # the last epoch called best is the one kept
+            ax.plot(
+                *(epochs[at], values[at]),
+                marker="o",
+                markersize=9,
+                fillstyle="none",
+                color=run_style(index)["color"],
+            )
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set(ylim=(0, None), xlabel="epoch", ylabel=f"{label} on {split}")
+    if any(histories):
+        ax.legend()
+    return ax

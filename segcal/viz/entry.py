@@ -1,0 +1,69 @@
+"""The place for what a page or a comparison is made of: entries, one a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from segcal.metrics import Report
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """The panel of one image.
+
+    Attributes:
+        name: of the image.
+        png: the panel, see `overlay_panel`.
+        ece: the image's own ECE, if known.
+    """
+
+    name: str
+    png: bytes
+    ece: float | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of a comparison: a run, or a run after a post-hoc method.
+
+    Attributes:
+        name: what tables and legends call it.
+        report: its numbers.
+        history: the lines of its log.jsonl, if it has one.
+        config: the YAML of the run, if known.
+        overlays: panels of some images.
+        skipped: files that could not be used and were left out, with the reason.
+    """
+
+    name: str
+    report: Report
+    history: Sequence[Mapping[str, Any]] = ()
+    config: str = ""
+    overlays: Sequence[Overlay] = ()
+    skipped: Sequence[str] = ()
+
+
+def distinct(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries with names told apart.
+
+    Raises:
+        ValueError: there are no entries.
+    """
+    if not entries:
+        raise ValueError("Expected at least one entry, but got none")
+    names = tell_apart([entry.name for entry in entries])
+    return [replace(entry, name=name) for entry, name in zip(entries, names, strict=True)]
+
+
+def tell_apart(names: Sequence[str]) -> list[str]:
+    """The names, with a number behind those that were there before: "nll", "nll-2"."""
+    taken: list[str] = []
+    for name in names:
+        candidate, number = name, 1
+        while candidate in taken:
+            number += 1
+            candidate = f"{name}-{number}"
+        taken.append(candidate)
+    return taken

@@ -1,0 +1,178 @@
+"""The place for the calibration gap of one image: the array, and its colours on the image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.colors import to_rgb
+from numpy.typing import ArrayLike, NDArray
+from scipy.ndimage import gaussian_filter
+from torch import Tensor
+
+from segcal.viz.palette import OVER, UNDER
+
+LIMIT = 0.5  # the gap at which the colour is full
+_STRENGTH = 0.85  # opacity of the full colour: the image stays visible under it
+GROUND = 236  # the grey that stands for a missing image
+_DARKEST = 125  # what black becomes under the colours
+_SUM_TOLERANCE = 0.05  # wide enough for rounding in bfloat16; logits are never this close to 1
+_HATCH_PERIOD, _HATCH_LINE = 6, 2  # pixels
+_HATCH_LIGHT, _HATCH_DARK = 214, 184
+
+
+def calibration_gap(
+    probs: ArrayLike | Tensor,
+    labels: ArrayLike | Tensor,
+    *,
+    ignore_index: int = 255,
+    sigma: float | None = None,
+) -> NDArray[np.float64]:
+    """(H, W) confidence minus local accuracy, in -1..1: above 0 over-, below 0 under-confident.
+
+    One pixel is right or wrong, so accuracy exists only over a neighbourhood. Confidence and
+    correctness are averaged with the same Gaussian window over the valid pixels alone (their
+    weights add up to 1, at borders and beside ignored pixels too), and subtracted:
+
+        gap(x) = sum_v g(x - v) (max_c p_c(v) - 1[argmax_c p_c(v) = y(v)]) / sum_v g(x - v)
+
+    Args:
+        probs: (C, H, W) probabilities.
+        labels: (H, W) integer labels.
+        ignore_index: the label that means "do not count this pixel".
+        sigma: standard deviation of the window in pixels, cut off at 3 sigma; 1/32 of the longer
+            side (at least 1) unless told.
+
+    Returns:
+        float64, NaN where the label is ignored.
+    """
+    confidence, predicted, target = predictions(probs, labels, ignore_index=ignore_index)
+    valid = target != ignore_index
+    if sigma is None:
+        sigma = max(max(valid.shape) / 32, 1.0)
+    if not sigma > 0:
+        raise ValueError(f"Expected sigma above 0, but got {sigma}")
+
+    def smooth(values: NDArray[Any]) -> NDArray[np.float64]:
+        return gaussian_filter(values.astype(np.float64), sigma, mode="constant", truncate=3.0)
+
+    weight = smooth(valid)
+    excess = smooth(np.where(valid, confidence - (predicted == target), 0.0))
+    return np.divide(excess, weight, out=np.full(valid.shape, np.nan), where=valid)
+
+
+def calibration_overlay(
+    image: ArrayLike | Tensor | None,
+    probs: ArrayLike | Tensor,
+    labels: ArrayLike | Tensor,
+    *,
+    ignore_index: int = 255,
+    sigma: float | None = None,
+    limit: float = LIMIT,
+) -> NDArray[np.uint8]:
+    """(H, W, 3) RGB: the signed calibration gap on the image, which is made pale and grey for it.
+
+    Red where the network is over-confident, blue where under-confident, the stronger the larger
+    the gap; where it is zero nothing covers the image. Ignored pixels are hatched grey.
+
+    Args:
+        image: (H, W, 3) or (H, W), uint8 or floating in 0..1; None draws on plain light grey.
+        probs: (C, H, W) probabilities.
+        labels: (H, W) integer labels.
+        ignore_index: the label that means "do not count this pixel".
+        sigma: see `calibration_gap`.
+        limit: the gap, of either sign, at which the colour is full.
+    """
+    if not limit > 0:
+        raise ValueError(f"Expected limit above 0, but got {limit}")
+    gap = calibration_gap(probs, labels, ignore_index=ignore_index, sigma=sigma)
+    colored = gap_colors(gap, pale_image(image, gap.shape)[..., None], limit)
+    return np.where(np.isnan(gap)[..., None], hatching(gap.shape), colored)
+
+
+def gap_colors(
+    gap: NDArray[np.float64], ground: NDArray[Any], limit: float = LIMIT
+) -> NDArray[np.uint8]:
+    """(H, W, 3) `ground` (0..255, broadcast to RGB) under the colour of `gap` (H, W)."""
+    opacity = _STRENGTH * np.clip(np.abs(np.nan_to_num(gap)) / limit, 0, 1)[..., None]
+    over, under = 255 * np.array(to_rgb(OVER)), 255 * np.array(to_rgb(UNDER))
+    color = np.where(gap[..., None] > 0, over, under)  # (H, W, 3)
+    return np.round((1 - opacity) * ground + opacity * color).astype(np.uint8)
+
+
+def hatching(shape: Sequence[int]) -> NDArray[np.uint8]:
+    """(H, W, 1) grey diagonal stripes, for pixels that are not counted."""
+    rows, columns = np.indices(tuple(shape))
+    stripe = (rows + columns) % _HATCH_PERIOD < _HATCH_LINE
+    return np.where(stripe, _HATCH_DARK, _HATCH_LIGHT).astype(np.uint8)[..., None]
+
+
+def predictions(
+    probs: ArrayLike | Tensor, labels: ArrayLike | Tensor, *, ignore_index: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
+    """(H, W) confidence, predicted class and label of one image, checked.
+
+    Raises:
+        ValueError: shapes that do not fit, values that are no probabilities, labels out of range.
+    """
+    p, y = _array(probs), _array(labels)
+    if p.ndim != 3 or y.shape != p.shape[1:]:
+        raise ValueError(
+            "Expected probabilities of shape (C, H, W) and labels of shape (H, W), "
+            f"but got {p.shape} and {y.shape}"
+        )
+    if not np.issubdtype(y.dtype, np.integer):
+        raise ValueError(f"Expected labels of an integer dtype, but got {y.dtype}")
+    valid = y != ignore_index
+    bad = y[valid & ((y < 0) | (y >= len(p)))]
+    if bad.size:
+        raise ValueError(
+            f"Expected labels in 0..{len(p) - 1} or {ignore_index}, but got {int(bad[0])}"
+        )
+    total = p.sum(0, dtype=np.float64)[valid]
+    if total.size and not np.abs(total - 1).max() <= _SUM_TOLERANCE:  # also when NaN
+        raise ValueError(
+            "Expected probabilities that sum to 1 over the classes, but got sums "
+            f"{total.min():.4g}..{total.max():.4g}; for logits pass logits.softmax(0)"
+        )
+    return p.max(0).astype(np.float32), p.argmax(0), y.astype(np.int64)
+
+
+def pale_image(image: ArrayLike | Tensor | None, shape: Sequence[int]) -> NDArray[np.float64]:
+    """(H, W) luminance of an image (see `rgb_image`), lifted to where colours over it show."""
+    if image is None:
+        return np.full(shape, float(GROUND))
+    luminance = rgb_image(image, shape) @ np.array([0.299, 0.587, 0.114])
+    return _DARKEST + (255 - _DARKEST) * luminance / 255
+
+
+def rgb_image(image: ArrayLike | Tensor, shape: Sequence[int]) -> NDArray[np.uint8]:
+    """(H, W, 3) uint8 RGB of an image given as uint8 or as floating in 0..1.
+
+    Raises:
+        ValueError: an image of another size than `shape` (H, W), or other values.
+    """
+    pixels = _array(image)
+    if pixels.shape not in ((*shape,), (*shape, 1), (*shape, 3)):
+        raise ValueError(
+            f"Expected an image of shape {(*shape, 3)} or {(*shape,)}, but got {pixels.shape}"
+        )
+    if np.issubdtype(pixels.dtype, np.floating):
+        if not (pixels.min() >= 0 and pixels.max() <= 1):
+            raise ValueError(
+                "Expected a floating image in 0..1 (undo the normalisation), "
+                f"but got {pixels.min():.4g}..{pixels.max():.4g}"
+            )
+        pixels = np.round(pixels * 255).astype(np.uint8)
+    if pixels.dtype != np.uint8:
+        raise ValueError(f"Expected an image of uint8 or floating dtype, but got {pixels.dtype}")
+    pixels = pixels.reshape(*shape, -1)
+    return np.ascontiguousarray(np.broadcast_to(pixels, (*shape, 3)))
+
+
+def _array(values: ArrayLike | Tensor) -> NDArray[Any]:
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = values.float().numpy() if values.is_floating_point() else values.numpy()
+    return np.asarray(values)

@@ -1,0 +1,140 @@
+"""The place for report.html: one file with everything in it, that fetches nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import os
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from PIL import Image
+
+import segcal
+from segcal.files import atomic_write
+from segcal.viz.comparison import comparison_cells, comparison_columns
+from segcal.viz.drawings import Drawing, comparison_drawings, entry_drawings
+from segcal.viz.entry import Entry, Overlay, distinct
+from segcal.viz.figure import adaptive_svg
+from segcal.viz.views import (
+    class_columns,
+    class_ece_table,
+    class_rows,
+    facts,
+    region_columns,
+    region_rows,
+    tiles,
+)
+from segcal.viz.words import headline, verdict
+
+_MAX_CLASSES = 24  # diagrams of classes in the page; tables hold them all
+_QUALITY = 88  # of overlays, which may be photographs
+
+
+def write_page(
+    entries: Sequence[Entry],
+    path: str | os.PathLike[str],
+    *,
+    title: str = "Calibration report",
+) -> None:
+    """Write one self-contained HTML file about one entry, or comparing several.
+
+    Styles, script and pictures are inside; a content policy in the file forbids the browser to
+    fetch anything, or to run any script but ours. All names are escaped.
+
+    Args:
+        entries: at least one; those of the same name are told apart by a number.
+        path: the file to write; never half-written.
+        title: the page's heading.
+    """
+    text = render_page(entries, title=title)
+    with atomic_write(path) as file:
+        file.write(text)
+
+
+def render_page(entries: Sequence[Entry], *, title: str = "Calibration report") -> str:
+    """The page of `write_page` as text."""
+    entries = distinct(entries)
+    reports = [entry.report for entry in entries]
+    script = _part("sort.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    environment = Environment(
+        loader=PackageLoader("segcal.viz", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html").render(
+        title=title,
+        version=segcal.__version__,
+        style=Markup(_part("style.css")),  # noqa: S704 (our own file)
+        script=Markup(script),
+        script_hash=f"sha256-{digest}",
+        headline=headline(entries),
+        columns=comparison_columns(reports),
+        cells=comparison_cells(reports),
+        figures=[_figure(drawing) for drawing in comparison_drawings(entries)],
+        class_ece=class_ece_table(entries) if len(entries) > 1 else None,
+        region_columns=region_columns(),
+        class_columns=class_columns(reports[0]),
+        entries=[_view(entry) for entry in entries],
+    )
+
+
+def _view(entry: Entry) -> dict[str, Any]:
+    """What the template shows of one entry."""
+    figures = [_figure(drawing) for drawing in entry_drawings(entry, max_classes=_MAX_CLASSES)]
+    return {
+        "name": entry.name,
+        "verdict": verdict(entry.report),
+        "report": entry.report,
+        "tiles": tiles(entry.report),
+        "figures": [figure for figure in figures if not figure["wide"]],
+        "wide_figures": [figure for figure in figures if figure["wide"]],
+        "classes": class_rows(entry.report),
+        "regions": region_rows(entry.report),
+        "overlays": [_overlay(overlay) for overlay in entry.overlays],
+        "worst": entry.report.worst_images,
+        "skipped": entry.skipped,
+        "facts": facts(entry.report),
+        "config": entry.config,
+    }
+
+
+def _figure(drawing: Drawing) -> dict[str, Any]:
+    figure = drawing.figure()
+    width, height = (round(96 * inches) for inches in figure.get_size_inches())
+    return {
+        "title": drawing.title,
+        "caption": drawing.caption,
+        "wide": drawing.wide,
+        "uri": _uri(adaptive_svg(figure), "image/svg+xml"),
+        "width": width,
+        "height": height,
+    }
+
+
+def _overlay(overlay: Overlay) -> dict[str, Any]:
+    image = Image.open(io.BytesIO(overlay.png)).convert("RGB")
+    buffer = io.BytesIO()
+    image.save(buffer, "WEBP", quality=_QUALITY, method=4)  # a quarter of the PNG of a photograph
+    return {
+        "name": overlay.name,
+        "ece": overlay.ece,
+        "uri": _uri(buffer.getvalue(), "image/webp"),
+        "width": image.width,
+        "height": image.height,
+    }
+
+
+def _uri(data: bytes, kind: str) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _part(name: str) -> str:
+    return (files("segcal.viz") / "page" / name).read_text(encoding="utf-8")

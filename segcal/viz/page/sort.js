@@ -1,0 +1,40 @@
+"use strict";
+// Click or press Enter on a header to sort its column; again to turn the order round.
+// Cells carry their number in data-value; those without one stay at the end.
+for (const table of document.querySelectorAll("table.sortable")) {
+  const headers = [...table.tHead.rows[0].cells];
+  headers.forEach((header, column) => {
+    const button = header.querySelector("button");
+    button.addEventListener("click", () => {
+      const first = header.dataset.first || "descending";
+      const other = first === "descending" ? "ascending" : "descending";
+      const order = header.getAttribute("aria-sort") === first ? other : first;
+      headers.forEach((each) => each.removeAttribute("aria-sort"));
+      header.setAttribute("aria-sort", order);
+      sortRows(table.tBodies[0], column, order === "ascending" ? 1 : -1);
+    });
+  });
+}
+
+function sortRows(body, column, sign) {
+  const key = (row) => {
+    const cell = row.cells[column];
+    if (cell.dataset.value === undefined) return cell.textContent.trim();
+    return cell.dataset.value === "" ? NaN : Number(cell.dataset.value);
+  };
+  const compare = (a, b) => {
+    if (typeof a.key === "string") return sign * a.key.localeCompare(b.key);
+    if (Number.isNaN(a.key) || Number.isNaN(b.key)) {
+      return Number.isNaN(a.key) - Number.isNaN(b.key);
+    }
+    return sign * (a.key - b.key);
+  };
+  const rows = [...body.rows].map((row) => ({ row, key: key(row) }));
+  rows.sort(compare);
+  body.append(...rows.map((each) => each.row));
+}
+
+// Paper has no folds to open.
+addEventListener("beforeprint", () => {
+  document.querySelectorAll("details").forEach((each) => (each.open = true));
+});

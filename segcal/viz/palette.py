@@ -1,0 +1,63 @@
+"""The place for colours: of classes, of runs, of over- and under-confidence."""
+
+from __future__ import annotations
+
+import colorsys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+OVER = "#c8102e"  # confidence above accuracy
+UNDER = "#0b62b8"  # confidence below accuracy; the pair stays apart for every colour vision
+
+# Okabe and Ito (2008), chosen to be told apart by colour-blind readers; yellow is left out, too
+# pale on white. Line style and marker change with the colour, so colour never speaks alone.
+_RUN_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_RUN_DASHES: tuple[tuple[float, tuple[float, ...]], ...] = (
+    (0, ()),
+    (0, (5, 1.5)),
+    (0, (1.2, 1.2)),
+    (0, (6, 1.5, 1.2, 1.5)),
+)
+_RUN_MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+_GOLDEN = 0.6180339887498949  # steps by it never come close to an earlier hue soon
+
+
+def run_style(index: int) -> dict[str, Any]:
+    """Keyword arguments of `Axes.plot` for the `index`-th run of a comparison."""
+    return {
+        "color": _RUN_COLORS[index % len(_RUN_COLORS)],
+        "linestyle": _RUN_DASHES[index % len(_RUN_DASHES)],
+        "marker": _RUN_MARKERS[index % len(_RUN_MARKERS)],
+    }
+
+
+def voc_palette(num_colors: int = 256) -> NDArray[np.uint8]:
+    """(num_colors, 3) RGB: the palette of the PASCAL VOC masks.
+
+    The three lowest bits of a label are the highest bits of red, green and blue, the next three
+    the second highest, and so on: label 1 is (128, 0, 0), label 255 (224, 224, 192).
+    """
+    labels = np.arange(num_colors)
+    colors = np.zeros((num_colors, 3), dtype=np.uint8)
+    for bit in range(8):
+        for channel in range(3):
+            value = (labels >> (3 * bit + channel)) & 1
+            colors[:, channel] |= (value << (7 - bit)).astype(np.uint8)
+    return colors
+
+
+def class_palette(num_classes: int) -> NDArray[np.uint8]:
+    """(num_classes, 3) RGB: distinct colours for any number of classes, the first a quiet grey.
+
+    Hues go around the circle by the golden ratio, lightness alternates, so that neighbours in the
+    list differ in both. Class 0 is background in most data sets.
+    """
+    colors = [(0.80, 0.81, 0.83)]
+    for index in range(1, num_classes):
+        hue = (0.58 + index * _GOLDEN) % 1.0
+        lightness = (0.46, 0.66, 0.34)[index % 3]
+        saturation = (0.70, 0.62, 0.60)[index % 3]
+        colors.append(colorsys.hls_to_rgb(hue, lightness, saturation))
+    return np.round(np.array(colors[:num_classes]).reshape(-1, 3) * 255).astype(np.uint8)

@@ -1,0 +1,195 @@
+"""The place for the panel of one image: what was seen, what was said, how surely, how rightly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Colormap, ListedColormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from segcal.viz.figure import new_figure, plain, png, themed
+from segcal.viz.heatmap import (
+    GROUND,
+    LIMIT,
+    calibration_overlay,
+    gap_colors,
+    hatching,
+    predictions,
+    rgb_image,
+)
+from segcal.viz.palette import class_palette
+
+_SIDE = 2.7  # inches, the longer side of a picture; three a row
+_MARGIN, _GAP, _TITLE, _KEY, _SCALE = 0.06, 0.12, 0.26, 0.24, 0.42  # inches
+_KEY_COLUMNS, _SHOWN_CLASSES = 7, 14
+_FEW_PIXELS = 200  # smaller images show their pixels
+_WRONG = "#e66101"  # orange: apart from the red and blue of the gap
+_RIGHT = "#f4f5f7"
+_CONFIDENCE_MAP = "bone"
+
+
+def overlay_panel(
+    image: ArrayLike | Tensor | None,
+    probs: ArrayLike | Tensor,
+    labels: ArrayLike | Tensor,
+    *,
+    class_names: Sequence[str] | None = None,
+    palette: ArrayLike | None = None,
+    ignore_index: int = 255,
+    name: str = "",
+    sigma: float | None = None,
+) -> bytes:
+    """PNG of six pictures of one image: itself, labels, prediction, confidence, errors, gap.
+
+    Args:
+        image: (H, W, 3) or (H, W), uint8 or floating in 0..1; None if there is none.
+        probs: (C, H, W) probabilities.
+        labels: (H, W) integer labels.
+        class_names: C names for the key; numbers unless told.
+        palette: (C or more, 3) uint8 colours of the classes; `class_palette` unless told.
+        ignore_index: the label that means "do not count this pixel"; those are hatched.
+        name: of the image; kept in the file as its title, not drawn.
+        sigma: see `calibration_gap`.
+    """
+    confidence, predicted, target = predictions(probs, labels, ignore_index=ignore_index)
+    colors, names = _colors_and_names(np.shape(probs)[0], palette, class_names)
+    valid = target != ignore_index
+    stripes = hatching(target.shape)  # (H, W, 1)
+    wrong = np.where(predicted != target, 1, 0)
+    error_colors = np.array([_rgb(_RIGHT), _rgb(_WRONG)], dtype=np.uint8)
+    pictures = {
+        "image": None if image is None else rgb_image(image, target.shape),
+        "labels": np.where(valid[..., None], colors[np.where(valid, target, 0)], stripes),
+        "prediction": colors[predicted],
+        "confidence (%)": 100 * confidence,
+        "errors": np.where(valid[..., None], error_colors[wrong], stripes),
+        "confidence − accuracy (points)": calibration_overlay(
+            image, probs, labels, ignore_index=ignore_index, sigma=sigma
+        ),
+    }
+    seen = _classes_seen(predicted, target[valid], len(colors))
+    key = [Patch(facecolor=_unit(colors[c]), label=plain(names[c], 16)) for c in seen]
+    with themed():
+        figure, axes = _grid(
+            pictures, key_rows=0 if image is None else -(-len(key) // _KEY_COLUMNS)
+        )
+        _add_scales(figure, axes)
+        if image is None:
+            axes[0].legend(handles=key, loc="center left", title="classes", alignment="left")
+        else:
+            axes[0].legend(
+                handles=key,
+                loc="upper left",
+                bbox_to_anchor=(-0.02, 0.0),
+                ncols=_KEY_COLUMNS,
+                fontsize=8,
+                handlelength=1.2,
+                columnspacing=1.2,
+            )
+        return png(figure, title=name)
+
+
+def _colors_and_names(
+    num_classes: int, palette: ArrayLike | None, class_names: Sequence[str] | None
+) -> tuple[NDArray[np.uint8], list[str]]:
+    colors = np.asarray(class_palette(num_classes) if palette is None else palette, dtype=np.uint8)
+    if colors.ndim != 2 or colors.shape[1] != 3 or len(colors) < num_classes:
+        raise ValueError(f"Expected a palette of shape ({num_classes}, 3), but got {colors.shape}")
+    names = [str(c) for c in range(num_classes)] if class_names is None else list(class_names)
+    if len(names) != num_classes:
+        raise ValueError(f"Expected {num_classes} class names, but got {len(names)}")
+    return colors[:num_classes], names
+
+
+def _grid(pictures: Mapping[str, NDArray[Any] | None], key_rows: int) -> tuple[Figure, list[Axes]]:
+    """Two rows of three pictures, their names above; room for the key and the scales below."""
+    height, width = next(p.shape[:2] for p in pictures.values() if p is not None)
+    scale = _SIDE / max(height, width)
+    w, h = width * scale, height * scale
+    key = key_rows * _KEY
+    total_w = 2 * _MARGIN + 3 * w + 2 * _GAP
+    total_h = 2 * (_TITLE + h) + key + _SCALE + 2 * _MARGIN
+    figure = new_figure(total_w, total_h, layout=None)
+    axes = []
+    for index, (name, picture) in enumerate(pictures.items()):
+        row, column = divmod(index, 3)
+        left = _MARGIN + column * (w + _GAP)
+        bottom = total_h - _MARGIN - (row + 1) * (_TITLE + h) - row * key
+        ax = figure.add_axes((left / total_w, bottom / total_h, w / total_w, h / total_h))
+        ax.axis("off")
+        axes.append(ax)
+        if picture is None:
+            continue
+        ax.set_title(name, fontsize=9.5, loc="left", pad=4)
+        if picture.ndim == 2:
+            ax.imshow(picture, cmap=_CONFIDENCE_MAP, vmin=0, vmax=100, interpolation="nearest")
+        else:
+            few = max(height, width) < _FEW_PIXELS
+            ax.imshow(picture, interpolation="nearest" if few else "auto")
+    return figure, axes
+
+
+def _add_scales(figure: Figure, axes: Sequence[Axes]) -> None:
+    """Under the lower row: what the colours of confidence, errors and gap mean."""
+    confidence, errors, gap = axes[3:]
+    ramp = np.linspace(-LIMIT, LIMIT, 255)[None]
+    gap_map = ListedColormap(gap_colors(ramp, np.full((1, 1, 1), GROUND))[0] / 255)
+    bound = round(100 * LIMIT)
+    _add_scale(figure, confidence, _CONFIDENCE_MAP, 0, 100, ["0", "50", "100"])
+    _add_scale(figure, gap, gap_map, -bound, bound, [f"under ≤ −{bound}", "0", f"over ≥ {bound}"])
+    swatches = [
+        Patch(facecolor=_WRONG, label="wrong"),
+        Patch(facecolor=_RIGHT, edgecolor="#c4c8ce", label="right"),
+        Patch(facecolor="#d6d6d6", hatch="////", edgecolor="#b8b8b8", label="not counted"),
+    ]
+    errors.legend(
+        handles=swatches,
+        loc="upper left",
+        bbox_to_anchor=(-0.02, 0.0),
+        ncols=3,
+        fontsize=8,
+        handlelength=1.2,
+        columnspacing=1.2,
+    )
+
+
+def _add_scale(
+    figure: Figure, ax: Axes, cmap: str | Colormap, low: int, high: int, ticks: Sequence[str]
+) -> None:
+    inch = 1 / (ax.get_position().height * figure.get_figheight())  # in parts of the axes' height
+    bar = ax.inset_axes((0.0, -0.19 * inch, 1.0, 0.1 * inch))
+    colorbar = figure.colorbar(
+        ScalarMappable(Normalize(low, high), cmap), cax=bar, orientation="horizontal"
+    )
+    colorbar.outline.set_visible(False)
+    colorbar.set_ticks([low, (low + high) / 2, high], labels=ticks)
+    bar.tick_params(length=0, labelsize=8, pad=2)
+    first, _, last = bar.get_xticklabels()
+    first.set_horizontalalignment("left")
+    last.set_horizontalalignment("right")
+
+
+def _classes_seen(
+    predicted: NDArray[np.int64], target: NDArray[np.int64], num_classes: int
+) -> list[int]:
+    """The classes with most pixels in labels or prediction, in the order of classes."""
+    count = np.bincount(predicted.ravel(), minlength=num_classes)
+    count += np.bincount(target, minlength=num_classes)
+    most = np.argsort(-count, kind="stable")[:_SHOWN_CLASSES]
+    return sorted(int(c) for c in most if count[c])
+
+
+def _rgb(color: str) -> list[int]:
+    return [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+
+
+def _unit(color: NDArray[np.uint8]) -> tuple[float, float, float]:
+    red, green, blue = (float(channel) / 255 for channel in color)
+    return red, green, blue

@@ -1,0 +1,46 @@
+"""The place for what diagrams and tables read off reports beyond their scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from segcal.metrics import Report
+
+
+def named(report: Report | Mapping[str, Report]) -> Mapping[str, Report]:
+    """Reports by name; a single one has none.
+
+    Raises:
+        ValueError: there are none, or they are not of the same classes.
+    """
+    reports = report if isinstance(report, Mapping) else {"": report}
+    if not reports:
+        raise ValueError("Expected at least one report, but got none")
+    sizes = {each.protocol.num_classes for each in reports.values()}
+    if len(sizes) > 1:
+        raise ValueError(f"Expected reports of the same classes, but got {sorted(sizes)} classes")
+    return reports
+
+
+def class_names(report: Report) -> list[str]:
+    """K names of the classes; their numbers if the report has none."""
+    return list(report.class_names or map(str, range(report.protocol.num_classes)))
+
+
+def worst_classes(report: Report, limit: int) -> list[int]:
+    """The `limit` classes with the largest class-j-ECE, in the order of classes."""
+    order = np.argsort(-report.class_ece, kind="stable")[:limit]  # NaN comes last
+    return sorted(int(c) for c in order)
+
+
+def share(count: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(B,) counts as shares of their sum; zeros if there is nothing."""
+    return count / max(int(count.sum()), 1)
+
+
+def unit(report: Report) -> str:
+    """What is counted: "pixels", or "samples" where each image is one (classification)."""
+    return "pixels" if report.protocol.pixels > report.protocol.images else "samples"

@@ -1,0 +1,130 @@
+"""The place where a report becomes the rows of the page's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from segcal.metrics import Report
+from segcal.metrics.rows import COLUMNS
+from segcal.viz.comparison import Cell, best_of, comparison_cells, number
+from segcal.viz.entry import Entry
+from segcal.viz.reading import class_names, unit
+
+_TILES = ("ece", "sce", "accuracy", "miou")
+
+
+class Heading(NamedTuple):
+    """A sortable column: its words, and the order the first click gives."""
+
+    text: str
+    first: str = "descending"
+
+
+def tiles(report: Report) -> list[tuple[str, str, Cell]]:
+    """(label, unit, cell) of the four scores to see first."""
+    by_score = dict(zip([c.score for c in COLUMNS], comparison_cells([report])[0], strict=False))
+    headings = {column.score: column.heading for column in COLUMNS}
+    shown = []
+    for score in _TILES:
+        label, _, scale = headings[score].partition(" (")
+        shown.append((label, scale.rstrip(")"), by_score[score]))
+    return shown
+
+
+def class_columns(report: Report) -> list[Heading]:
+    """The columns of `class_rows` after the name."""
+    return [
+        Heading("no.", "ascending"),
+        Heading(f"{unit(report)} (%)"),
+        Heading("IoU (%)", "ascending"),
+        Heading("accuracy (%)", "ascending"),
+        Heading("class-j-ECE (%)"),
+        Heading("bias (points)"),
+    ]
+
+
+def class_rows(report: Report) -> list[dict[str, Any]]:
+    """Name, cells and share of the largest class-j-ECE, for every class."""
+    total = max(report.protocol.pixels, 1)
+    truth = report.confusion.sum(1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        accuracy = np.where(truth > 0, report.confusion.diagonal() / truth, np.nan)
+    bias = (report.classes.confidence_sum - report.classes.hits).sum(1) / total
+    largest = max(float(np.nanmax(report.class_ece, initial=0.0)), 1e-12)
+    rows = []
+    for c, name in enumerate(class_names(report)):
+        cells = [Cell(float(c), str(c))]
+        cells += [
+            Cell(100 * value, number(100 * value, 2))
+            for value in (
+                truth[c] / total,
+                report.class_iou[c],
+                accuracy[c],
+                report.class_ece[c],
+            )
+        ]
+        cells.append(Cell(100 * bias[c], signed(100 * bias[c])))
+        bar = np.nan_to_num(report.class_ece[c]) / largest
+        rows.append({"name": name, "cells": cells, "bar": f"{100 * bar:.1f}%"})
+    return rows
+
+
+def class_ece_table(entries: Sequence[Entry]) -> dict[str, Any]:
+    """class-j-ECE of every class (row) and entry (column), the best of each row marked."""
+    names = class_names(entries[0].report)
+    table = 100 * np.stack([entry.report.class_ece for entry in entries], axis=1)  # (K, E)
+    rows = []
+    for name, values in zip(names, table.tolist(), strict=True):
+        best = best_of(values, 2)
+        cells = [Cell(v, number(v, 2), best=index in best) for index, v in enumerate(values)]
+        rows.append({"name": name, "cells": cells})
+    return {"columns": [Heading(entry.name) for entry in entries], "rows": rows}
+
+
+def region_columns() -> list[str]:
+    """The headings of the cells of `region_rows`."""
+    return [column.heading for column in COLUMNS if column.score in _TILES]
+
+
+def region_rows(report: Report) -> list[dict[str, Any]]:
+    """The scores of each region of the images, after those of the whole."""
+    if not report.regions:
+        return []
+    parts = {report.protocol.region: report, **report.regions}
+    cells = comparison_cells(list(parts.values()))
+    shown = [index for index, column in enumerate(COLUMNS) if column.score in _TILES]
+    return [
+        {
+            "name": name,
+            "cells": [Cell(row[i].value, row[i].text, row[i].interval) for i in shown],
+            "pixels": f"{part.protocol.pixels:,}",
+        }
+        for (name, part), row in zip(parts.items(), cells, strict=True)
+    ]
+
+
+def facts(report: Report) -> list[tuple[str, str]]:
+    """The protocol, line by line."""
+    p = report.protocol
+    rule = "(lo, hi], 0 in the first" if p.edge_rule == "right" else "[lo, hi), 1 in the last"
+    lines = [
+        ("counted", f"{p.pixels:,} pixels of {p.images:,} images"),
+        ("region", p.region),
+        ("averaged over", f"{p.average}s"),
+        ("classes", str(p.num_classes)),
+        ("bins", f"{p.num_bins} of equal width, {rule}"),
+        ("ignored label", str(p.ignore_index)),
+    ]
+    if report.images is not None and report.images.intervals:
+        resamples = report.images.resamples
+        lines.append(("intervals", f"95 %, bootstrap over images, {resamples:,} resamples"))
+    return [*lines, ("measured with", f"segcal {p.version}")]
+
+
+def signed(value: float) -> str:
+    """A number with its sign, and none where it prints as zero."""
+    text = f"{value:+.2f}".replace("-", "−")
+    return text[1:] if float(f"{value:.2f}") == 0 else text
