@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from segcal.data import scenes
+from segcal.data import classification, folders, scenes, voc
 from segcal.data.samples import Samples
 from segcal.data.source import DataConfig, Part, Source, split
 from segcal.data.transforms import Augmentation, Augmenter
@@ -16,6 +16,13 @@ from segcal.data.transforms import Augmentation, Augmenter
 DATASETS: dict[str, Callable[[DataConfig], Source]] = {
     "scenes": scenes.scenes,
     "digits": scenes.digits,
+    "voc2012": voc.voc2012,
+    "cifar10": classification.cifar10,
+    "cifar100": classification.cifar100,
+    "svhn": classification.svhn,
+    "mnist": classification.mnist,
+    "masks": folders.masks,
+    "folders": folders.folders,
 }
 
 
@@ -59,18 +66,10 @@ def build_data(config: DataConfig, *, seed: int) -> Splits:
     Raises:
         ValueError: an unknown name, an option out of range, or files that are missing.
     """
-    if config.name not in DATASETS:
-        raise ValueError(
-            f"Expected data name to be one of {', '.join(DATASETS)}, but got {config.name!r}"
-        )
-    if seed < 0 or config.split_seed < 0:
-        raise ValueError(f"Expected seeds of at least 0, but got {min(seed, config.split_seed)}")
-    if config.limit is not None and config.limit < 1:
-        raise ValueError(f"Expected limit to be at least 1, but got {config.limit}")
+    _check(config, seed)
     source = DATASETS[config.name](config)
+    _check_fit(config, source)
     mean, std = config.mean or source.mean, config.std or source.std
-    if min(std) <= 0:
-        raise ValueError(f"Expected std to be positive, but got {std}")
 
     def samples(part: Part, indices: np.ndarray, augmenter: Augmenter | None = None) -> Samples:
         return Samples(
@@ -83,14 +82,15 @@ def build_data(config: DataConfig, *, seed: int) -> Splits:
             seed=seed,
         )
 
-    kept, held = np.arange(len(source.train.names)), np.arange(0)
+    count = len(source.train.names)
     if source.holdout is None:
-        kept, held = split(len(kept), holdout=config.holdout, seed=config.split_seed)
+        kept, held = split(count, holdout=config.holdout, seed=config.split_seed)
         holdout = samples(source.train, held)
     else:
+        kept = np.arange(count)
         holdout = samples(source.holdout, np.arange(len(source.holdout.names)))
     return Splits(
-        train=samples(source.train, kept, _augmenter(config, source.augmentation, mean)),
+        train=samples(source.train, kept, _augmenter(config, source.augmentation)),
         holdout=holdout,
         test=samples(source.test, np.arange(len(source.test.names))),
         num_classes=len(source.class_names),
@@ -103,17 +103,48 @@ def build_data(config: DataConfig, *, seed: int) -> Splits:
     )
 
 
-def _augmenter(
-    config: DataConfig, default: Augmentation, mean: tuple[float, ...]
-) -> Augmenter | None:
+def _check(config: DataConfig, seed: int) -> None:
+    """Options that are wrong for any data set."""
+    if config.name not in DATASETS:
+        raise ValueError(
+            f"Expected data name to be one of {', '.join(DATASETS)}, but got {config.name!r}"
+        )
+    if min(seed, config.split_seed) < 0:
+        raise ValueError(f"Expected seeds of at least 0, but got {min(seed, config.split_seed)}")
+    for name in ("limit", "resize"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ValueError(f"Expected {name} to be at least 1, but got {value}")
+    if config.std is not None and min(config.std) <= 0:
+        raise ValueError(f"Expected std to be positive, but got {config.std}")
+
+
+def _check_fit(config: DataConfig, source: Source) -> None:
+    """Options that would change nothing in this data set, or what must not be changed."""
+    if config.num_classes not in (None, len(source.class_names)):
+        raise ValueError(
+            f"Expected num_classes={len(source.class_names)} for {config.name}, "
+            f"but got {config.num_classes}"
+        )
+    if config.train_split != "train" and config.name != "voc2012":
+        raise ValueError(
+            f"Expected train_split to be train for {config.name}, but got {config.train_split!r}"
+        )
+    if config.resize is not None and isinstance(source.train.read(0)[1], np.ndarray):
+        raise ValueError(
+            f"Expected resize to be unset for segmentation, which is evaluated at the size of the "
+            f"masks, but got {config.resize}; base_size and crop_size set the size in training"
+        )
+
+
+def _augmenter(config: DataConfig, default: Augmentation) -> Augmenter | None:
     """The recipe with the user's changes, or None where it would do nothing."""
     names = ("base_size", "scale", "pad", "crop_size", "flip")
     chosen = {name: getattr(config, name) for name in names}
     recipe = replace(default, **{k: v for k, v in chosen.items() if v is not None})
     if not config.augment or recipe == Augmentation(scale=recipe.scale):
         return None
-    fill = tuple(255 * value for value in mean)
-    return Augmenter(recipe, fill=fill, ignore_index=config.ignore_index)
+    return Augmenter(recipe, ignore_index=config.ignore_index)
 
 
 def _spread(indices: np.ndarray, limit: int | None) -> np.ndarray:

@@ -43,7 +43,8 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
     ) -> None:
         self.part = part
         self.indices = [int(i) for i in indices]
-        self.names = [part.names[i] for i in self.indices]
+        names = part.names
+        self.names = [names[i] for i in self.indices]
         self._mean = torch.tensor(mean, dtype=torch.float32).view(3, 1, 1)
         self._std = torch.tensor(std, dtype=torch.float32).view(3, 1, 1)
         self._resize = resize

@@ -30,14 +30,15 @@ _PALETTE = np.array(
 
 
 @dataclass(frozen=True)
-class _Digits:
-    """Digit images and their classes: (n, 8, 8) float32 in 0..1, (n,) int64."""
+class Digits:
+    """Digit images, (n, 8, 8) float32 in 0..1, and their classes, (n,) int64."""
 
     images: np.ndarray
     classes: np.ndarray
 
-    def take(self, indices: np.ndarray) -> _Digits:
-        return _Digits(self.images[indices], self.classes[indices])
+    def take(self, indices: np.ndarray) -> Digits:
+        """Some of them."""
+        return Digits(self.images[indices], self.classes[indices])
 
 
 def digits(config: DataConfig) -> Source:
@@ -67,126 +68,120 @@ def scenes(config: DataConfig) -> Source:
         )
     train, test = _load()
     kept, held = split(len(train.classes), holdout=config.holdout, seed=config.split_seed)
-    # At least one held-out scene and one to train on, as with the digits themselves.
-    count = len(split(TRAIN_SCENES, holdout=config.holdout, seed=0)[1])
+    train_count, held_count = map(len, split(TRAIN_SCENES, holdout=config.holdout, seed=0))
     return Source(
-        train=_render_part("train", train.take(kept), TRAIN_SCENES - count, seed=1),
-        holdout=_render_part("holdout", train.take(held), count, seed=2),
-        test=_render_part("test", test, TEST_SCENES, seed=3),
+        train=ScenePart("train", train.take(kept), train_count, seed=1),
+        holdout=ScenePart("holdout", train.take(held), held_count, seed=2),
+        test=ScenePart("test", test, TEST_SCENES, seed=3),
         class_names=("background", *map(str, range(10))),
         palette=_PALETTE,
     )
 
 
-def _load() -> tuple[_Digits, _Digits]:
+class ScenePart:
+    """Scenes made from one pool of digits, each drawn when it is first asked for and then kept.
+
+    Args:
+        name: of the part; scenes are called name-0000 and so on.
+        pool: the digits.
+        count: number of scenes.
+        seed: scene i depends on the pool, the seed and i alone.
+    """
+
+    def __init__(self, name: str, pool: Digits, count: int, *, seed: int) -> None:
+        self.names = [f"{name}-{i:04d}" for i in range(count)]
+        self.pool = pool
+        self._seed = seed
+        self._drawn: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def image(self, index: int) -> np.ndarray:
+        """(64, 64, 3) uint8 RGB."""
+        return self.read(index)[0]
+
+    def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """The image, and (64, 64) uint8 labels."""
+        if index not in self._drawn:
+            self._drawn[index] = draw(self.pool, np.random.default_rng((self._seed, index)))
+        return self._drawn[index]
+
+
+def _load() -> tuple[Digits, Digits]:
     """(train, test): the same parting whatever the configuration."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    everything = _Digits((bunch.images / 16).astype(np.float32), bunch.target.astype(np.int64))
+    everything = Digits((bunch.images / 16).astype(np.float32), bunch.target.astype(np.int64))
     train, test = split(len(everything.classes), holdout=_TEST_SHARE, seed=0)
     return everything.take(train), everything.take(test)
 
 
-def _render_part(name: str, pool: _Digits, count: int, *, seed: int) -> ArrayPart:
-    images = np.empty((count, SIDE, SIDE, 3), dtype=np.uint8)
-    labels = np.empty((count, SIDE, SIDE), dtype=np.uint8)
-    for i in range(count):
-        images[i], labels[i] = render(pool.images, pool.classes, np.random.default_rng((seed, i)))
-    return ArrayPart(images, labels, [f"{name}-{i:04d}" for i in range(count)])
-
-
-def render(
-    digit_images: np.ndarray, digit_classes: np.ndarray, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draw one scene.
-
-    Args:
-        digit_images: (n, 8, 8) float in 0..1, to choose from.
-        digit_classes: (n,) their digits.
-        rng: decides everything.
-
-    Returns:
-        (64, 64, 3) uint8 RGB and (64, 64) uint8 labels.
-    """
-    ground = _colour(rng)  # (3,)
-    image = _texture(ground, rng)  # (64, 64, 3)
+def draw(pool: Digits, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """One scene, (64, 64, 3) uint8 RGB, and its labels, (64, 64) uint8; `rng` decides all of it."""
+    ground = (rng.uniform(0.2, 0.8) + rng.uniform(-0.12, 0.12, 3)).astype(np.float32)
+    image = ground + _texture(rng)  # (64, 64, 3)
     label = np.zeros((SIDE, SIDE), dtype=np.uint8)
-    for _ in range(rng.integers(1, 6)):
-        _paste(image, _stroke(rng), _ink(ground, rng))
+    for _ in range(rng.integers(0, 4)):
+        _paste(image, label, _arc(rng), _ink(ground, rng), rng)
     for _ in range(rng.integers(2, 6)):
-        choice = rng.integers(len(digit_classes))
-        opacity = _place(digit_images[choice], rng)  # (64, 64) in 0..1
-        _paste(image, opacity * rng.uniform(0.6, 1.0), _ink(ground, rng))
-        label[opacity > 1 - _INK] = IGNORE
-        label[opacity > _INK] = digit_classes[choice] + 1
-    image *= 1 + 0.12 * _smooth(rng, cells=2, channels=1)  # uneven light
-    image += rng.uniform(0.02, 0.07) * rng.standard_normal(image.shape, dtype=np.float32)
-    return (image.clip(0, 1) * 255).round().astype(np.uint8), label
+        choice = rng.integers(len(pool.classes))
+        opacity = _enlarge(pool.images[choice], rng)
+        _paste(image, label, opacity, _ink(ground, rng), rng, int(pool.classes[choice]) + 1)
+    image *= 1 + 0.12 * _smooth(rng, cells=2)  # uneven light
+    image += rng.uniform(0.01, 0.06) * rng.standard_normal(image.shape, dtype=np.float32)
+    return np.clip(255 * image, 0, 255).astype(np.uint8), label
 
 
-def _colour(rng: np.random.Generator) -> np.ndarray:
-    """(3,) a muted colour: some grey of any lightness with a tint."""
-    return (rng.uniform(0.2, 0.8) + rng.uniform(-0.12, 0.12, 3)).astype(np.float32)
+def _texture(rng: np.random.Generator) -> np.ndarray:
+    """(64, 64, 3) float32 around 0: waves in some colour, and grain of two sizes."""
+    angle, waves = rng.uniform(0, np.pi), rng.uniform(1, 9)
+    ramp = np.linspace(0, 2 * np.pi * waves, SIDE, dtype=np.float32)
+    phase = ramp * np.float32(np.cos(angle)) + ramp[:, None] * np.float32(np.sin(angle))
+    wave = np.sin(phase[..., None] + 3 * _smooth(rng, cells=3))  # (64, 64, 1)
+    colour = rng.uniform(-0.1, 0.1, 3).astype(np.float32)
+    return wave * colour + 0.05 * _smooth(rng, cells=5, channels=3) + 0.05 * _smooth(rng, cells=20)
+
+
+def _smooth(rng: np.random.Generator, *, cells: int, channels: int = 1) -> np.ndarray:
+    """(64, 64, channels) noise of unit deviation at the knots, that varies over 64 / cells px."""
+    import cv2
+
+    knots = rng.standard_normal((cells, cells, channels), dtype=np.float32)
+    grown = cv2.resize(knots, (SIDE, SIDE), interpolation=cv2.INTER_CUBIC)
+    return grown.reshape(SIDE, SIDE, channels)
 
 
 def _ink(ground: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """(3,) a colour lighter or darker than the ground: sometimes plain to see, sometimes hardly."""
     darker = rng.random() < ground.mean()
-    contrast = rng.uniform(0.15, 0.6) * (-1 if darker else 1)
-    return (ground + contrast + rng.uniform(-0.2, 0.2, 3)).astype(np.float32)
+    contrast = rng.uniform(0.2, 0.6) * (-1 if darker else 1)
+    return (ground + contrast + rng.uniform(-0.15, 0.15, 3)).astype(np.float32)
 
 
-def _texture(ground: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(64, 64, 3) float32: waves of a second colour on the ground, and grain of three sizes."""
-    angle, waves = rng.uniform(0, np.pi), rng.uniform(1, 9)
-    ramp = np.linspace(0, waves, SIDE, dtype=np.float32)
-    phase = ramp * np.cos(angle) + ramp[:, None] * np.sin(angle)  # (64, 64)
-    phase = phase[..., None] + 0.5 * _smooth(rng, cells=3, channels=1)
-    blend = 0.5 + 0.5 * np.sin(2 * np.pi * phase)  # (64, 64, 1)
-    second = rng.uniform(-0.2, 0.2, 3).astype(np.float32)
-    image = ground + blend * second
-    image += 0.06 * _smooth(rng, cells=4, channels=3)
-    image += 0.05 * _smooth(rng, cells=12, channels=1)
-    image += 0.04 * _smooth(rng, cells=32, channels=1)
-    return image
-
-
-def _smooth(rng: np.random.Generator, *, cells: int, channels: int) -> np.ndarray:
-    """(64, 64, channels) noise of unit deviation at the knots, that varies over 64 / cells px."""
+def _enlarge(digit: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """(s, s) opacity of an (8, 8) digit, enlarged, turned and sheared."""
     import cv2
 
-    knots = rng.normal(size=(cells, cells, channels)).astype(np.float32)
-    grown = cv2.resize(knots, (SIDE, SIDE), interpolation=cv2.INTER_CUBIC)
-    return grown.reshape(SIDE, SIDE, channels)
-
-
-def _place(digit: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(64, 64) opacity of an (8, 8) digit, enlarged, turned, sheared and put somewhere."""
-    import cv2
-
-    side = rng.uniform(18, 34)  # of the whole (8, 8) square in the scene
-    angle, shear = rng.uniform(-0.35, 0.35), rng.uniform(-0.25, 0.25)
+    side = rng.uniform(20, 36)  # what the 8 pixels become
+    angle, shear = rng.uniform(-0.3, 0.3), rng.uniform(-0.2, 0.2)
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     linear = (side / 8) * turn @ np.array([[1, shear], [0, 1]])
-    centre = rng.uniform(0.3 * side, SIDE - 0.3 * side, 2)  # may leave the scene a little
-    matrix = np.column_stack([linear, centre - linear @ (3.5, 3.5)])
-    ink = cv2.warpAffine(digit, matrix, (SIDE, SIDE), flags=cv2.INTER_CUBIC)
-    return _steepen(ink)
+    canvas = int(1.4 * side)  # room for the turned corners
+    matrix = np.column_stack([linear, (canvas - 1) / 2 - linear @ (3.5, 3.5)])
+    return _steepen(cv2.warpAffine(digit, matrix, (canvas, canvas), flags=cv2.INTER_CUBIC))
 
 
-def _stroke(rng: np.random.Generator) -> np.ndarray:
-    """(64, 64) opacity of an arc as thick as a digit's ink, which is background all the same."""
+def _arc(rng: np.random.Generator) -> np.ndarray:
+    """(s, s) opacity of an arc as thick as a digit's ink, which is background all the same."""
     import cv2
 
-    canvas = np.zeros((SIDE, SIDE), dtype=np.uint8)
-    centre = tuple(int(v) for v in rng.integers(0, SIDE, 2))
-    axes = tuple(int(v) for v in rng.integers(3, 14, 2))
-    start = rng.uniform(0, 360)
+    half = int(rng.integers(8, 18))
+    canvas = np.zeros((2 * half, 2 * half), dtype=np.uint8)
+    axes = tuple(int(v) for v in rng.integers(4, half - 2, 2))
+    turn, start = rng.uniform(0, 360, 2)
     end = start + rng.uniform(60, 300)
-    turn, thickness = rng.uniform(0, 360), int(rng.integers(2, 6))
-    cv2.ellipse(canvas, centre, axes, turn, start, end, 255, thickness, cv2.LINE_AA)
-    return _steepen(canvas.astype(np.float32) / 255) * rng.uniform(0.5, 1.0)
+    thickness = int(rng.integers(2, 6))
+    cv2.ellipse(canvas, (half, half), axes, turn, start, end, 255, thickness, cv2.LINE_AA)
+    return _steepen(canvas.astype(np.float32) / 255)
 
 
 def _steepen(ink: np.ndarray) -> np.ndarray:
@@ -194,6 +189,32 @@ def _steepen(ink: np.ndarray) -> np.ndarray:
     return ((ink - 0.3) / 0.3).clip(0, 1)
 
 
-def _paste(image: np.ndarray, opacity: np.ndarray, colour: np.ndarray) -> None:
-    """Lay `colour` over `image` (in place) with an opacity of shape (64, 64)."""
-    image += opacity[..., None] * (colour - image)
+def _paste(
+    image: np.ndarray,
+    label: np.ndarray,
+    opacity: np.ndarray,
+    colour: np.ndarray,
+    rng: np.random.Generator,
+    value: int | None = None,
+) -> None:
+    """Lay ink over a random place of the scene, in place, and note `value` where it covers.
+
+    Args:
+        image: (64, 64, 3).
+        label: (64, 64); without a `value` the ink becomes background.
+        opacity: (s, s) of the ink in 0..1; up to a fifth of it may hang out of the scene.
+        colour: (3,) of the ink.
+        rng: decides the place, and how much shines through.
+        value: the label of the ink.
+    """
+    side = len(opacity)
+    top, left = rng.integers(-side // 5, SIDE - side + side // 5 + 1, 2)
+    rows, columns = (slice(max(at, 0), min(at + side, SIDE)) for at in (top, left))
+    opacity = opacity[
+        rows.start - top : rows.stop - top, columns.start - left : columns.stop - left
+    ]
+    inside = image[rows, columns]
+    inside += (rng.uniform(0.65, 1.0) * opacity)[..., None] * (colour - inside)
+    if value is not None:
+        label[rows, columns][opacity > 1 - _INK] = IGNORE
+        label[rows, columns][opacity > _INK] = value

@@ -52,23 +52,29 @@ class Augmenter:
 
     Args:
         recipe: what to do.
-        fill: (3,) colour of the padding of images, 0-255; the mean colour, so that it is 0 for
-            the network.
-        ignore_index: value of the padding of masks.
+        ignore_index: value of the padding of masks; images are padded with black, as the recipes
+            of the field do.
     """
 
-    def __init__(self, recipe: Augmentation, *, fill: tuple[float, ...], ignore_index: int) -> None:
+    def __init__(self, recipe: Augmentation, *, ignore_index: int) -> None:
         # albumentations asks PyPI for its newest version when imported. The switch stays set so
         # that worker processes started later do not ask either; a user's own setting wins.
         os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
         import albumentations as A
         import cv2
 
-        padding = {"border_mode": cv2.BORDER_CONSTANT, "fill": fill, "fill_mask": ignore_index}
+        padding = {"border_mode": cv2.BORDER_CONSTANT, "fill": 0, "fill_mask": ignore_index}
         steps: list[Any] = []
         if recipe.base_size is not None:
             low, high = (round(recipe.base_size * factor) for factor in recipe.scale)
-            steps += [A.SmallestMaxSize(range_list(low, high), area_for_downscale="image")]
+            steps += [
+                A.SmallestMaxSize(
+                    range_list(low, high),
+                    area_for_downscale="image",
+                    # OpenCV's plain nearest shifts a mask half a pixel against its image.
+                    mask_interpolation=cv2.INTER_NEAREST_EXACT,
+                )
+            ]
         if recipe.pad:
             steps += [A.Pad(recipe.pad, **padding)]
         if recipe.crop_size is not None:

@@ -44,29 +44,29 @@ def _bottleneck(inside: int, width: int, stride: int) -> _Block:
 class CifarResNet(nn.Module):
     """ResNet for small images (He et al. 2016, section 4.2): (N, 3, H, W) to (N, num_classes).
 
-    One convolution, three stages of n = (depth - 2) / 6 blocks with 16, 32 and 64 channels, a
-    global average and one linear layer.
+    One convolution, three stages of n blocks with 16, 32 and 64 channels, a global average and
+    one linear layer.
 
     Args:
-        depth: 6n + 2: 20, 32, 44, 56, 110.
+        depth: 6n + 2 (20, 32, 44, 56, 110), or 9n + 2 (29, 56, 110) with bottlenecks.
         num_classes: number of logits.
         in_channels: channels of the image.
-        bottleneck: blocks of 1x1, 3x3, 1x1 convolutions with four times the channels outside, as
-            some public code builds from depth 44 up, instead of the paper's two 3x3. The name
-            then counts n as before, though each block has a layer more.
+        bottleneck: blocks of 1x1, 3x3 and 1x1 convolutions with four times the channels outside,
+            as some public code builds ResNet-56, instead of the paper's two 3x3.
     """
 
     def __init__(
         self, depth: int, *, num_classes: int, in_channels: int = 3, bottleneck: bool = False
     ) -> None:
         super().__init__()
-        if depth < 8 or (depth - 2) % 6:
-            raise ValueError(f"Expected a depth of 6n + 2 (20, 32, 56, ...), but got {depth}")
+        layers = 9 if bottleneck else 6  # of one block in each stage
+        if depth < layers + 2 or (depth - 2) % layers:
+            raise ValueError(f"Expected a depth of {layers}n + 2, but got {depth}")
         self.stem = nn.Sequential(_conv(in_channels, 16, 3), nn.ReLU(inplace=True))
         block, expansion = (_bottleneck, 4) if bottleneck else (_basic, 1)
         blocks, inside = [], 16
         for width, first_stride in ((16, 1), (32, 2), (64, 2)):
-            for i in range((depth - 2) // 6):
+            for i in range((depth - 2) // layers):
                 blocks.append(block(inside, width, first_stride if i == 0 else 1))
                 inside = width * expansion
         self.blocks = nn.Sequential(*blocks)

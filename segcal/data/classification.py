@@ -1,0 +1,83 @@
+"""The place for the public classification sets torchvision reads: CIFAR, SVHN, MNIST."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from segcal.data.files import one_line
+from segcal.data.source import ArrayPart, DataConfig, Source
+from segcal.data.transforms import Augmentation
+
+_CIFAR_MEAN, _CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+_DIGITS = tuple(map(str, range(10)))
+
+
+def cifar10(config: DataConfig) -> Source:
+    """CIFAR-10: 50000 + 10000 images of 32x32; 4 pixels of padding, random crop, flip."""
+    return _cifar(config, "CIFAR10")
+
+
+def cifar100(config: DataConfig) -> Source:
+    """CIFAR-100: 50000 + 10000 images of 32x32; 4 pixels of padding, random crop, flip."""
+    return _cifar(config, "CIFAR100")
+
+
+def svhn(config: DataConfig) -> Source:
+    """SVHN, cropped digits: 73257 + 26032 images of 32x32; CIFAR's normalisation, no augmentation.
+
+    The paper's code normalises it so.
+    """
+    train, test = _load(config, "SVHN", [{"split": "train"}, {"split": "test"}])
+    return Source(
+        train=_part("train", np.transpose(train.data, (0, 2, 3, 1)), train.labels),
+        test=_part("test", np.transpose(test.data, (0, 2, 3, 1)), test.labels),
+        class_names=_DIGITS,
+        mean=_CIFAR_MEAN,
+        std=_CIFAR_STD,
+    )
+
+
+def mnist(config: DataConfig) -> Source:
+    """MNIST: 60000 + 10000 images of 28x28, grey as three equal channels; no augmentation."""
+    train, test = _load(config, "MNIST", [{"train": True}, {"train": False}])
+    return Source(
+        train=_part("train", train.data.numpy(), train.targets.numpy()),
+        test=_part("test", test.data.numpy(), test.targets.numpy()),
+        class_names=_DIGITS,
+        mean=(0.1307,) * 3,
+        std=(0.3081,) * 3,
+    )
+
+
+def _cifar(config: DataConfig, name: str) -> Source:
+    train, test = _load(config, name, [{"train": True}, {"train": False}])
+    return Source(
+        train=_part("train", train.data, train.targets),
+        test=_part("test", test.data, test.targets),
+        class_names=tuple(train.classes),
+        mean=_CIFAR_MEAN,
+        std=_CIFAR_STD,
+        augmentation=Augmentation(pad=4, crop_size=32, flip=0.5),
+    )
+
+
+def _part(name: str, images: np.ndarray, labels: Any) -> ArrayPart:
+    classes = np.asarray(labels, dtype=np.int64)
+    return ArrayPart(images, classes, [f"{name}-{i:05d}" for i in range(len(classes))])
+
+
+def _load(config: DataConfig, name: str, parts: list[dict[str, Any]]) -> list[Any]:
+    """The torchvision data sets `name` with each of the keyword sets."""
+    import torchvision.datasets
+
+    read: Callable[..., Any] = getattr(torchvision.datasets, name)
+    try:
+        return [read(config.root, download=config.download, **part) for part in parts]
+    except (RuntimeError, OSError) as error:
+        raise ValueError(
+            f"Expected {name} in {config.root}, but {one_line(error)}; "
+            f"data/README.md says how to get it"
+        ) from error

@@ -1,0 +1,123 @@
+"""The place for a user's own images: pairs of images and masks, or one folder a class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from segcal.data.files import FilePart, find_images, one_size
+from segcal.data.source import DataConfig, Source
+from segcal.data.voc import palette
+
+
+def masks(config: DataConfig) -> Source:
+    """Segmentation from root/{train,test}/{images,masks}, a mask named like its image.
+
+    Masks are PNG files of one channel that hold class indices. root/classes.txt names the
+    classes, one a line; without it num_classes says how many there are.
+    """
+    root = _root(config, "train/images, train/masks, test/images and test/masks")
+    class_names = _class_names(config, root)
+    if not 0 <= config.ignore_index <= 255:
+        raise ValueError(
+            f"Expected ignore_index in 0..255, what a mask can hold, but got {config.ignore_index}"
+        )
+    train, test = (
+        FilePart(
+            images := find_images(root / part / "images"),
+            [_mask_of(image, root / part / "masks") for image in images],
+            num_classes=len(class_names),
+            ignore_index=config.ignore_index,
+        )
+        for part in ("train", "test")
+    )
+    return Source(
+        train=train,
+        test=test,
+        class_names=class_names,
+        palette=palette(len(class_names)),
+        uniform=_uniform(config, train, test),
+    )
+
+
+def folders(config: DataConfig) -> Source:
+    """Classification from root/{train,test}/CLASS/*.png; the folders' names are the classes."""
+    root = _root(config, "train/CLASS and test/CLASS folders of images")
+    class_names = _subfolders(root / "train")
+    unknown = sorted(set(_subfolders(root / "test")) - set(class_names))
+    if unknown:
+        raise ValueError(
+            f"Expected the classes of {root / 'train'} in {root / 'test'}, but got {unknown[0]!r}"
+        )
+    train, test = (_class_part(root / part, class_names) for part in ("train", "test"))
+    return Source(
+        train=train,
+        test=test,
+        class_names=class_names,
+        uniform=_uniform(config, train, test),
+    )
+
+
+def _root(config: DataConfig, expected: str) -> Path:
+    root = Path(config.root)
+    if not root.is_dir():
+        raise ValueError(
+            f"Expected {expected} in {root}, but there is no such folder; "
+            f"data/README.md shows the layout"
+        )
+    return root
+
+
+def _class_names(config: DataConfig, root: Path) -> tuple[str, ...]:
+    listed = root / "classes.txt"
+    if not listed.is_file():
+        if config.num_classes is None:
+            raise ValueError(f"Expected num_classes, or names one a line in {listed}, but got none")
+        if config.num_classes < 2:
+            raise ValueError(f"Expected num_classes of at least 2, but got {config.num_classes}")
+        return tuple(f"class {i}" for i in range(config.num_classes))
+    names = tuple(line.strip() for line in listed.read_text().splitlines() if line.strip())
+    if config.num_classes not in (None, len(names)):
+        raise ValueError(
+            f"Expected num_classes={config.num_classes} names in {listed}, but got {len(names)}"
+        )
+    if len(names) < 2:
+        raise ValueError(f"Expected at least 2 class names in {listed}, but got {len(names)}")
+    return names
+
+
+def _mask_of(image: Path, folder: Path) -> Path:
+    mask = folder / f"{image.stem}.png"
+    if not mask.is_file():
+        raise ValueError(f"Expected a mask for {image} at {mask}, but there is none")
+    return mask
+
+
+def _subfolders(folder: Path) -> tuple[str, ...]:
+    if not folder.is_dir():
+        raise ValueError(f"Expected class folders in {folder}, but there is no such folder")
+    names = tuple(sorted(p.name for p in folder.iterdir() if p.is_dir()))
+    if not names:
+        raise ValueError(f"Expected class folders in {folder}, but got none")
+    return names
+
+
+def _class_part(folder: Path, class_names: tuple[str, ...]) -> FilePart:
+    images: list[Path] = []
+    classes: list[int] = []
+    for index, name in enumerate(class_names):
+        # A class may be absent from the test images, but a folder that is there holds some.
+        found = find_images(folder / name) if (folder / name).is_dir() else []
+        images += found
+        classes += [index] * len(found)
+    return FilePart(images, classes, num_classes=len(class_names), ignore_index=-1)
+
+
+def _uniform(config: DataConfig, train: FilePart, test: FilePart) -> bool:
+    """Whether all images have one size; if not, whatever makes training batches must be set."""
+    uniform = one_size([*train.images, *test.images])
+    if not uniform and config.resize is None and (config.crop_size is None or not config.augment):
+        raise ValueError(
+            f"Expected images of one size in {config.root}, or resize or crop_size to be set, "
+            f"but the images differ in size"
+        )
+    return uniform
