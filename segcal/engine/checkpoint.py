@@ -1,0 +1,123 @@
+"""The place for checkpoints: whole files or none, and the one before the last kept too.
+
+`last.pt` becomes `last.prev.pt` when a new one, complete on the disk, takes its place: whatever
+happens to the newest, the one before it is still there. Nothing is unpickled on reading.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import random
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from segcal.files import atomic_write
+
+log = logging.getLogger(__name__)
+
+LAST, PREVIOUS, BEST = "last.pt", "last.prev.pt", "best.pt"
+_NEXT = "last.next.pt"
+_FORMAT = 1  # raised when a reader of this file could no longer read the older ones
+_MARK = "segcal_checkpoint"
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Write `state` (tensors, numbers, strings and containers of them) to `path`, or nothing."""
+    with atomic_write(path, "wb") as file:
+        torch.save({_MARK: _FORMAT, **state}, file)
+
+
+def save_last(folder: Path, state: dict[str, Any]) -> None:
+    """Write `last.pt`, keeping the one before it as `last.prev.pt`."""
+    save(folder / _NEXT, state)
+    if (folder / LAST).exists():
+        os.replace(folder / LAST, folder / PREVIOUS)
+    os.replace(folder / _NEXT, folder / LAST)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The state in `path`, on the CPU.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged, or is not a checkpoint of segcal.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"Expected a checkpoint at {path}, but there is none")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # torch itself does not look at the checksums
+        if damaged is not None:
+            raise ValueError(f"Expected a whole checkpoint, but {path} is damaged (in {damaged})")
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (zipfile.BadZipFile, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        raise ValueError(
+            f"Expected a checkpoint of segcal, but {path} is damaged or something else"
+        ) from error
+    if not isinstance(state, dict) or _MARK not in state:
+        raise ValueError(f"Expected a checkpoint of segcal, but {path} is something else")
+    if state[_MARK] != _FORMAT:
+        raise ValueError(
+            f"Expected a checkpoint of format {_FORMAT}, but {path} has format {state[_MARK]}; "
+            "it was written by another version of segcal"
+        )
+    return state
+
+
+def load_last(folder: Path) -> dict[str, Any] | None:
+    """The newest readable state among `last.pt` and `last.prev.pt`; None when neither exists.
+
+    Logs a warning when the newest cannot be read and the one before it stands in.
+    """
+    paths = [path for path in (folder / LAST, folder / PREVIOUS) if path.exists()]
+    for path in paths:
+        try:
+            return load(path)
+        except ValueError as error:
+            if path == paths[-1]:
+                raise
+            log.warning("%s; going on from %s", error, paths[-1].name)
+    return None
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what a killed process was writing when it died."""
+    for name in (_NEXT, BEST):
+        for path in folder.glob(f".{name}.*"):
+            path.unlink(missing_ok=True)
+
+
+def rng_state() -> dict[str, Any]:
+    """The state of every generator training may draw from, as plain tensors and numbers."""
+    version, words, gauss = random.getstate()
+    legacy = np.random.get_state(legacy=False)
+    assert isinstance(legacy, dict)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "numpy": {
+            "key": torch.from_numpy(legacy["state"]["key"].astype(np.int64)),
+            "pos": int(legacy["state"]["pos"]),
+            "has_gauss": int(legacy["has_gauss"]),
+            "gauss": float(legacy["gauss"]),
+        },
+        "python": [version, torch.tensor(words), gauss],
+    }
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Put back what `rng_state` gave."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    legacy = state["numpy"]
+    key = legacy["key"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", key, legacy["pos"], legacy["has_gauss"], legacy["gauss"]))
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))

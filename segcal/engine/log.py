@@ -1,0 +1,189 @@
+"""The place for what a run says of itself: running losses, log.jsonl, progress, TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from segcal.files import atomic_write
+
+Record = dict[str, Any]  # one epoch: plain numbers by name, e.g. "train/loss", "holdout/ece"
+
+
+class Diverged(Exception):
+    """A loss term, or the weights, ceased to be finite."""
+
+
+class LossSums:
+    """Running sums of the loss terms, kept on their device so that no step waits for it."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._sums = torch.zeros(0)  # (T,)
+        self._count = 0
+        self._first_bad = torch.zeros(0)  # (T,) step of the first value not finite, or -1
+
+    def add(self, terms: Mapping[str, Tensor], step: int) -> None:
+        """Take in the terms of one (part of a) batch, at step `step`."""
+        values = torch.stack([value.detach() for value in terms.values()]).float()  # (T,)
+        if not self.names:
+            self.names = list(terms)
+            self._sums = torch.zeros_like(values)
+            self._first_bad = torch.full_like(values, -1, dtype=torch.int64)
+        self._sums += values
+        self._count += 1
+        unseen = (self._first_bad < 0) & ~values.isfinite()
+        self._first_bad.masked_fill_(unseen, step)
+
+    def check(self) -> None:
+        """Raise `Diverged`, naming step and term, if any value so far was not finite."""
+        steps = {n: s for n, s in zip(self.names, self._first_bad.tolist(), strict=True) if s >= 0}
+        if steps:
+            # The total is bad because a part is: name the part.
+            name = min(steps, key=lambda n: (steps[n], n == "loss"))
+            raise Diverged(
+                f"loss term {name!r} is no longer finite at step {steps[name]}; try a lower "
+                "--optim.lr, --optim.clip or a --schedule.warmup"
+            )
+
+    def means(self) -> dict[str, float]:
+        """The mean of each term since the last `clear`. Waits for the device."""
+        return {
+            n: s / max(self._count, 1) for n, s in zip(self.names, self._sums.tolist(), strict=True)
+        }
+
+    def clear(self) -> None:
+        """Begin a new epoch."""
+        self._sums.zero_()
+        self._count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been summed in this epoch."""
+        return {"names": self.names, "sums": self._sums.cpu(), "count": self._count}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Go on from `state`."""
+        self.names, self._count = list(state["names"]), state["count"]
+        self._sums = state["sums"].to(device)
+        self._first_bad = torch.full_like(self._sums, -1, dtype=torch.int64)
+
+
+def write_jsonl(path: Path, history: list[Record]) -> None:
+    """Write `log.jsonl`: one line of JSON an epoch, all of it or nothing."""
+    with atomic_write(path) as file:
+        file.writelines(json.dumps(record) + "\n" for record in history)
+
+
+def describe(record: Record, epochs: int) -> str:
+    """One line about an epoch, for people: per cent and 1e-3 as the paper prints them."""
+    terms = {k.removeprefix("train/"): v for k, v in record.items() if k.startswith("train/")}
+    parts = [f"epoch {record['epoch']}/{epochs}", _losses(terms)]
+    if "holdout/nll" in record:
+        parts.append("hold-out " + describe_scores(record, "holdout/"))
+    parts += [f"lr {record['lr']:.2g}", f"{record['seconds']:.1f} s"]
+    return " · ".join(parts) + (" · best" if record.get("best") else "")
+
+
+def describe_scores(scores: Mapping[str, Any], prefix: str = "") -> str:
+    """Accuracy, mIoU where there are pixels, NLL, ECE and SCE in one line."""
+    miou = scores.get(f"{prefix}miou")
+    return (
+        f"accuracy {100 * scores[f'{prefix}accuracy']:.2f} %"
+        + (f", mIoU {100 * miou:.2f} %" if miou is not None else "")
+        + f", NLL {scores[f'{prefix}nll']:.4f}, ECE {100 * scores[f'{prefix}ece']:.2f} %"
+        + f", SCE {1e3 * scores[f'{prefix}sce']:.2f}e-3"
+    )
+
+
+def _losses(terms: Mapping[str, float]) -> str:
+    return " ".join(f"{name} {value:.4f}" for name, value in terms.items())
+
+
+class Progress:
+    """A bar on a terminal, a plain line now and then elsewhere; nothing on other ranks.
+
+    Showing the losses waits for the device, so it is done when `due`, not at every step.
+
+    Attributes:
+        terminal: whether there is a bar.
+    """
+
+    def __init__(self, total: int, done: int, *, batch_size: int, shown: bool) -> None:
+        self._bar: tqdm[Any] | None = None
+        self._shown, self._total, self._batch_size = shown, total, batch_size
+        self.terminal = shown and sys.stderr.isatty()
+        self._every = 0.5 if self.terminal else 30.0  # seconds
+        if self.terminal:
+            self._bar = tqdm(
+                total=total, initial=done, unit="step", dynamic_ncols=True, leave=False
+            )
+        self._last = time.monotonic()
+        self._last_step = self._done = done
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to show something."""
+        return time.monotonic() - self._last >= self._every
+
+    def show(self, step: int, epoch: str, terms: Mapping[str, float]) -> None:
+        """Show the losses, the speed since the last time and the time left."""
+        now = time.monotonic()
+        rate = (step - self._last_step) / max(now - self._last, 1e-9)
+        self._last, self._last_step = now, step
+        if self._bar is not None:
+            self._bar.set_description(f"epoch {epoch}", refresh=False)
+            self._bar.set_postfix_str(
+                f"{_losses(terms)}, {rate * self._batch_size:.0f} images/s", refresh=False
+            )
+            self._bar.update(step - self._bar.n)
+        elif self._shown and rate > 0:
+            left = tqdm.format_interval(int((self._total - step) / rate))
+            self.say(
+                f"step {step}/{self._total} · epoch {epoch} · {_losses(terms)} · "
+                f"{rate * self._batch_size:.0f} images/s · {left} left"
+            )
+
+    def say(self, line: str) -> None:
+        """Print a line without breaking the bar."""
+        if self._shown:
+            tqdm.write(line, file=sys.stdout)
+            sys.stdout.flush()
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+class Scalars:
+    """The numbers of each epoch for TensorBoard."""
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ValueError(
+                "Expected tensorboard to be installed for --tensorboard true, but it is not: "
+                "pip install tensorboard"
+            ) from None
+        # Events past the resumed step come from a run that was cut short: hide them.
+        self._writer = SummaryWriter(str(folder), purge_step=first_step + 1)
+
+    def write(self, record: Record) -> None:
+        """Add one epoch."""
+        for name, value in record.items():
+            if isinstance(value, float):
+                self._writer.add_scalar(name, value, record["step"])
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        self._writer.close()

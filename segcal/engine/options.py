@@ -1,0 +1,148 @@
+"""The place for how to train: the options of the engine, and what values they may take."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+HIGHER_IS_BETTER = {"nll": False, "accuracy": True, "miou": True, "ece": False, "sce": False}
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """The optimiser.
+
+    Attributes:
+        name: sgd, adam or adamw.
+        lr: Learning rate at the top of the schedule.
+        encoder_lr: Learning rate of the model's encoder, a pretrained backbone; null is lr.
+        momentum: Momentum of sgd.
+        nesterov: Nesterov's form of the momentum of sgd.
+        betas: Decay of adam's and adamw's two running means.
+        weight_decay: L2 penalty (decoupled for adamw).
+        clip: Largest norm of the gradient, all parameters together; null is no clipping.
+    """
+
+    name: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: float = 0.1
+    encoder_lr: float | None = None
+    momentum: float = 0.9
+    nesterov: bool = False
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 1e-4
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("lr", "encoder_lr", "clip"):
+            value = getattr(self, key)
+            if value is not None and not (0 < value < math.inf):
+                raise ValueError(f"Expected optim.{key} > 0, but got {value}")
+        for key in ("momentum", "weight_decay"):
+            if not 0 <= getattr(self, key) < math.inf:
+                raise ValueError(f"Expected optim.{key} >= 0, but got {getattr(self, key)}")
+        if self.name == "sgd" and self.nesterov and self.momentum == 0:
+            raise ValueError("Expected optim.momentum > 0 with optim.nesterov, but got 0")
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """The learning rate along the run, as a factor on the optimiser's rates.
+
+    The factor changes at every step, not at every epoch. Warm-up multiplies it.
+
+    Attributes:
+        name: poly, (1 - t)^power with t the share of the run that is done; cosine,
+            (1 + cos(pi t)) / 2; multistep, decay at each milestone; or constant.
+        power: Exponent of poly.
+        milestones: Epochs of multistep: 80 means after 80 epochs.
+        decay: Factor of multistep at each milestone.
+        warmup: Epochs (2 or 0.5) over which the factor rises linearly from warmup_factor to 1.
+        warmup_factor: Where the warm-up starts.
+    """
+
+    name: Literal["poly", "cosine", "multistep", "constant"] = "poly"
+    power: float = 0.9
+    milestones: tuple[int, ...] = ()
+    decay: float = 0.1
+    warmup: float = 0.0
+    warmup_factor: float = 1 / 3
+
+    def __post_init__(self) -> None:
+        if self.name == "multistep" and not self.milestones:
+            raise ValueError("Expected schedule.milestones for a multistep schedule, but got none")
+        if self.name != "multistep" and self.milestones:
+            raise ValueError(
+                f"Expected schedule.name=multistep with schedule.milestones, but got {self.name}"
+            )
+        if (
+            list(self.milestones) != sorted(set(self.milestones))
+            or min(self.milestones, default=1) < 1
+        ):
+            raise ValueError(
+                f"Expected rising schedule.milestones >= 1, but got {list(self.milestones)}"
+            )
+        for key in ("power", "decay", "warmup"):
+            if not 0 <= getattr(self, key) < math.inf:
+                raise ValueError(f"Expected schedule.{key} >= 0, but got {getattr(self, key)}")
+        if not 0 <= self.warmup_factor <= 1:
+            raise ValueError(
+                f"Expected schedule.warmup_factor in 0..1, but got {self.warmup_factor}"
+            )
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How to train.
+
+    Attributes:
+        epochs: Passes over the training data.
+        batch_size: Samples of one optimiser step, over all processes and pieces together, so
+            that a recipe means the same on one GPU and on eight.
+        accumulate: Pieces a process cuts its share of a batch into, to save memory; batch
+            statistics (batch normalisation, mdca, dca, mmce) are then those of a piece.
+        optim: The optimiser.
+        schedule: The learning rate along the run.
+        precision: fp32, or automatic mixed precision with bf16 or fp16.
+        channels_last: Store images channels-last, faster for most convolutions on GPUs.
+        compile: Compile the model with torch.compile.
+        ema: Decay of a running average of the weights, which is then what is evaluated and kept
+            as best; null is no average.
+        sync_bn: Batch normalisation over all processes' samples (GPUs only).
+        workers: Processes that prepare data, for each training process.
+        seed: Chooses the first weights, the order of the data, augmentation and dropout.
+        deterministic: Choose deterministic algorithms, slower on GPUs; CPUs always repeat.
+        eval_every: Epochs between evaluations on the hold-out.
+        save_every: Steps between checkpoints, besides the one after each epoch.
+        select: Hold-out score that decides which epoch is best: accuracy, miou, nll, ece or sce.
+        tensorboard: Also write the log for TensorBoard.
+    """
+
+    epochs: int = 30
+    batch_size: int = 32
+    accumulate: int = 1
+    optim: OptimConfig = OptimConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    channels_last: bool = False
+    compile: bool = False
+    ema: float | None = None
+    sync_bn: bool = True
+    workers: int = 2
+    seed: int = 0
+    deterministic: bool = False
+    eval_every: int = 1
+    save_every: int | None = None
+    select: Literal["accuracy", "miou", "nll", "ece", "sce"] = "accuracy"
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        for key in ("epochs", "batch_size", "accumulate", "eval_every", "save_every"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ValueError(f"Expected {key} >= 1, but got {value}")
+        for key in ("workers", "seed"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"Expected {key} >= 0, but got {getattr(self, key)}")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ValueError(f"Expected ema between 0 and 1, but got {self.ema}")

@@ -1,0 +1,153 @@
+"""The place for the order of the training samples: which ones each step of each process sees.
+
+The order is a function of (seed, epoch) alone. It knows nothing of the number of processes,
+workers or restarts, so none of them can change what a run learns from.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from segcal import distributed
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+class Indexed(Protocol):
+    """A data set: items are an image and its label; training sets take `(epoch, index)`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: Any, /) -> Batch: ...
+
+
+class EpochOrder(Sampler[list[tuple[int, int]]]):
+    """Batches of `(epoch, index)` for this process, epoch after epoch, from any step on.
+
+    Step s of an epoch holds samples s·B … s·B + B − 1 of the epoch's permutation, B the batch size
+    over all processes; each process takes its own slice of them, in `accumulate` pieces. What is
+    left over at the end of an epoch is dropped: a tiny last batch breaks batch statistics.
+
+    Args:
+        samples: how many training samples there are.
+        batch_size: B, a multiple of `world_size * accumulate`.
+        accumulate: pieces each process cuts its slice into.
+        epochs: how many to go through in all.
+        seed: of the permutations.
+        first_step: where to start, counted in steps from the beginning of the first epoch.
+        rank: this process; None asks torch.distributed.
+        world_size: how many processes; None asks torch.distributed.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        *,
+        batch_size: int,
+        epochs: int,
+        seed: int,
+        accumulate: int = 1,
+        first_step: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        self.rank = distributed.rank() if rank is None else rank
+        self.world_size = distributed.world_size() if world_size is None else world_size
+        if batch_size % (self.world_size * accumulate):
+            raise ValueError(
+                f"Expected a batch_size that {self.world_size} process(es) x accumulate="
+                f"{accumulate} divide, but got {batch_size}"
+            )
+        if samples < batch_size:
+            raise ValueError(
+                f"Expected at least batch_size={batch_size} training samples, but got {samples}; "
+                "lower --batch_size"
+            )
+        self.samples, self.batch_size, self.accumulate = samples, batch_size, accumulate
+        self.epochs, self.seed, self.first_step = epochs, seed, first_step
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimiser steps in one epoch."""
+        return self.samples // self.batch_size
+
+    def __len__(self) -> int:
+        return (self.epochs * self.steps_per_epoch - self.first_step) * self.accumulate
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        share = self.batch_size // self.world_size
+        piece = share // self.accumulate
+        first_epoch, first_step = divmod(self.first_step, self.steps_per_epoch)
+        for epoch in range(first_epoch, self.epochs):
+            order = permutation(self.samples, self.seed, epoch)
+            for step in range(first_step, self.steps_per_epoch):
+                start = step * self.batch_size + self.rank * share
+                for cut in range(start, start + share, piece):
+                    yield [(epoch, index) for index in order[cut : cut + piece]]
+            first_step = 0
+
+
+def permutation(samples: int, seed: int, epoch: int) -> list[int]:
+    """0 … samples − 1 in the order of epoch `epoch`, the same on every machine."""
+    mixed = np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)[0]
+    generator = torch.Generator().manual_seed(int(mixed >> np.uint64(1)))
+    return torch.randperm(samples, generator=generator).tolist()
+
+
+class Batches:
+    """A data loader whose workers' errors arrive as they were raised, not as a traceback's text."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        try:
+            yield from self.loader
+        except Exception as error:
+            name, text = type(error).__name__, str(error)
+            if not text.startswith(f"Caught {name} in DataLoader worker"):
+                raise
+            raise type(error)(text.rpartition(f"{name}: ")[2].strip()) from None
+
+
+def train_loader(dataset: Indexed, order: EpochOrder, *, workers: int, pin: bool) -> Batches:
+    """One stream of batches over all epochs: workers never restart, prefetch never pauses."""
+    return _batches(dataset, workers, pin, batch_sampler=order)
+
+
+def eval_loader(dataset: Indexed, *, batch_size: int, workers: int, pin: bool) -> Batches:
+    """This process's share of `dataset` in order: every sample on exactly one process.
+
+    Not padded to even shares, as DistributedSampler does: repeated samples would be counted twice.
+    """
+    share = range(distributed.rank(), len(dataset), distributed.world_size())
+    return _batches(dataset, workers, pin, batch_size=batch_size, sampler=share)
+
+
+def _batches(dataset: Indexed, workers: int, pin: bool, **options: Any) -> Batches:
+    return Batches(
+        DataLoader(
+            cast("Dataset[Batch]", dataset),
+            num_workers=workers,
+            pin_memory=pin,
+            worker_init_fn=_leave_signals_to_the_trainer if workers else None,
+            # A generator of its own, so that making a loader draws nothing from the run's.
+            generator=torch.Generator(),
+            **options,
+        )
+    )
+
+
+def _leave_signals_to_the_trainer(_: int) -> None:
+    """Leave the process group: Ctrl-C goes to all of it, and the trainer wants to answer alone."""
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()
