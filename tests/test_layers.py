@@ -15,7 +15,7 @@ LAYERS = [
     {"posthoc"},
     {"viz", "data", "models"},
     {"engine"},
-    {"config", "cli"},
+    {"config", "run", "cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 SOURCES = sorted(

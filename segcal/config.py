@@ -1,0 +1,275 @@
+"""The place for a run's settings: one frozen dataclass, read from YAML and the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from argparse import ArgumentError
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import yaml
+from jsonargparse import ArgumentParser
+
+from segcal.data.build import DataConfig
+from segcal.engine.options import TrainOptions
+from segcal.files import atomic_write
+from segcal.losses import hyper_names
+from segcal.models.build import ModelConfig
+
+CONFIG = "config.yaml"
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """Which loss to train with.
+
+    Attributes:
+        loss: BASE or BASE+AUX: nll, ls, fl, flsd or brier, and mdca, dca or mmce.
+        beta: Factor on AUX; null is 1.
+        gamma: Exponent of fl and flsd; null is 3.
+        alpha: Smoothing of ls; null is 0.1.
+        mmce_bandwidth: Bandwidth of the kernel of mmce; null is 0.4.
+        mmce_sample: Pixels of a batch that mmce compares; null is 4096.
+        class_weights: One factor a class on the base loss; null is all 1.
+    """
+
+    loss: str = "fl+mdca"
+    beta: float | None = None
+    gamma: float | None = None
+    alpha: float | None = None
+    mmce_bandwidth: float | None = None
+    mmce_sample: int | None = None
+    class_weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        taken = hyper_names(self.loss) - {"seed"}  # the sample of mmce is not the user's concern
+        unfit = [name for name in self.hyper if name not in taken]
+        if unfit:
+            raise ValueError(
+                f"Expected options that --loss {self.loss} takes "
+                f"({', '.join(sorted(taken)) or 'it has none'}), but got {', '.join(unfit)}"
+            )
+
+    @property
+    def hyper(self) -> dict[str, Any]:
+        """The hyper-parameters that are set, by the names that `segcal.build_loss` knows."""
+        named = {
+            "beta": self.beta,
+            "gamma": self.gamma,
+            "alpha": self.alpha,
+            "bandwidth": self.mmce_bandwidth,
+            "sample": self.mmce_sample,
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class TrainConfig(TrainOptions, LossOptions):
+    """Everything a training run depends on.
+
+    Attributes:
+        data: What to train on.
+        model: What to train.
+        device: auto, cpu, cuda, cuda:1 or mps.
+        out: Folder of the run; null is runs/DATA-MODEL-LOSS.
+    """
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    device: str = "auto"
+    out: str | None = None
+
+    def __post_init__(self) -> None:
+        TrainOptions.__post_init__(self)
+        LossOptions.__post_init__(self)
+
+    @property
+    def folder(self) -> Path:
+        """Where the run is kept."""
+        if self.out is not None:
+            return Path(self.out)
+        name = f"{self.data.name}-{self.model.name}-{self.loss.lower()}"
+        return Path("runs") / re.sub(r"[^\w.+-]+", "-", name)
+
+
+def train_parser(prog: str) -> ArgumentParser:
+    """The command line of training: --config, every field of `TrainConfig`, and --resume."""
+    parser = ArgumentParser(
+        prog=prog,
+        usage=f"{prog} [--config FILE] [--OPTION VALUE ...] [--resume]",
+        description=f"Train a network. With no option at all: {TrainConfig.loss} on embedded data.",
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config", action="config", help="YAML file of options; the command line overrides it."
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="Continue the run in --out, with its own settings; start it if there is none.",
+    )
+    parser.add_class_arguments(TrainConfig)
+    return parser
+
+
+def parse_train(arguments: Sequence[str], prog: str = "segcal train") -> tuple[TrainConfig, bool]:
+    """The settings that a command line asks for, and whether to resume.
+
+    Raises:
+        ValueError: in one line, which option or file is wrong and what was expected.
+    """
+    parser = train_parser(prog)
+    files, rest = _config_first(arguments)
+    for file in files:
+        _check_yaml(Path(file))
+        try:
+            parser.parse_args(["--config", file])
+        except ArgumentError as error:
+            raise ValueError(f"{_one_line(error)} (in {file})") from None
+    try:
+        parsed = parser.parse_args([f"--config={file}" for file in files] + rest).as_dict()
+    except ArgumentError as error:
+        raise ValueError(_one_line(error)) from None
+    resume = parsed.pop("resume")
+    return _build(TrainConfig, {k: v for k, v in parsed.items() if k != "config"}), resume
+
+
+def load_config(path: Path) -> TrainConfig:
+    """The settings in a YAML file, such as the config.yaml of a run."""
+    return parse_train(["--config", str(path)])[0]
+
+
+def to_dict(config: TrainConfig) -> dict[str, Any]:
+    """The settings as plain numbers, strings, lists and dicts."""
+    return _plain(dataclasses.asdict(config))
+
+
+def save_config(config: TrainConfig, path: Path, header: str) -> None:
+    """Write all settings as YAML under the comment `header`; `load_config` gives them back."""
+    text = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+    with atomic_write(path) as file:
+        file.write(f"# {header}\n{text}")
+
+
+def differences(
+    one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = ""
+) -> dict[str, Any]:
+    """The dotted keys whose values differ between two `to_dict`s, with the value in `other`."""
+    found: dict[str, Any] = {}
+    for key in {**one, **other}:
+        mine, theirs = one.get(key), other.get(key)
+        if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+            found |= differences(mine, theirs, f"{prefix}{key}.")
+        elif mine != theirs:
+            found[f"{prefix}{key}"] = theirs
+    return found
+
+
+def _config_first(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Part --config FILE from the rest: options win over files wherever they stand.
+
+    A resumed run's own settings stand in for a missing --config.
+    """
+    files: list[str] = []
+    rest: list[str] = []
+    left = list(arguments)
+    while left:
+        word = left.pop(0)
+        if word == "--config" and left:
+            files.append(left.pop(0))
+        elif word.startswith("--config="):
+            files.append(word.partition("=")[2])
+        else:
+            rest.append(word)
+    if "--resume" in rest and not files:
+        joined = [*rest, ""]
+        outs = [w.partition("=")[2] for w in rest if w.startswith("--out=")]
+        outs += [joined[i + 1] for i, w in enumerate(rest) if w == "--out"]
+        files = [str(Path(out) / CONFIG) for out in outs[-1:] if (Path(out) / CONFIG).exists()]
+    return files, rest
+
+
+def _check_yaml(path: Path) -> None:
+    """Raise, naming file and line, unless `path` holds options, nested as `TrainConfig` is."""
+    try:
+        options = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"Expected a YAML file at {path}, but there is none") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"Expected a YAML file, but {path} is not text") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else "?"
+        raise ValueError(f"Expected YAML in {path}, but line {line}: {error.problem}") from None
+    if not isinstance(options, dict):
+        raise ValueError(f"Expected options (key: value) in {path}, but got {options!r:.60}")
+    for name, hint in get_type_hints(TrainConfig).items():
+        if is_dataclass(hint) and not isinstance(options.get(name, {}), dict):
+            raise ValueError(f"Expected options under {name} in {path}, but got {options[name]}")
+
+
+def _build(kind: type[_T], values: Mapping[str, Any]) -> _T:
+    """An instance of the dataclass `kind`, and of those inside it, from nested mappings."""
+    hints = get_type_hints(kind)
+    arguments = dict(values)
+    for name, value in values.items():
+        if is_dataclass(hints[name]):
+            arguments[name] = _build(hints[name], value)
+    return kind(**arguments)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _one_line(error: ArgumentError) -> str:
+    """What jsonargparse says over several lines, in the words of this project."""
+    text = str(error)
+    key = re.search(r'Parser key "([\w.]+)"', text)
+    value = re.search(r"(?:Got|Given) value: (.*)", text)
+    if key and value and key[1] in (types := _leaves(TrainConfig)):
+        return f"Expected {key[1]} to be {_wording(types[key[1]])}, but got {value[1]}"
+    unknown = r"unrecognized arguments: (\S+)|accept option '(\S+)'|Option '(\S+)' is not accepted"
+    if found := re.search(unknown, text):
+        group = re.search(r"Group '(\S+)'", text)
+        name = next(filter(None, found.groups())).lstrip("-").partition("=")[0]
+        return _unknown(f"{group[1]}.{name}" if group else name)
+    return re.sub(r"\s+", " ", text).strip()
+
+
+def _unknown(name: str) -> str:
+    names = list(_leaves(TrainConfig))
+    near = [known for known in names if known.endswith(f".{name}")]
+    near = near or difflib.get_close_matches(name, names, 1)
+    return f"Unknown option {name}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _leaves(kind: type, prefix: str = "") -> dict[str, Any]:
+    """The dotted name and type of every option in a dataclass of dataclasses."""
+    leaves: dict[str, Any] = {}
+    for name, hint in get_type_hints(kind).items():
+        nested = is_dataclass(hint)
+        leaves |= _leaves(hint, f"{prefix}{name}.") if nested else {f"{prefix}{name}": hint}
+    return leaves
+
+
+_SIMPLE = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def _wording(hint: Any) -> str:
+    """A type in words: "a number or null", "one of sgd, adam, adamw"."""
+    inner = get_args(hint)
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(map(str, inner))}"
+    if get_origin(hint) is tuple:
+        return f"a list, each {_wording(inner[0])}"
+    if inner:
+        return " or ".join(_wording(part) for part in inner if part is not type(None)) + " or null"
+    return _SIMPLE.get(hint, str(hint))

@@ -1,0 +1,194 @@
+"""The place where a run is put together from its settings, and opened again from its folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import segcal
+from segcal import distributed
+from segcal.config import CONFIG, TrainConfig, differences, load_config, save_config, to_dict
+from segcal.data.build import Splits, build_data
+from segcal.engine import checkpoint
+from segcal.engine.launch import choose_device, process_group, seed_everything
+from segcal.engine.log import Record
+from segcal.engine.train import LOG, Trainer
+from segcal.losses import build_loss
+from segcal.models.build import build_model
+
+log = logging.getLogger(__name__)
+
+# Settings that a resumed run may change: they do not touch what it learns. `epochs` does, through
+# the schedule, but going on for longer is what people want.
+_MAY_CHANGE = {"out", "device", "workers", "eval_every", "save_every", "tensorboard", "epochs"}
+_MAY_CHANGE |= {"data.root", "data.download", "model.encoder_weights"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained run, opened.
+
+    Attributes:
+        config: its settings.
+        data: its data.
+        model: with the weights of one of its checkpoints, in evaluation mode, on the CPU.
+        record: the log line of the epoch those weights are from; None if it never was evaluated.
+    """
+
+    config: TrainConfig
+    data: Splits
+    model: nn.Module
+    record: Record | None
+
+
+def open_run(folder: Path, *, weights: str = checkpoint.BEST) -> Run:
+    """Open the run in `folder` with the weights in the file `weights`: best.pt or last.pt."""
+    if not (folder / CONFIG).exists():
+        raise FileNotFoundError(f"Expected a run with a {CONFIG} in {folder}, but there is none")
+    config = load_config(folder / CONFIG)
+    state = checkpoint.load(folder / weights)
+    data = build_data(config.data, seed=config.seed)
+    # The checkpoint has all weights: the encoder's first ones need not be found again.
+    bare = replace(config.model, encoder_weights=None)
+    model = build_model(bare, num_classes=data.num_classes)
+    _load_weights(model, state["model"], folder / weights)
+    return Run(config, data, model.eval(), state["record"])
+
+
+def _load_weights(model: nn.Module, weights: dict[str, Any], path: Path) -> None:
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        detail = " ".join(str(error).split())
+        raise ValueError(
+            f"Expected weights of this model in {path}, but got {detail:.200}"
+        ) from None
+
+
+def train_run(config: TrainConfig, *, resume: bool = False) -> list[Record]:
+    """Train as `config` says into `config.folder`; the records of all epochs.
+
+    Under torchrun every process calls this. With `resume` a run that is already in the folder is
+    continued; without it that is an error.
+
+    Raises:
+        ValueError: in one line, what cannot be trained, or why the folder cannot be used.
+        Interrupted: a signal stopped the run, which was saved.
+        Diverged: the loss or the weights are no longer finite.
+    """
+    device = choose_device(config.device)
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = not config.deterministic
+    with process_group(device):
+        if distributed.rank() == 0 and not resume:
+            _expect_no_run(config.folder)
+        if distributed.is_distributed():
+            dist.barrier()  # the others must not meet the folder that the first will make
+        state = checkpoint.load_last(config.folder) if resume else None
+        trainer = _build(config, device, restored=state is not None)
+        if state is not None:
+            _expect_same(state["config"], to_dict(config), config.folder)
+            trainer.restore(state)
+        if distributed.rank() == 0:
+            _prepare_folder(config)
+            _announce(config, trainer)
+        return trainer.fit()
+
+
+def _build(config: TrainConfig, device: torch.device, *, restored: bool) -> Trainer:
+    seed_everything(config.seed)
+    data = build_data(config.data, seed=config.seed)
+    settings = replace(config.model, encoder_weights=None) if restored else config.model
+    return Trainer(
+        build_model(settings, num_classes=data.num_classes),
+        build_loss(
+            config.loss,
+            ignore_index=data.ignore_index,
+            weight=_class_weights(config, data),
+            **config.hyper,
+        ),
+        data.train,
+        data.holdout,
+        options=config,
+        num_classes=data.num_classes,
+        ignore_index=data.ignore_index,
+        device=device,
+        uniform=data.uniform,
+        folder=config.folder,
+        config=to_dict(config),
+    )
+
+
+def _class_weights(config: TrainConfig, data: Splits) -> tuple[float, ...] | None:
+    weights = config.class_weights
+    if weights is not None and len(weights) != data.num_classes:
+        raise ValueError(
+            f"Expected {data.num_classes} class_weights, one a class, but got {len(weights)}"
+        )
+    return weights
+
+
+def _expect_no_run(folder: Path) -> None:
+    # A config.yaml alone is a run that never got anywhere: nothing is lost with it.
+    names = (LOG, checkpoint.LAST, checkpoint.PREVIOUS, checkpoint.BEST)
+    if any((folder / name).exists() for name in names):
+        raise ValueError(
+            f"Expected a new folder, but {folder} holds a run already: continue it with --resume, "
+            "or choose another folder with --out"
+        )
+
+
+def _expect_same(theirs: dict[str, Any], ours: dict[str, Any], folder: Path) -> None:
+    changed = {
+        key: value for key, value in differences(theirs, ours).items() if key not in _MAY_CHANGE
+    }
+    if changed:
+        shown = ", ".join(f"{key}={value}" for key, value in changed.items())
+        raise ValueError(
+            f"Expected the settings of the run in {folder} to resume it, but got {shown}; "
+            "start another run with --out"
+        )
+
+
+def _prepare_folder(config: TrainConfig) -> None:
+    config.folder.mkdir(parents=True, exist_ok=True)
+    checkpoint.remove_leftovers(config.folder)
+    header = (
+        f"segcal {segcal.__version__}; run again with --config {config.folder / CONFIG} --out …"
+    )
+    resolved = replace(config, out=str(config.folder))
+    save_config(resolved, config.folder / CONFIG, header)
+
+
+def _announce(config: TrainConfig, trainer: Trainer) -> None:
+    model = trainer.learner.model
+    parameters = sum(p.numel() for p in model.parameters()) / 1e6
+    processes = distributed.world_size()
+    print(
+        f"{config.folder}: {config.loss} on {config.data.name}, {config.model.name} "
+        f"({parameters:.2f} M parameters), {len(trainer.train_set)} training and "
+        f"{len(trainer.holdout_set)} hold-out images, {trainer.device}"
+        + (f" x {processes} processes" if processes > 1 else "")
+    )
+    if trainer.learner.steps:
+        print(f"going on from step {trainer.learner.steps} of {trainer.total_steps}")
+    if (
+        processes > 1
+        and config.sync_bn
+        and trainer.device.type != "cuda"
+        and _has_batch_norm(model)
+    ):
+        log.warning("batch normalisation stays within each process: over all it needs GPUs")
+
+
+def _has_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

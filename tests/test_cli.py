@@ -1,0 +1,206 @@
+"""The commands as typed: what they leave behind, and one line and status 2 for what is wrong."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from segcal.cli import main
+from segcal.engine import checkpoint
+from segcal.run import open_run
+
+ROOT = Path(__file__).parents[1]
+QUICK = shlex.split(
+    "--data.name digits --data.limit 64 --model.name resnet20 --epochs 2 --workers 0"
+)
+
+
+def train(*arguments):
+    return main(["train", *map(str, arguments)])
+
+
+@pytest.fixture
+def fails(capfd):
+    """Runs `segcal train …`, expects status 2 and one line, and gives the line."""
+
+    def run(*arguments):
+        assert train(*arguments) == 2
+        err = capfd.readouterr().err
+        assert err.startswith("segcal: error: ") and err.count("\n") == 1
+        return err.strip()
+
+    return run
+
+
+def test_a_run_and_what_it_says(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert train("--loss", "fl+mdca", *QUICK) == 0
+    out = capsys.readouterr().out
+    folder = Path("runs/digits-resnet20-fl+mdca")
+    assert f"segcal eval {folder}" in out
+    assert "segcal train --config configs/voc2012_deeplabv3plus_xception65.yaml" in out
+    assert {p.name for p in folder.iterdir()} == {
+        "config.yaml", "log.jsonl", "best.pt", "last.pt", "last.prev.pt",
+    }  # fmt: skip
+    assert len((folder / "log.jsonl").read_text().splitlines()) == 2
+    run = open_run(folder)
+    assert run.config.loss == "fl+mdca" and run.data.num_classes == 10
+    assert run.record["best"] and not run.model.training
+    assert open_run(folder, weights="last.pt").record["epoch"] == 2
+    # A run is not written over; resuming one that is done changes nothing.
+    assert train(*QUICK) == 2
+    assert "continue it with --resume, or choose another folder" in capsys.readouterr().err
+    before = checkpoint.load(folder / "last.pt")["model"]
+    assert train("--resume", "--out", folder) == 0
+    after = checkpoint.load(folder / "last.pt")["model"]
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    # Its config.yaml is a config: the same run again, elsewhere.
+    assert train("--config", folder / "config.yaml", "--out", "again") == 0
+    again = checkpoint.load(Path("again/last.pt"))["model"]
+    assert all(torch.equal(before[name], again[name]) for name in before)
+
+
+def test_usage(capsys):
+    assert main([]) == 0 and "train" in capsys.readouterr().out
+    assert main(["paint"]) == 2
+    assert "Expected a command (train" in capsys.readouterr().err
+
+
+def test_bad_settings(fails, tmp_path):
+    assert "Expected a loss BASE or BASE+AUX" in fails("--loss", "focal")
+    assert "Unknown option optim.lrr" in fails("--optim.lrr", 3)
+    assert "Expected a YAML file at" in fails("--config", tmp_path / "no.yaml")
+    assert "Expected --device" in fails("--device", "abacus")
+    assert "Expected data name to be one of scenes" in fails("--data.name", "imagenet")
+    assert "Expected model name to be one of small_unet" in fails("--model.name", "alexnet")
+    assert "Expected 10 class_weights" in fails(*QUICK, "--class_weights", "[1,2]")
+    assert "training samples, but got 64; lower --batch_size" in fails(*QUICK, "--batch_size", 65)
+    assert "with an encoder" in fails(*QUICK, "--optim.encoder_lr", 0.1)
+    assert "Expected select to be one of" in fails(*QUICK, "--select", "miou")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_folders(fails, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "file" in fails(*QUICK, "--out", tmp_path / "file")
+    assert "Not a directory" in fails(*QUICK, "--out", tmp_path / "file" / "run")
+    if os.getuid() != 0:  # root may write anywhere
+        (tmp_path / "closed").mkdir(mode=0o500)
+        assert "Permission denied" in fails(*QUICK, "--out", tmp_path / "closed" / "run")
+
+
+def write_masks(root, count=12, side=16):
+    """A folder of images and masks, as the `masks` data wants it, in train and test parts."""
+    generator = np.random.default_rng(0)
+    for part in ("train", "test"):
+        for kind in ("images", "masks"):
+            (root / part / kind).mkdir(parents=True)
+        for n in range(count):
+            image = generator.integers(0, 256, (side, side, 3), dtype=np.uint8)
+            Image.fromarray(image).save(root / part / "images" / f"{n}.jpg")
+            mask = generator.integers(0, 2, (side, side), dtype=np.uint8)
+            Image.fromarray(mask).save(root / part / "masks" / f"{n}.png")
+
+
+def test_bad_data(fails, tmp_path):
+    out = ("--out", tmp_path / "run", "--batch_size", 2, "--epochs", 1)
+    missing = fails("--data.name", "voc2012", "--data.root", tmp_path / "none", *out)
+    assert str(tmp_path / "none") in missing
+    (tmp_path / "empty").mkdir()
+    empty = fails("--data.name", "folders", "--data.root", tmp_path / "empty", *out)
+    assert str(tmp_path / "empty") in empty
+    root = tmp_path / "own"
+    write_masks(root)
+    own = ("--data.name", "masks", "--data.root", root, "--data.num_classes", 2, *out)
+    good = (root / "train/masks/3.png").read_bytes()
+    Image.fromarray(np.zeros((5, 7), dtype=np.uint8)).save(root / "train/masks/3.png")
+    line = fails(*own, "--workers", 1)
+    assert "3.png" in line or "3.jpg" in line
+    (root / "train/masks/3.png").write_bytes(good)
+    (root / "train/images/5.jpg").write_bytes((root / "train/images/5.jpg").read_bytes()[:80])
+    assert "5.jpg" in fails(*own, "--workers", 0)
+    assert {p.name for p in (tmp_path / "run").iterdir()} <= {"config.yaml"}
+
+
+def test_a_run_that_cannot_be_resumed(fails, tmp_path, capfd):
+    out = ("--out", tmp_path / "run")
+    assert train(*QUICK, *out) == 0
+    capfd.readouterr()
+    line = fails("--resume", *out, "--gamma", 2, "--optim.lr", 7)
+    assert "gamma=2.0" in line and "optim.lr=7.0" in line
+    torch.save({"w": torch.zeros(2)}, tmp_path / "run" / "last.pt")
+    (tmp_path / "run" / "last.prev.pt").unlink()
+    assert "Expected a checkpoint of segcal" in fails("--resume", *out)
+
+
+def test_resume_goes_on_from_the_previous_checkpoint(tmp_path, capfd):
+    out = ("--out", tmp_path / "run")
+    assert train(*QUICK, *out) == 0
+    last = tmp_path / "run" / "last.pt"
+    whole = checkpoint.load(last)["model"]
+    last.write_bytes(last.read_bytes()[:1000])
+    capfd.readouterr()
+    assert train("--resume", *out) == 0
+    out, err = capfd.readouterr()
+    assert "last.pt is damaged" in err and "going on from last.prev.pt" in err
+    resumed = checkpoint.load(last)["model"]
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def start(folder, *arguments):
+    command = [sys.executable, str(ROOT / "tools/train_seg.py"), "--out", str(folder), *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=folder.parent,
+    )  # fmt: skip
+
+
+def wait_for(path, process):
+    while not path.exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+
+
+def test_killed_processes_end_as_one_that_was_not(tmp_path):
+    """The real thing: SIGKILL and SIGTERM to `tools/train_seg.py`, from a folder elsewhere."""
+    options = [*QUICK, "--epochs", "4", "--save_every", "1", "--batch_size", "32", "--workers", "1"]
+    whole = start(tmp_path / "whole", *options)
+    cut = start(tmp_path / "cut", *options)
+    wait_for(tmp_path / "cut" / "last.pt", cut)
+    cut.kill()
+    cut.wait()
+    assert whole.wait() == 0, whole.stderr.read()
+    (tmp_path / "cut" / "best.pt").unlink(missing_ok=True)
+    stopped = start(tmp_path / "cut", "--resume")
+    wait_for(tmp_path / "cut" / "best.pt", stopped)
+    stopped.send_signal(signal.SIGTERM)
+    out, err = stopped.communicate()
+    if stopped.returncode != 0:  # it may have been about to end
+        assert stopped.returncode == 128 + signal.SIGTERM, err
+        assert f"--resume --out {tmp_path / 'cut'}" in out
+        assert "Traceback" not in err
+    resumed = start(tmp_path / "cut", "--resume")
+    out, err = resumed.communicate()
+    assert resumed.returncode == 0, err
+    assert "best by accuracy" in out and "eval_calib.py" in out
+    one, other = (checkpoint.load(tmp_path / name / "last.pt") for name in ("whole", "cut"))
+    assert all(torch.equal(one["model"][key], other["model"][key]) for key in one["model"])
+    logs = [
+        [json.loads(line) for line in (tmp_path / name / "log.jsonl").read_text().splitlines()]
+        for name in ("whole", "cut")
+    ]
+    for log in logs:
+        for record in log:
+            record.pop("seconds")
+    assert logs[0] == logs[1]
+    assert yaml.safe_load((tmp_path / "cut" / "config.yaml").read_text())["save_every"] == 1

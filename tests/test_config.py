@@ -1,0 +1,181 @@
+"""Settings: what wins, what is refused and how, and that they survive the run folder."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+from segcal.config import TrainConfig, differences, load_config, parse_train, save_config, to_dict
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def to_file(text, name="c.yaml"):
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return to_file
+
+
+def test_defaults():
+    config, resume = parse_train([])
+    assert config == TrainConfig() and not resume
+    assert config.loss == "fl+mdca" and config.data.name == "scenes"
+
+
+def test_short_and_dotted_options():
+    arguments = (
+        "--loss fl+mdca --beta 5 --gamma 2 --epochs 7 --out x --seed 3 --device cpu --resume "
+        "--optim.lr 1e-2 --schedule.name multistep --schedule.milestones [2,4] --compile true "
+        "--optim.clip 1 --data.name digits --model.name resnet20"
+    )
+    config, resume = parse_train(arguments.split())
+    assert (config.beta, config.gamma, config.epochs, config.seed) == (5.0, 2.0, 7, 3)
+    assert (config.out, config.device, resume, config.compile) == ("x", "cpu", True, True)
+    assert (config.optim.lr, config.optim.clip) == (0.01, 1.0)
+    assert config.schedule.milestones == (2, 4)
+    assert (config.data.name, config.model.name) == ("digits", "resnet20")
+
+
+def test_the_command_line_wins_over_files_wherever_it_stands(write):
+    one = write("epochs: 7\nloss: nll\noptim:\n  lr: 0.5\n  momentum: 0.8\n", "one.yaml")
+    two = write("optim: {lr: 1e-3}\n", "two.yaml")
+    config, _ = parse_train(["--epochs", "5", "--config", one, f"--config={two}"])
+    assert (config.epochs, config.loss) == (5, "nll")
+    assert (config.optim.lr, config.optim.momentum) == (1e-3, 0.8)  # files add up, the later wins
+
+
+def test_only_what_is_set_reaches_the_loss():
+    assert parse_train(["--loss", "nll"])[0].hyper == {}
+    assert parse_train(["--loss", "LS+MMCE", "--alpha", "0.2", "--mmce_sample", "64"])[0].hyper == {
+        "alpha": 0.2,
+        "sample": 64,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--optim.lr fast", "Expected optim.lr to be a number, but got fast"),
+        ("--epochs 2.5", "Expected epochs to be a whole number, but got 2.5"),
+        ("--beta x", "Expected beta to be a number or null, but got x"),
+        ("--compile maybe", "Expected compile to be true or false, but got maybe"),
+        ("--optim.name rms", "Expected optim.name to be one of sgd, adam, adamw, but got rms"),
+        ("--schedule.milestones [a]", "Expected schedule.milestones to be a list"),
+        ("--epochs 0", "Expected epochs >= 1, but got 0"),
+        ("--seed -1", "Expected seed >= 0, but got -1"),
+        ("--ema 1.5", "Expected ema between 0 and 1, but got 1.5"),
+        ("--epoch 3", "Unknown option epoch; did you mean epochs?"),
+        ("--clip 3", "Unknown option clip; did you mean optim.clip?"),
+        ("--optim.lrr=3", "Unknown option optim.lrr; did you mean optim.lr?"),
+        ("runs/x", "Unknown option runs/x"),
+        ("--epochs", "expected one argument"),
+        ("--loss focal", "Expected a loss BASE or BASE+AUX"),
+        ("--loss nll --gamma 3", "Expected options that --loss nll takes (it has none)"),
+        ("--loss fl+mdca --alpha 1", "takes (beta, gamma), but got alpha"),
+    ],
+)
+def test_a_wrong_option_is_one_line(arguments, message):
+    with pytest.raises(ValueError) as caught:
+        parse_train(arguments.split())
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("optim:\n  lrr: 3\n", "Unknown option optim.lrr; did you mean optim.lr?"),
+        ("clip: 3\n", "Unknown option clip; did you mean optim.clip?"),
+        ("epochs: many\n", "Expected epochs to be a whole number, but got many"),
+        ("optim: [3\n", "line 2"),
+        ("optim: 3\n", "Expected options under optim"),
+        ("optim:\n", "Expected options under optim"),
+        ("just text\n", "Expected options (key: value)"),
+        ("", "Expected options (key: value)"),
+        ("- 1\n", "Expected options (key: value)"),
+        ("loss: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
+    ],
+)
+def test_a_wrong_file_is_one_line_that_names_it(write, text, message):
+    path = write(text)
+    with pytest.raises(ValueError) as caught:
+        parse_train(["--config", path])
+    assert message in str(caught.value) and path in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(FileNotFoundError, match="Expected a YAML file at .*no.yaml"):
+        parse_train(["--config", str(tmp_path / "no.yaml")])
+    (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(ValueError, match="x.yaml is not text"):
+        parse_train(["--config", str(tmp_path / "x.yaml")])
+
+
+def test_the_saved_settings_are_the_settings(tmp_path):
+    config, _ = parse_train(
+        ["--loss", "nll+mmce", "--mmce_bandwidth", "0.2", "--data.scale", "[0.5,2]", "--ema", "0.9"]
+    )
+    save_config(config, tmp_path / "config.yaml", "a header")
+    assert load_config(tmp_path / "config.yaml") == config
+    text = (tmp_path / "config.yaml").read_text()
+    assert text.startswith("# a header\n") and yaml.safe_load(text) == to_dict(config)
+
+
+def test_differences_name_dotted_keys():
+    one = to_dict(TrainConfig())
+    other = to_dict(parse_train(["--optim.lr", "7", "--gamma", "2"])[0])
+    assert differences(one, other) == {"optim.lr": 7.0, "gamma": 2.0}
+    assert differences(one, one) == {}
+
+
+def test_a_resumed_run_brings_its_own_settings(tmp_path, write):
+    config, _ = parse_train(["--gamma", "2", "--out", str(tmp_path)])
+    save_config(config, tmp_path / "config.yaml", "")
+    assert parse_train(["--resume", "--out", str(tmp_path)]) == (config, True)
+    assert parse_train(["--resume", f"--out={tmp_path}", "--epochs", "9"])[0] == (
+        dataclasses.replace(config, epochs=9)
+    )
+    other = write("gamma: 1\n", "other.yaml")
+    assert parse_train(["--resume", "--out", str(tmp_path), "--config", other])[0].gamma == 1
+
+
+def test_folder_of_a_run():
+    assert parse_train([])[0].folder == Path("runs/scenes-small_unet-fl+mdca")
+    odd, _ = parse_train(["--model.name", "timm:resnet18", "--loss", "NLL"])
+    assert odd.folder == Path("runs/scenes-timm-resnet18-nll")
+
+
+def test_help_explains_every_option(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse_train(["--help"])
+    text = capsys.readouterr().out
+    assert stop.value.code == 0
+    for key in ("--loss", "--optim.lr", "--schedule.warmup", "--data.root", "--model.encoder"):
+        assert key in text
+    assert "samples of one optimiser step" in text.lower().replace("\n", " ")
+    assert "(type:" in text and ":  (type" not in text
+
+
+def test_print_config_is_a_config(capsys, write):
+    with pytest.raises(SystemExit):
+        parse_train(["--gamma", "2", "--print_config"])
+    printed = write(capsys.readouterr().out)
+    assert load_config(printed) == TrainConfig(gamma=2.0)
+
+
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_shipped_configs_are_valid_and_say_what_they_cost(path):
+    load_config(path)
+    header = path.read_text().split("\n\n")[0].splitlines()
+    assert all(line.startswith("#") for line in header)
+    assert f"python tools/train_seg.py --config configs/{path.name}" in header[0]
+    assert any(line.startswith("# cost: ") for line in header)
+    assert any(line.startswith("# expected: ") for line in header)
