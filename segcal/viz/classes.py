@@ -38,7 +38,7 @@ def classwise_reliability(report: Report | Mapping[str, Report], *, limit: int =
     rows = -(-len(chosen) // columns)
     several = len(reports) > 1
     figure = _grid_figure(rows, columns, head=0.5 if several else 0.05)
-    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    axes = figure.subplots(rows, columns, squeeze=False)
     names = class_names(first)
     for ax, c in zip(axes.flat, chosen, strict=False):
         for index, (name, each) in enumerate(reports.items()):
@@ -47,11 +47,11 @@ def classwise_reliability(report: Report | Mapping[str, Report], *, limit: int =
                 draw_line(ax, bins, index, plain(name), markersize=2.5)
             else:
                 draw_bars(ax, bins)
-        finish_square(ax)
+        finish_square(ax, ticks=(0, 50, 100))
         score = "" if several else f"\n{100 * first.class_ece[c]:.2f} %"
         ax.set_title(plain(names[c], 18) + score, fontsize=8.5, pad=3)
         ax.tick_params(labelsize=7.5)
-        ax.set(xticks=(0, 50, 100), yticks=(0, 50, 100))
+        ax.label_outer()
     for ax in axes.flat[len(chosen) :]:
         ax.set_visible(False)
     for ax in axes.flat[len(chosen) - columns : len(chosen)]:  # the lowest of each column
@@ -78,7 +78,7 @@ def gap_heatmap(report: Report, ax: Axes | None = None, *, limit: int = 100) -> 
     chosen = worst_classes(report, limit)
     bins = report.classes
     gap = 100 * (bins.confidence - bins.accuracy)[chosen]  # (K, B)
-    ax = axes_or_new(ax, 7.2, 0.2 * len(chosen) + 1.3)
+    ax = axes_or_new(ax, 7.2, 0.2 * len(chosen) + 1.5)
     colors = LinearSegmentedColormap.from_list("gap", [UNDER, paper(), OVER])
     rows = np.arange(len(chosen) + 1)
     mesh = ax.pcolormesh(
@@ -101,7 +101,7 @@ def gap_heatmap(report: Report, ax: Axes | None = None, *, limit: int = 100) -> 
         spine.set_visible(False)
     ax.invert_yaxis()
     ax.set(xlabel="probability of the class (%)", xlim=(0, 100))
-    bar = ax.figure.colorbar(mesh, ax=ax, extend="both", aspect=30, pad=0.02)
+    bar = ax.figure.colorbar(mesh, ax=ax, location="top", extend="both", aspect=45, pad=0.02)
     bar.set_label("probability − frequency (points)")
     bar.outline.set_visible(False)
     return ax
@@ -109,9 +109,11 @@ def gap_heatmap(report: Report, ax: Axes | None = None, *, limit: int = 100) -> 
 
 def _columns(panels: int) -> int:
     """How many columns a grid of `panels` gets: a little wider than high, few holes at the end."""
+    if panels <= 7:
+        return panels
     wanted = min(np.sqrt(1.6 * panels), 10)
-    choices = range(max(round(wanted) - 1, 1), round(wanted) + 3)
-    return min(panels, min(choices, key=lambda n: (-panels % n, abs(n - wanted))))
+    choices = range(round(wanted) - 1, round(wanted) + 3)
+    return min(choices, key=lambda columns: (-panels % columns, abs(columns - wanted)))
 
 
 def _grid_figure(rows: int, columns: int, head: float) -> Figure:

@@ -19,6 +19,11 @@ from segcal.viz.entry import Entry, distinct, tell_apart
 from segcal.viz.figure import png, svg, themed
 from segcal.viz.reliability import confidence_histogram, reliability_diagram, wrong_confidence
 
+_WRONG_WORDS = (
+    "Confidence of wrong predictions",
+    "What is wrong should be unsure: the further to the left, the better.",
+)
+
 
 @dataclass(frozen=True)
 class Drawing:
@@ -48,45 +53,43 @@ class Drawing:
 
 
 def comparison_drawings(entries: Sequence[Entry]) -> list[Drawing]:
-    """The diagrams that hold all entries at once."""
+    """The diagrams that hold all entries at once; none if there is nothing to compare."""
+    if len(entries) == 1:
+        return []
     reports = {entry.name: entry.report for entry in entries}
-    histories = {entry.name: entry.history for entry in entries}  # all, so that colours agree
-    drawings = [
+    return [
         Drawing(
-            "wrong_confidence",
-            "Confidence of wrong predictions",
-            "What is wrong should be unsure: the further to the left, the better.",
-            lambda: wrong_confidence(reports),
-        )
+            "reliability",
+            "Reliability",
+            "Accuracy of the predictions made with a given confidence. On the diagonal the two "
+            "agree; below it is over-confident, above it under-confident.",
+            lambda: reliability_diagram(reports),
+        ),
+        Drawing(
+            "confidence_histogram",
+            "Confidence",
+            "How sure the predictions are.",
+            lambda: confidence_histogram(reports),
+        ),
+        Drawing("wrong_confidence", *_WRONG_WORDS, lambda: wrong_confidence(reports)),
     ]
-    if len(entries) > 1:
-        drawings = [
-            Drawing(
-                "reliability",
-                "Reliability",
-                "Accuracy of the predictions made with a given confidence. On the dashed diagonal "
-                "confidence is accuracy; below it, over-confident; above it, under-confident.",
-                lambda: reliability_diagram(reports),
-            ),
-            Drawing(
-                "confidence_histogram",
-                "Confidence",
-                "How sure the predictions are.",
-                lambda: confidence_histogram(reports),
-            ),
-            *drawings,
-        ]
-    for score, label in (("ece", "ECE"), ("sce", "SCE")):
-        if any(f"holdout/{score}" in line for lines in histories.values() for line in lines):
-            drawings.append(
-                Drawing(
-                    f"convergence_{score}",
-                    f"{label} over training",
-                    "Measured on the hold-out after each epoch; the ring marks the weights kept.",
-                    partial(convergence, histories, score=score),
-                )
-            )
-    return drawings
+
+
+def training_drawings(entries: Sequence[Entry]) -> list[Drawing]:
+    """The diagrams over training, as far as the logs have the scores."""
+    histories = {entry.name: entry.history for entry in entries}  # all, so that colours agree
+    logged = {score for lines in histories.values() for line in lines for score in line}
+    shown = histories if len(entries) > 1 else entries[0].history
+    return [
+        Drawing(
+            f"convergence_{score}",
+            f"{score.upper()} over training",
+            "Measured on the hold-out after each epoch; the ring marks the weights kept.",
+            partial(convergence, shown, score=score),
+        )
+        for score in ("ece", "sce")
+        if f"holdout/{score}" in logged
+    ]
 
 
 def entry_drawings(entry: Entry, *, max_classes: int = 100) -> list[Drawing]:
@@ -110,6 +113,7 @@ def entry_drawings(entry: Entry, *, max_classes: int = 100) -> list[Drawing]:
             "calibrated on the whole.",
             lambda: confidence_histogram(report),
         ),
+        Drawing("wrong_confidence", *_WRONG_WORDS, lambda: wrong_confidence(report)),
         Drawing(
             "classwise_reliability",
             "Reliability by class",
@@ -136,7 +140,8 @@ def write_figures(entries: Sequence[Entry], folder: str | os.PathLike[str]) -> l
         The files written.
     """
     entries, folder = distinct(entries), Path(folder)
-    planned = [(folder, drawing) for drawing in comparison_drawings(entries)]
+    together = [*comparison_drawings(entries), *training_drawings(entries)]
+    planned = [(folder, drawing) for drawing in together]
     parts = tell_apart([_slug(entry.name) for entry in entries])
     for entry, part in zip(entries, parts, strict=True):
         place = folder / part if len(entries) > 1 else folder

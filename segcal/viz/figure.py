@@ -118,11 +118,13 @@ def adaptive_svg(figure: Figure) -> bytes:
 
 
 def plain(name: str, limit: int = 28) -> str:
-    """A name as matplotlib text: on one line, cut to `limit`, and taken literally.
+    """A name as matplotlib text: on one line, at most `limit` long, and taken literally.
 
-    Dollars would otherwise start a formula, and a leading underscore hide a legend entry.
+    A long one loses its middle, for names often differ at the end. Dollars would otherwise start
+    a formula, and a leading underscore hide a legend entry.
     """
     name = " ".join(name.split())
     if len(name) > limit:
-        name = name[: limit - 1] + "…"
+        tail = limit // 3
+        name = f"{name[: limit - tail - 1]}…{name[-tail:]}"
     return ("\u200b" * name.startswith("_") + name).replace("$", r"\$")

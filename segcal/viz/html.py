@@ -17,7 +17,7 @@ from PIL import Image
 import segcal
 from segcal.files import atomic_write
 from segcal.viz.comparison import comparison_cells, comparison_columns
-from segcal.viz.drawings import Drawing, comparison_drawings, entry_drawings
+from segcal.viz.drawings import Drawing, comparison_drawings, entry_drawings, training_drawings
 from segcal.viz.entry import Entry, Overlay, distinct
 from segcal.viz.figure import adaptive_svg
 from segcal.viz.views import (
@@ -78,7 +78,9 @@ def render_page(entries: Sequence[Entry], *, title: str = "Calibration report") 
         headline=headline(entries),
         columns=comparison_columns(reports),
         cells=comparison_cells(reports),
+        intervals=any(report.intervals for report in reports),
         figures=[_figure(drawing) for drawing in comparison_drawings(entries)],
+        training=[_figure(drawing) for drawing in training_drawings(entries)],
         class_ece=class_ece_table(entries) if len(entries) > 1 else None,
         region_columns=region_columns(),
         class_columns=class_columns(reports[0]),

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-OVER = "#c8102e"  # confidence above accuracy
-UNDER = "#0b62b8"  # confidence below accuracy; the pair stays apart for every colour vision
+OVER = "#cf1f38"  # confidence above accuracy
+UNDER = "#1a70c4"  # confidence below accuracy; the pair stays apart for every colour vision
 
 # Okabe and Ito (2008), chosen to be told apart by colour-blind readers; yellow is left out, too
 # pale on white. Line style and marker change with the colour, so colour never speaks alone.

@@ -32,6 +32,7 @@ _KEY_COLUMNS, _SHOWN_CLASSES = 7, 14
 _FEW_PIXELS = 200  # smaller images show their pixels
 _WRONG = "#e66101"  # orange: apart from the red and blue of the gap
 _RIGHT = "#f4f5f7"
+_FRAME = "#c4c8ce"
 _CONFIDENCE_MAP = "bone"
 
 
@@ -123,10 +124,12 @@ def _grid(pictures: Mapping[str, NDArray[Any] | None], key_rows: int) -> tuple[F
         left = _MARGIN + column * (w + _GAP)
         bottom = total_h - _MARGIN - (row + 1) * (_TITLE + h) - row * key
         ax = figure.add_axes((left / total_w, bottom / total_h, w / total_w, h / total_h))
-        ax.axis("off")
         axes.append(ax)
         if picture is None:
+            ax.axis("off")
             continue
+        ax.set(xticks=[], yticks=[])
+        ax.spines[:].set(visible=True, color=_FRAME, linewidth=0.6)
         ax.set_title(name, fontsize=9.5, loc="left", pad=4)
         if picture.ndim == 2:
             ax.imshow(picture, cmap=_CONFIDENCE_MAP, vmin=0, vmax=100, interpolation="nearest")
@@ -146,7 +149,7 @@ def _add_scales(figure: Figure, axes: Sequence[Axes]) -> None:
     _add_scale(figure, gap, gap_map, -bound, bound, [f"under ≤ −{bound}", "0", f"over ≥ {bound}"])
     swatches = [
         Patch(facecolor=_WRONG, label="wrong"),
-        Patch(facecolor=_RIGHT, edgecolor="#c4c8ce", label="right"),
+        Patch(facecolor=_RIGHT, edgecolor=_FRAME, label="right"),
         Patch(facecolor="#d6d6d6", hatch="////", edgecolor="#b8b8b8", label="not counted"),
     ]
     errors.legend(

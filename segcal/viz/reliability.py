@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,7 +16,7 @@ from segcal.viz.palette import OVER, UNDER, run_style
 from segcal.viz.reading import named, share, unit
 
 _BAR = "#8b98ab"  # a grey blue that reads on white and on black
-_SHADE = 0.7  # opacity of the gaps
+_SHADE = 0.75  # opacity of the gaps
 _LEAST = 0.003  # per cent; where the logarithmic scale of shares begins
 _STRIP = 0.17  # height of the strip of shares, as a part of the diagram's
 
@@ -40,8 +40,7 @@ def reliability_diagram(
     """
     reports = named(report)
     first, several = next(iter(reports.values())), len(reports) > 1
-    rows = len(reports) if several else 0
-    ax = axes_or_new(ax, 4.4, (4.9 if counts else 4.2) + 0.2 * rows)
+    ax = _axes(ax, reports)
     if several:
         for index, (name, each) in enumerate(reports.items()):
             draw_line(ax, each.top, index, f"{plain(name)}: ECE {100 * each.ece:.2f} %")
@@ -72,7 +71,7 @@ def confidence_histogram(report: Report | Mapping[str, Report], ax: Axes | None 
     """
     reports = named(report)
     first, several = next(iter(reports.values())), len(reports) > 1
-    ax = axes_or_new(ax, 4.4, 3.9 + 0.2 * max(len(reports), 2))
+    ax = _axes(ax, reports)
     if several:
         for index, (name, each) in enumerate(reports.items()):
             _draw_outline(ax, each.top.edges, share(each.top.count), index, plain(name))
@@ -99,7 +98,7 @@ def wrong_confidence(report: Report | Mapping[str, Report], ax: Axes | None = No
         The axes drawn on.
     """
     reports = named(report)
-    ax = axes_or_new(ax, 4.4, 3.9 + 0.2 * max(len(reports), 2))
+    ax = _axes(ax, reports)
     for index, (name, each) in enumerate(reports.items()):
         wrong = each.top.count - each.top.hits
         label = f"{plain(name)}: " * bool(name) + f"{100 * each.error:.1f} % wrong"
@@ -133,11 +132,16 @@ def draw_line(ax: Axes, bins: BinTable, index: int, label: str, markersize: floa
     ax.plot(x, y, label=label, markersize=markersize, **run_style(index))
 
 
-def finish_square(ax: Axes) -> None:
+def finish_square(ax: Axes, ticks: Sequence[int] = range(0, 101, 20)) -> None:
     """Per cent on both sides, and the diagonal of perfect calibration."""
     ax.plot([0, 100], [0, 100], color=ink(), linewidth=1, linestyle=(0, (4, 3)), zorder=2.5)
-    ticks = range(0, 101, 20)
     ax.set(xlim=(0, 100), ylim=(0, 100), aspect="equal", xticks=ticks, yticks=ticks)
+
+
+def _axes(ax: Axes | None, reports: Mapping[str, Report]) -> Axes:
+    """All diagrams of the same reports have the same size, to stand beside each other."""
+    legend = 0.2 * len(reports) if len(reports) > 1 else 0.0
+    return axes_or_new(ax, 4.4, 4.9 + legend)
 
 
 def _draw_outline(ax: Axes, edges: np.ndarray, shares: np.ndarray, index: int, label: str) -> None:

@@ -68,7 +68,7 @@ def class_rows(report: Report) -> list[dict[str, Any]]:
         ]
         cells.append(Cell(100 * bias[c], signed(100 * bias[c])))
         bar = np.nan_to_num(report.class_ece[c]) / largest
-        rows.append({"name": name, "cells": cells, "bar": f"{100 * bar:.1f}%"})
+        rows.append({"name": name, "cells": cells, "bar": f"{bar:.3f}"})
     return rows
 
 
@@ -110,10 +110,12 @@ def facts(report: Report) -> list[tuple[str, str]]:
     """The protocol, line by line."""
     p = report.protocol
     rule = "(lo, hi], 0 in the first" if p.edge_rule == "right" else "[lo, hi), 1 in the last"
+    what = unit(report)
+    of = f" of {p.images:,} images" if what == "pixels" else ""
     lines = [
-        ("counted", f"{p.pixels:,} pixels of {p.images:,} images"),
+        ("counted", f"{p.pixels:,} {what}{of}"),
         ("region", p.region),
-        ("averaged over", f"{p.average}s"),
+        ("averaged over", what if p.average == "pixel" else f"{p.average}s"),
         ("classes", str(p.num_classes)),
         ("bins", f"{p.num_bins} of equal width, {rule}"),
         ("ignored label", str(p.ignore_index)),

@@ -38,63 +38,68 @@ def verdict(report: Report) -> Phrase:
 
 
 def _one(report: Report) -> list[Phrase]:
-    found = verdict(report)
     if not report.protocol.pixels:
         return [Phrase("Nothing was counted.")]
+    found = verdict(report)
     names, worst = class_names(report), int(np.nanargmax(report.class_ece))
     return [
         Phrase(found.text[0].upper() + found.text[1:], found.kind),
         Phrase(
-            f": mean confidence {100 * report.mean_confidence:.1f} %, "
-            f"accuracy {100 * report.accuracy:.1f} %. "
-            f"ECE is {100 * report.ece:.2f} %{_between(report.intervals.get('ece'))}; "
+            f": mean confidence {_percent(report.mean_confidence, 1)}, "
+            f"accuracy {_percent(report.accuracy, 1)}. "
+            f"ECE is {_percent(report.ece)}{_between(report.intervals.get('ece'))}; "
             f"the worst calibrated class is {names[worst]}, "
-            f"with a class-j-ECE of {100 * report.class_ece[worst]:.2f} %."
+            f"with a class‑j‑ECE of {_percent(report.class_ece[worst])}."
         ),
     ]
 
 
 def _several(entries: Sequence[Entry]) -> list[Phrase]:
-    known = [entry for entry in entries if entry.report.protocol.pixels]
-    if not known:
+    order = sorted(
+        (entry for entry in entries if entry.report.protocol.pixels),
+        key=lambda entry: entry.report.ece,
+    )
+    if not order:
         return [Phrase("Nothing was counted.")]
-    order = sorted(known, key=lambda entry: entry.report.ece)
     best, last = order[0], order[-1]
-    found = verdict(best.report)
-    accuracies = [100 * entry.report.accuracy for entry in known]
     phrases = [
-        Phrase(f"{best.name}", "even"),
-        Phrase(f" has the lowest ECE, {100 * best.report.ece:.2f} %, and is "),
-        found,
+        Phrase(best.name, "even"),
+        Phrase(f" has the lowest ECE, {_percent(best.report.ece)}, and is "),
+        verdict(best.report),
         Phrase("."),
     ]
-    if len(order) > 1:
+    if last is not best:
+        accuracies = sorted({round(100 * entry.report.accuracy, 1) for entry in order})
+        ends = dict.fromkeys((accuracies[0], accuracies[-1]))
         phrases.append(
             Phrase(
-                f" {last.name} has the highest, {100 * last.report.ece:.2f} %."
-                f" Accuracy is between {min(accuracies):.1f} and {max(accuracies):.1f} %."
+                f" {last.name} has the highest, {_percent(last.report.ece)}. "
+                f"Accuracy is {' to '.join(f'{end:.1f}' for end in ends)} %."
             )
         )
-        phrases += _overlap(order)
-    return phrases
+    return [*phrases, *_overlap(order)]
 
 
 def _overlap(order: Sequence[Entry]) -> list[Phrase]:
-    """A caution where the interval of the best ECE meets another's."""
+    """A caution where the interval of the lowest ECE meets another's."""
     best = order[0].report.intervals.get("ece")
-    if best is None:
-        return []
     rivals = [
         entry.name
         for entry in order[1:]
-        if (other := entry.report.intervals.get("ece")) is not None and other.low <= best.high
+        if (other := entry.report.intervals.get("ece")) and best and other.low <= best.high
     ]
     if not rivals:
         return []
-    return [Phrase(f" Its 95 % interval overlaps that of {', '.join(rivals)}.")]
+    whose = "those" if len(rivals) > 1 else "that"
+    return [Phrase(f" Its 95 % interval meets {whose} of {', '.join(rivals)}.")]
 
 
 def _between(interval: Interval | None) -> str:
     if interval is None or np.isnan(interval.low):
         return ""
-    return f" ({100 * interval.low:.2f} to {100 * interval.high:.2f} with 95 % confidence)"
+    low, high = 100 * interval.low, 100 * interval.high
+    return f" ({low:.2f} to {high:.2f} with 95 % confidence)"
+
+
+def _percent(fraction: float, digits: int = 2) -> str:
+    return f"{100 * fraction:.{digits}f} %"
