@@ -1,5 +1,6 @@
 """Calibration to look at: diagrams of reports, overlays on images, and a page of both."""
 
+from segcal.data.voc import palette as voc_palette
 from segcal.viz.classes import classwise_reliability, gap_heatmap
 from segcal.viz.comparison import comparison_csv, comparison_markdown
 from segcal.viz.curves import convergence
@@ -7,7 +8,7 @@ from segcal.viz.drawings import write_figures
 from segcal.viz.entry import Entry, Overlay
 from segcal.viz.heatmap import calibration_gap, calibration_overlay
 from segcal.viz.html import write_page
-from segcal.viz.palette import class_palette, voc_palette
+from segcal.viz.palette import class_palette
 from segcal.viz.panel import overlay_panel
 from segcal.viz.reliability import confidence_histogram, reliability_diagram, wrong_confidence
 

@@ -33,21 +33,6 @@ def run_style(index: int) -> dict[str, Any]:
     }
 
 
-def voc_palette(num_colors: int = 256) -> NDArray[np.uint8]:
-    """(num_colors, 3) RGB: the palette of the PASCAL VOC masks.
-
-    The three lowest bits of a label are the highest bits of red, green and blue, the next three
-    the second highest, and so on: label 1 is (128, 0, 0), label 255 (224, 224, 192).
-    """
-    labels = np.arange(num_colors)
-    colors = np.zeros((num_colors, 3), dtype=np.uint8)
-    for bit in range(8):
-        for channel in range(3):
-            value = (labels >> (3 * bit + channel)) & 1
-            colors[:, channel] |= (value << (7 - bit)).astype(np.uint8)
-    return colors
-
-
 def class_palette(num_classes: int) -> NDArray[np.uint8]:
     """(num_classes, 3) RGB: distinct colours for any number of classes, the first a quiet grey.
 
