@@ -59,6 +59,11 @@ def test_limit_keeps_the_worst_in_their_order():
     assert labels == [str(c) for c in worst]
 
 
+def test_limit_below_one_is_refused():
+    with pytest.raises(ValueError, match="at least 1, but got 0"):
+        classwise_reliability(OVER_CONFIDENT, limit=0)
+
+
 @pytest.mark.parametrize("num_classes", [2, 11, 100])
 def test_any_number_of_classes(num_classes):
     report = synthetic_report(num_classes, images=1)

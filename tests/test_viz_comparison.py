@@ -5,8 +5,8 @@ import io
 
 import pytest
 
+from segcal.metrics.rows import best_of
 from segcal.viz import Entry, comparison_csv, comparison_markdown, write_figures
-from segcal.viz.comparison import best_of
 from tests.synthetic_reports import synthetic_report
 
 GOOD = Entry("good", synthetic_report(per_image=True))

@@ -12,7 +12,9 @@ from matplotlib.patches import StepPatch
 import segcal.viz
 from segcal.metrics import BinTable, CalibrationMeter
 from segcal.viz import confidence_histogram, convergence, reliability_diagram, wrong_confidence
-from segcal.viz.figure import plain, png, themed
+from segcal.viz.drawings import entry_drawings
+from segcal.viz.entry import Entry
+from segcal.viz.figure import plain, png, svg, themed
 from segcal.viz.palette import OVER, UNDER
 from segcal.viz.reliability import draw_bars
 from tests.synthetic_reports import synthetic_report
@@ -167,10 +169,18 @@ def test_own_axes_are_drawn_on_and_given_back(draw):
 
 @pytest.mark.parametrize("draw", [reliability_diagram, confidence_histogram, wrong_confidence])
 def test_nothing_global_changes(draw):
-    before = dict(mpl.rcParams)
-    with themed():
-        png(draw({"a": CALIBRATED, "b": OVER_CONFIDENT}).figure)
-    assert dict(mpl.rcParams) == before
+    with mpl.rc_context({"font.size": 20, "savefig.bbox": "tight"}):  # a user's own style
+        before = dict(mpl.rcParams)
+        with themed():
+            png(draw({"a": CALIBRATED, "b": OVER_CONFIDENT}).figure)
+        assert dict(mpl.rcParams) == before
+
+
+def test_files_do_not_depend_on_the_users_style():
+    drawing = entry_drawings(Entry("a", CALIBRATED))[0]
+    plain_style = svg(drawing.figure())
+    with mpl.rc_context({"font.size": 20, "savefig.bbox": "tight", "xtick.color": "red"}):
+        assert svg(drawing.figure()) == plain_style
 
 
 def test_no_pyplot():
@@ -206,6 +216,9 @@ def test_reports_must_fit_together():
         reliability_diagram({})
     with pytest.raises(ValueError, match=r"same classes, but got \[3, 4\]"):
         reliability_diagram({"a": CALIBRATED, "b": synthetic_report(3)})
+    named = [synthetic_report(2, images=1, names=["sky", name]) for name in ("road", "sea")]
+    with pytest.raises(ValueError, match="same classes, but got 'road' and 'sea'"):
+        reliability_diagram(dict(zip("ab", named, strict=True)))
 
 
 def test_one_bin_that_is_right_is_flat():

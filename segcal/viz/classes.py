@@ -65,7 +65,9 @@ def classwise_reliability(report: Report | Mapping[str, Report], *, limit: int =
 
 
 def gap_heatmap(report: Report, ax: Axes | None = None, *, limit: int = 100) -> Axes:
-    """Classes × bins: mean p_c minus frequency of the class, in points; crossed if no pixel.
+    """Classes × bins: mean p_c minus frequency of the class; hatched where there is no pixel.
+
+    Red is too high, blue too low, in full colour from 30 points on.
 
     Args:
         report: one report.

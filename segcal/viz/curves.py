@@ -51,18 +51,14 @@ def convergence(
         if not points:
             continue
         epochs, values, best = zip(*points, strict=True)
-        ax.plot(epochs, values, label=plain(name) or None, markersize=3, **run_style(index))
-        kept = [at for at, is_best in enumerate(best) if is_best][-1:]
-        for at in kept:  # the last epoch called best is the one kept
-            ax.plot(
-                *(epochs[at], values[at]),
-                marker="o",
-                markersize=9,
-                fillstyle="none",
-                color=run_style(index)["color"],
-            )
+        style = run_style(index)
+        ax.plot(epochs, values, label=plain(name) or None, markersize=3, **style)
+        kept = [at for at, is_best in enumerate(best) if is_best][-1:]  # the last one called best
+        for at in kept:
+            where = [epochs[at]], [values[at]]
+            ax.plot(*where, marker="o", markersize=9, fillstyle="none", color=style["color"])
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(ylim=(0, None), xlabel="epoch", ylabel=f"{label} on {split}")
-    if any(histories):
+    if ax.get_legend_handles_labels()[1]:
         ax.legend()
     return ax

@@ -40,13 +40,17 @@ _STYLE: Any = {
     "ytick.major.size": 3,
     "legend.frameon": False,
     "legend.fontsize": 9,
+    "svg.fonttype": "path",  # the same letters on every machine
+    "svg.hashsalt": "segcal",  # the same names inside, every time
 }
 
 
 @contextmanager
 def themed() -> Iterator[None]:
-    """Within it, figures are drawn in the project's style."""
-    with mpl.rc_context(_STYLE):
+    """Within it, figures are drawn in the project's style, whatever style the user has set."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(_STYLE)
         yield
 
 
@@ -85,17 +89,18 @@ def legend_above(ax: Axes, bottom: float = 1.0) -> None:
 
 
 def png(figure: Figure, *, title: str = "", dpi: int = 160) -> bytes:
-    """The figure as PNG, with a title in its metadata."""
+    """A figure drawn in `themed` as PNG, with a title in its metadata."""
     buffer = io.BytesIO()
     metadata = {"Software": None, **({"Title": title} if title else {})}
-    figure.savefig(buffer, format="png", dpi=dpi, metadata=metadata)
+    with themed():  # ticks are made when they are drawn
+        figure.savefig(buffer, format="png", dpi=dpi, metadata=metadata)
     return buffer.getvalue()
 
 
 def svg(figure: Figure) -> bytes:
-    """The figure as SVG; the same figure always gives the same bytes."""
+    """A figure drawn in `themed` as SVG; the same figure always gives the same bytes."""
     buffer = io.BytesIO()
-    with mpl.rc_context({"svg.hashsalt": "segcal", "svg.fonttype": "path"}):
+    with themed():  # ticks are made when they are drawn
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import math
 import os
 from collections.abc import Sequence
 from importlib.resources import files
@@ -16,7 +17,7 @@ from PIL import Image
 
 import segcal
 from segcal.files import atomic_write
-from segcal.viz.comparison import comparison_cells, comparison_columns
+from segcal.metrics.rows import cells_of, columns_of
 from segcal.viz.drawings import Drawing, comparison_drawings, entry_drawings, training_drawings
 from segcal.viz.entry import Entry, Overlay, distinct
 from segcal.viz.figure import adaptive_svg
@@ -72,12 +73,12 @@ def render_page(entries: Sequence[Entry], *, title: str = "Calibration report") 
     return environment.get_template("report.html").render(
         title=title,
         version=segcal.__version__,
-        style=Markup(_part("style.css")),  # noqa: S704 (our own file)
+        style=Markup(_part("style.css")),
         script=Markup(script),
         script_hash=f"sha256-{digest}",
         headline=headline(entries),
-        columns=comparison_columns(reports),
-        cells=comparison_cells(reports),
+        columns=columns_of(reports),
+        cells=cells_of(reports),
         intervals=any(report.intervals for report in reports),
         figures=[_figure(drawing) for drawing in comparison_drawings(entries)],
         training=[_figure(drawing) for drawing in training_drawings(entries)],
@@ -127,7 +128,7 @@ def _overlay(overlay: Overlay) -> dict[str, Any]:
     image.save(buffer, "WEBP", quality=_QUALITY, method=4)  # a quarter of the PNG of a photograph
     return {
         "name": overlay.name,
-        "ece": overlay.ece,
+        "ece": None if overlay.ece is None or math.isnan(overlay.ece) else overlay.ece,
         "uri": _uri(buffer.getvalue(), "image/webp"),
         "width": image.width,
         "height": image.height,

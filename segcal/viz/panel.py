@@ -26,9 +26,9 @@ from segcal.viz.heatmap import (
 )
 from segcal.viz.palette import class_palette
 
-_SIDE = 2.7  # inches, the longer side of a picture; three a row
+_WIDTH, _TALLEST = 2.7, 5.4  # inches, of a picture; three a row
 _MARGIN, _GAP, _TITLE, _KEY, _SCALE = 0.06, 0.12, 0.26, 0.24, 0.42  # inches
-_KEY_COLUMNS, _SHOWN_CLASSES = 7, 14
+_SHOWN_CLASSES = 14
 _FEW_PIXELS = 200  # smaller images show their pixels
 _WRONG = "#e66101"  # orange: apart from the red and blue of the gap
 _RIGHT = "#f4f5f7"
@@ -77,23 +77,14 @@ def overlay_panel(
     }
     seen = _classes_seen(predicted, target[valid], len(colors))
     key = [Patch(facecolor=_unit(colors[c]), label=plain(names[c], 16)) for c in seen]
+    columns = _key_columns([str(patch.get_label()) for patch in key])
     with themed():
-        figure, axes = _grid(
-            pictures, key_rows=0 if image is None else -(-len(key) // _KEY_COLUMNS)
-        )
+        figure, axes = _grid(pictures, key_rows=0 if image is None else -(-len(key) // columns))
         _add_scales(figure, axes)
         if image is None:
             axes[0].legend(handles=key, loc="center left", title="classes", alignment="left")
         else:
-            axes[0].legend(
-                handles=key,
-                loc="upper left",
-                bbox_to_anchor=(-0.02, 0.0),
-                ncols=_KEY_COLUMNS,
-                fontsize=8,
-                handlelength=1.2,
-                columnspacing=1.2,
-            )
+            _add_key(axes[0], key, columns)
         return png(figure, title=name)
 
 
@@ -112,8 +103,7 @@ def _colors_and_names(
 def _grid(pictures: Mapping[str, NDArray[Any] | None], key_rows: int) -> tuple[Figure, list[Axes]]:
     """Two rows of three pictures, their names above; room for the key and the scales below."""
     height, width = next(p.shape[:2] for p in pictures.values() if p is not None)
-    scale = _SIDE / max(height, width)
-    w, h = width * scale, height * scale
+    w, h = _WIDTH, min(_WIDTH * height / width, _TALLEST)
     key = key_rows * _KEY
     total_w = 2 * _MARGIN + 3 * w + 2 * _GAP
     total_h = 2 * (_TITLE + h) + key + _SCALE + 2 * _MARGIN
@@ -124,6 +114,7 @@ def _grid(pictures: Mapping[str, NDArray[Any] | None], key_rows: int) -> tuple[F
         left = _MARGIN + column * (w + _GAP)
         bottom = total_h - _MARGIN - (row + 1) * (_TITLE + h) - row * key
         ax = figure.add_axes((left / total_w, bottom / total_h, w / total_w, h / total_h))
+        ax.set_anchor("NW")
         axes.append(ax)
         if picture is None:
             ax.axis("off")
@@ -152,15 +143,26 @@ def _add_scales(figure: Figure, axes: Sequence[Axes]) -> None:
         Patch(facecolor=_RIGHT, edgecolor=_FRAME, label="right"),
         Patch(facecolor="#d6d6d6", hatch="////", edgecolor="#b8b8b8", label="not counted"),
     ]
-    errors.legend(
-        handles=swatches,
+    _add_key(errors, swatches, columns=3)
+
+
+def _add_key(ax: Axes, patches: Sequence[Patch], columns: int) -> None:
+    """What colours mean, under the axes and as wide as it takes."""
+    ax.legend(
+        handles=patches,
         loc="upper left",
         bbox_to_anchor=(-0.02, 0.0),
-        ncols=3,
+        ncols=columns,
         fontsize=8,
         handlelength=1.2,
         columnspacing=1.2,
     )
+
+
+def _key_columns(labels: Sequence[str]) -> int:
+    """How many columns of labels go on the width of three pictures."""
+    widest = 0.42 + 0.07 * max(map(len, labels), default=1)  # inches: swatch, then letters
+    return max(1, min(int(3 * _WIDTH / widest), 7))
 
 
 def _add_scale(

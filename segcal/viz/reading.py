@@ -22,6 +22,11 @@ def named(report: Report | Mapping[str, Report]) -> Mapping[str, Report]:
     sizes = {each.protocol.num_classes for each in reports.values()}
     if len(sizes) > 1:
         raise ValueError(f"Expected reports of the same classes, but got {sorted(sizes)} classes")
+    names = dict.fromkeys(each.class_names for each in reports.values() if each.class_names)
+    if len(names) > 1:
+        pairs = zip(*list(names)[:2], strict=True)
+        one, other = next(pair for pair in pairs if pair[0] != pair[1])
+        raise ValueError(f"Expected reports of the same classes, but got {one!r} and {other!r}")
     return reports
 
 
@@ -32,6 +37,8 @@ def class_names(report: Report) -> list[str]:
 
 def worst_classes(report: Report, limit: int) -> list[int]:
     """The `limit` classes with the largest class-j-ECE, in the order of classes."""
+    if limit < 1:
+        raise ValueError(f"Expected limit to be at least 1, but got {limit}")
     order = np.argsort(-report.class_ece, kind="stable")[:limit]  # NaN comes last
     return sorted(int(c) for c in order)
 

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from segcal.metrics import Report
-from segcal.metrics.rows import COLUMNS
-from segcal.viz.comparison import Cell, best_of, comparison_cells, number
+from segcal.metrics.rows import COLUMNS, Cell, best_of, cells_of, number
 from segcal.viz.entry import Entry
 from segcal.viz.reading import class_names, unit
 
@@ -25,7 +24,7 @@ class Heading(NamedTuple):
 
 def tiles(report: Report) -> list[tuple[str, str, Cell]]:
     """(label, unit, cell) of the four scores to see first."""
-    by_score = dict(zip([c.score for c in COLUMNS], comparison_cells([report])[0], strict=False))
+    by_score = dict(zip([c.score for c in COLUMNS], cells_of([report])[0], strict=False))
     headings = {column.score: column.heading for column in COLUMNS}
     shown = []
     for score in _TILES:
@@ -50,25 +49,20 @@ def class_rows(report: Report) -> list[dict[str, Any]]:
     """Name, cells and share of the largest class-j-ECE, for every class."""
     total = max(report.protocol.pixels, 1)
     truth = report.confusion.sum(1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        accuracy = np.where(truth > 0, report.confusion.diagonal() / truth, np.nan)
+    right = report.confusion.diagonal()
+    accuracy = np.divide(right, truth, out=np.full(len(truth), np.nan), where=truth > 0)
     bias = (report.classes.confidence_sum - report.classes.hits).sum(1) / total
-    largest = max(float(np.nanmax(report.class_ece, initial=0.0)), 1e-12)
+    columns = 100 * np.stack(
+        [truth / total, report.class_iou, accuracy, report.class_ece]
+    )  # (4, K)
+    bars = np.nan_to_num(report.class_ece)
+    bars = bars / max(bars.max(), 1e-12)
     rows = []
     for c, name in enumerate(class_names(report)):
-        cells = [Cell(float(c), str(c))]
-        cells += [
-            Cell(100 * value, number(100 * value, 2))
-            for value in (
-                truth[c] / total,
-                report.class_iou[c],
-                accuracy[c],
-                report.class_ece[c],
-            )
-        ]
-        cells.append(Cell(100 * bias[c], signed(100 * bias[c])))
-        bar = np.nan_to_num(report.class_ece[c]) / largest
-        rows.append({"name": name, "cells": cells, "bar": f"{bar:.3f}"})
+        cells = [Cell(c, str(c))]
+        cells += [Cell(value, number(value, 2)) for value in columns[:, c].tolist()]
+        cells.append(Cell(100 * bias[c], _signed(100 * bias[c])))
+        rows.append({"name": name, "cells": cells, "bar": f"{bars[c]:.3f}"})
     return rows
 
 
@@ -94,7 +88,7 @@ def region_rows(report: Report) -> list[dict[str, Any]]:
     if not report.regions:
         return []
     parts = {report.protocol.region: report, **report.regions}
-    cells = comparison_cells(list(parts.values()))
+    cells = cells_of(list(parts.values()))
     shown = [index for index, column in enumerate(COLUMNS) if column.score in _TILES]
     return [
         {
@@ -126,7 +120,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
     return [*lines, ("measured with", f"segcal {p.version}")]
 
 
-def signed(value: float) -> str:
+def _signed(value: float) -> str:
     """A number with its sign, and none where it prints as zero."""
     text = f"{value:+.2f}".replace("-", "−")
     return text[1:] if float(f"{value:.2f}") == 0 else text
