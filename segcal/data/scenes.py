@@ -117,12 +117,12 @@ def _load() -> tuple[Digits, Digits]:
 
 def draw(pool: Digits, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """One scene, (64, 64, 3) uint8 RGB, and its labels, (64, 64) uint8; `rng` decides all of it."""
-    ground = (rng.uniform(0.2, 0.8) + rng.uniform(-0.12, 0.12, 3)).astype(np.float32)
+    ground = (rng.uniform(0.1, 0.45) + rng.uniform(-0.12, 0.12, 3)).astype(np.float32)
     image = ground + _texture(rng)  # (64, 64, 3)
     label = np.zeros((SIDE, SIDE), dtype=np.uint8)
-    for _ in range(rng.integers(0, 4)):
+    for _ in range(rng.integers(0, 2)):
         _paste(image, label, _arc(rng), _ink(ground, rng), rng)
-    for _ in range(rng.integers(2, 6)):
+    for _ in range(rng.integers(3, 7)):
         choice = rng.integers(len(pool.classes))
         opacity = _enlarge(pool.images[choice], rng)
         _paste(image, label, opacity, _ink(ground, rng), rng, int(pool.classes[choice]) + 1)
@@ -151,9 +151,8 @@ def _smooth(rng: np.random.Generator, *, cells: int, channels: int = 1) -> np.nd
 
 
 def _ink(ground: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(3,) a colour lighter or darker than the ground: sometimes plain to see, sometimes hardly."""
-    darker = rng.random() < ground.mean()
-    contrast = rng.uniform(0.2, 0.6) * (-1 if darker else 1)
+    """(3,) a colour lighter than the ground: sometimes plain to see, sometimes hardly."""
+    contrast = rng.uniform(0.25, 0.6)
     return (ground + contrast + rng.uniform(-0.15, 0.15, 3)).astype(np.float32)
 
 
@@ -161,8 +160,8 @@ def _enlarge(digit: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """(s, s) opacity of an (8, 8) digit, enlarged, turned and sheared."""
     import cv2
 
-    side = rng.uniform(20, 36)  # what the 8 pixels become
-    angle, shear = rng.uniform(-0.3, 0.3), rng.uniform(-0.2, 0.2)
+    side = rng.uniform(18, 28)  # what the 8 pixels become
+    angle, shear = rng.uniform(-0.15, 0.15), rng.uniform(-0.1, 0.1)
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     linear = (side / 8) * turn @ np.array([[1, shear], [0, 1]])
     canvas = int(1.4 * side)  # room for the turned corners
@@ -174,12 +173,12 @@ def _arc(rng: np.random.Generator) -> np.ndarray:
     """(s, s) opacity of an arc as thick as a digit's ink, which is background all the same."""
     import cv2
 
-    half = int(rng.integers(8, 18))
+    half = int(rng.integers(7, 13))
     canvas = np.zeros((2 * half, 2 * half), dtype=np.uint8)
-    axes = tuple(int(v) for v in rng.integers(4, half - 2, 2))
+    axes = tuple(int(v) for v in rng.integers(3, half - 2, 2))
     turn, start = rng.uniform(0, 360, 2)
     end = start + rng.uniform(60, 300)
-    thickness = int(rng.integers(2, 6))
+    thickness = int(rng.integers(1, 4))
     cv2.ellipse(canvas, (half, half), axes, turn, start, end, 255, thickness, cv2.LINE_AA)
     return _steepen(canvas.astype(np.float32) / 255)
 

@@ -93,7 +93,7 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """How to train.
+    """How to train. The defaults are the recipe of the embedded scenes.
 
     Attributes:
         epochs: Passes over the training data.
@@ -118,11 +118,11 @@ class TrainOptions:
         tensorboard: Also write the log for TensorBoard.
     """
 
-    epochs: int = 30
-    batch_size: int = 32
+    epochs: int = 8
+    batch_size: int = 16
     accumulate: int = 1
-    optim: OptimConfig = OptimConfig()
-    schedule: ScheduleConfig = ScheduleConfig()
+    optim: OptimConfig = OptimConfig(name="adamw", lr=0.004, weight_decay=0.01)
+    schedule: ScheduleConfig = ScheduleConfig(name="cosine", warmup=2.5, warmup_factor=0.04)
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     channels_last: bool = False
     compile: bool = False

@@ -50,7 +50,7 @@ def _small_unet(config: ModelConfig, *, num_classes: int, in_channels: int) -> n
     net = SmallUNet(
         num_classes=num_classes, in_channels=in_channels, width=config.width, norm=config.norm
     )
-    return PaddedToMultiple(net, 8)
+    return PaddedToMultiple(net, 4)
 
 
 def _cifar_resnet(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -37,15 +38,15 @@ class PaddedToMultiple(nn.Module):
 
 
 class SmallUNet(nn.Module):
-    """A U-Net for small images: (N, in_channels, H, W) to (N, num_classes, H, W), sides of 8.
+    """A U-Net for small images: (N, in_channels, H, W) to (N, num_classes, H, W), sides of 4.
 
-    Three halvings with `width`, 2, 4 and 8 times `width` channels, two convolutions a level, and
-    skip connections added back on the way up.
+    Most of the work is done at a quarter of the resolution, in residual blocks that see far
+    enough to tell one shape from another; two skip connections bring the outlines back.
 
     Args:
         num_classes: channels of the logits.
         in_channels: channels of the image.
-        width: channels at full resolution.
+        width: channels at full resolution; 2 and 4 times that at a half and a quarter.
         norm: batch, group or none. Group normalisation computes every image by itself, so the
             result does not depend on how a batch is shared among processes.
     """
@@ -56,36 +57,39 @@ class SmallUNet(nn.Module):
         super().__init__()
         if norm not in NORMS:
             raise ValueError(f"Expected norm to be one of {', '.join(NORMS)}, but got {norm!r}")
-        widths = [width, 2 * width, 4 * width, 8 * width]
-        self.down = nn.ModuleList(
-            _double(inside, outside, norm)
-            for inside, outside in zip([in_channels, *widths], widths, strict=False)
+        self.at_full = _conv(in_channels, width, norm)
+        self.at_half = _conv(width, 2 * width, norm, stride=2)
+        self.at_quarter = _conv(2 * width, 4 * width, norm, stride=2)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(_conv(4 * width, 4 * width, norm), _conv(4 * width, 4 * width, norm))
+            for _ in range(4)
         )
-        self.narrow = nn.ModuleList(
-            nn.Conv2d(below, here, 1) for here, below in zip(widths, widths[1:], strict=False)
-        )
-        self.up = nn.ModuleList(_double(here, here, norm) for here in widths[:-1])
+        self.to_half = _conv(4 * width + 2 * width, 2 * width, norm)
+        self.to_full = _conv(2 * width + width, width, norm)
         self.head = nn.Conv2d(width, num_classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, num_classes, H, W) logits."""
-        skips: list[Tensor] = []
-        for level, block in enumerate(self.down):
-            x = block(F.max_pool2d(x, 2) if level else x)
-            skips.append(x)
-        for level in reversed(range(len(self.up))):
-            x = F.interpolate(self.narrow[level](x), scale_factor=2.0, mode="nearest")
-            x = self.up[level](x + skips[level])
+        full = self.at_full(x)
+        half = self.at_half(full)
+        x = self.at_quarter(half)
+        for block in self.blocks:
+            x = x + block(x)
+        x = self.to_half(torch.cat([_double(x), half], 1))
+        x = self.to_full(torch.cat([_double(x), full], 1))
         return self.head(x)
 
 
-def _double(in_channels: int, out_channels: int, norm: str) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for inside in (in_channels, out_channels):
-        layers += [nn.Conv2d(inside, out_channels, 3, padding=1, bias=norm == "none")]
-        if norm == "batch":
-            layers += [nn.BatchNorm2d(out_channels)]
-        elif norm == "group":
-            layers += [nn.GroupNorm(8 if out_channels % 8 == 0 else 1, out_channels)]
-        layers += [nn.ReLU(inplace=True)]
-    return nn.Sequential(*layers)
+def _double(x: Tensor) -> Tensor:
+    return F.interpolate(x, scale_factor=2.0, mode="bilinear")
+
+
+def _conv(in_channels: int, out_channels: int, norm: str, *, stride: int = 1) -> nn.Sequential:
+    layers: list[nn.Module] = [
+        nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=norm == "none")
+    ]
+    if norm == "batch":
+        layers += [nn.BatchNorm2d(out_channels)]
+    elif norm == "group":
+        layers += [nn.GroupNorm(8 if out_channels % 8 == 0 else 1, out_channels)]
+    return nn.Sequential(*layers, nn.ReLU(inplace=True))
