@@ -1,6 +1,7 @@
 """Speed and memory as ratios against a named baseline, all measured in one run.
 
 python tools/bench.py losses      each loss, forward + backward, against F.cross_entropy
+python tools/bench.py posthoc     each scaler's fit, against gathering all logits and L-BFGS
 """
 
 import argparse
@@ -8,7 +9,7 @@ import importlib
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("losses",)
+BENCHMARKS = ("losses", "posthoc")
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))  # `benchmarks` lives beside this file

@@ -1,0 +1,157 @@
+"""The place for scalers that are one linear map: vector and matrix scaling, and what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from segcal.posthoc.convex import Objective, choose, minimise
+from segcal.posthoc.interface import Scaler
+from segcal.posthoc.sample import PixelSampler
+from segcal.posthoc.stream import Stream, Survey
+
+MAX_PIXELS = 100_000
+
+
+class AffineScaler(Scaler):
+    """softmax(W x + b) with x made of the logits, fitted on a sample of the hold-out's pixels.
+
+    One pass over the batches draws the sample: each valid pixel has the same chance, and what is
+    drawn depends on the seed and the order of the images alone, not on batches or ranks. A
+    hold-out of up to `max_pixels` is used whole.
+
+    Every fifth image judges (of a single image, every fifth pixel). For each (λ, μ) the convex
+    objective
+
+        mean NLL + λ · ‖W off its diagonal‖² / (K(K−1)) + μ · ‖b‖² / K
+
+    (ODIR, Kull et al. 2019) is minimised on the other images, by L-BFGS from the identity, and the
+    pair with the least NLL on the judging images is fitted again on all. If that NLL is not below
+    the identity's, the map does not carry over to new images, and the scaler is the identity.
+
+    Args:
+        lambdas: values of λ to choose from.
+        mus: values of μ to choose from.
+        max_pixels: size of the sample; 8·C bytes a pixel.
+        seed: of the sample.
+        ignore_index: the label that means "do not count this pixel".
+        sync: sum over all ranks; False fits this rank's share alone.
+
+    Attributes:
+        weight_: W.
+        bias_: (C,) b.
+        lambda_: the λ chosen.
+        mu_: the μ chosen.
+    """
+
+    option_names = ("lambdas", "mus", "max_pixels", "seed", "ignore_index", "sync")
+
+    weight_: Tensor
+    bias_: Tensor
+    lambda_: float
+    mu_: float
+
+    def __init__(
+        self,
+        *,
+        lambdas: Sequence[float] = (0.0,),
+        mus: Sequence[float] = (0.0,),
+        max_pixels: int = MAX_PIXELS,
+        seed: int = 0,
+        ignore_index: int = 255,
+        sync: bool = True,
+    ) -> None:
+        super().__init__(ignore_index=ignore_index, sync=sync)
+        for name, values in (("lambdas", lambdas), ("mus", mus)):
+            if not values or not all(value >= 0 for value in values):
+                raise ValueError(f"Expected {name} to be numbers >= 0, but got {values}")
+        self.lambdas = tuple(lambdas)
+        self.mus = tuple(mus)
+        self.max_pixels = max_pixels
+        self.seed = seed
+
+    def _fit(self, stream: Stream) -> tuple[Survey, float, float]:
+        sampler = PixelSampler(self.max_pixels, self.seed)
+        survey = stream.survey(sampler)
+        sample = sampler.finish(stream, survey.num_classes)
+        x, labels = self._features(sample.pixels.dense[0]), sample.pixels.target[0]  # (K, P), (P,)
+        judge = sample.judging
+        fitting = Objective(x[:, ~judge], labels[~judge], stream)
+        judging = Objective(x[:, judge], labels[judge], stream)
+        free = self._free(survey.num_classes).to(x.device)
+        pair, affine, after = choose(fitting, judging, free, [*product(self.lambdas, self.mus)])
+        before = float(judging(judging.identity)[0])
+        if after < before:
+            affine = minimise(Objective(x, labels, stream), free, pair, affine)
+        self.num_classes_ = survey.num_classes
+        self._keep(affine[:, :-1].float(), affine[:, -1].float())
+        self.lambda_, self.mu_ = pair
+        return survey, before, after
+
+    def _transform(self, logits: Tensor, images: Tensor | None) -> Tensor:
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        dense = wide.flatten(2) if wide.ndim > 2 else wide.unsqueeze(2)  # (N, C, L)
+        bias = self.bias_.to(dense).unsqueeze(1)  # (C, 1)
+        mapped = self._multiply(self.weight_.to(dense), self._features(dense)) + bias
+        return mapped.reshape(logits.shape).to(logits.dtype)
+
+    def _features(self, logits: Tensor) -> Tensor:
+        """Make x (…, C, P) of logits (…, C, P)."""
+        return logits
+
+    def _multiply(self, weight: Tensor, x: Tensor) -> Tensor:
+        """W x, (N, C, L)."""
+        return weight @ x
+
+    def _start(self, num_classes: int, image_channels: int) -> None:
+        self.num_classes_ = num_classes
+        self._keep(torch.eye(num_classes), torch.zeros(num_classes))
+
+    def _keep(self, weight: Tensor, bias: Tensor) -> None:
+        self.register_buffer("weight_", weight)
+        self.register_buffer("bias_", bias)
+
+    def _free(self, num_classes: int) -> Tensor:
+        """(K, K + 1) bool: which entries of [W, b] are learned."""
+        return torch.ones(num_classes, num_classes + 1, dtype=torch.bool)
+
+
+class VectorScaling(AffineScaler):
+    """Vector scaling (Guo et al. 2017): w ∘ logits + b, a scale and a shift for each class.
+
+    Fitted as `AffineScaler` says, with W diagonal; λ has no effect. The predicted class may change.
+
+    Attributes:
+        weight_: (C,) w.
+        bias_: (C,) b.
+    """
+
+    name = "vs"
+
+    def _keep(self, weight: Tensor, bias: Tensor) -> None:
+        super()._keep(weight.diagonal().clone(), bias)
+
+    def _multiply(self, weight: Tensor, x: Tensor) -> Tensor:
+        return weight.unsqueeze(1) * x
+
+    def _free(self, num_classes: int) -> Tensor:
+        free = torch.eye(num_classes, num_classes + 1, dtype=torch.bool)
+        free[:, -1] = True
+        return free
+
+
+class MatrixScaling(AffineScaler):
+    """Matrix scaling (Guo et al. 2017): W · logits + b.
+
+    Fitted as `AffineScaler` says; without penalty unless told. C² + C values learned from a few
+    images seldom carry over to others: expect the identity there, or give `lambdas` to choose from.
+
+    Attributes:
+        weight_: (C, C) W.
+        bias_: (C,) b.
+    """
+
+    name = "ms"

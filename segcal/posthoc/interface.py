@@ -1,0 +1,146 @@
+"""The place for what all scalers share: fitting with its guards, the learned values, saving."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from segcal import distributed
+from segcal.files import atomic_write
+from segcal.posthoc.stream import Stream, Survey
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+FORMAT = "segcal.posthoc/1"
+
+
+class Scaler(nn.Module):
+    """A map from logits to calibrated logits, fitted on a hold-out.
+
+    scaler = TemperatureScaling().fit(batches)
+    probs = scaler(logits).softmax(1)
+
+    The hold-out is read in a stream, from first to last batch: memory does not grow with its
+    pixels, and of a network behind the batches nothing is asked but to run again in each pass.
+    Under torch.distributed each rank brings its own share (by `indices[rank::world]`, without
+    repeats) and every rank ends with the same values.
+
+    Learned values end in an underscore. They are buffers or parameters, so a fitted scaler moves,
+    and is exported, with the model it belongs to. Every scaler has
+
+        num_classes_:  C.
+        nll_before_, nll_after_: mean NLL (nats) without and with the scaler on the pixels that
+            judged it: all of the hold-out for one temperature, else images not fitted on.
+        improved_: whether that was an improvement. If not, the scaler is the identity.
+        passes_: how often the batches were read.
+
+    Args:
+        ignore_index: the label that means "do not count this pixel".
+        sync: sum over all ranks; False fits this rank's share alone.
+    """
+
+    name: ClassVar[str]  # the short name, key of SCALERS
+    option_names: ClassVar[tuple[str, ...]] = ("ignore_index", "sync")
+
+    num_classes_: int
+    nll_before_: float
+    nll_after_: float
+    improved_: bool
+    passes_: int
+
+    def __init__(self, *, ignore_index: int = 255, sync: bool = True) -> None:
+        super().__init__()
+        self.ignore_index = ignore_index
+        self.sync = sync
+
+    def fit(self, batches: Iterable[Any]) -> Self:
+        """Learn from a hold-out, and return self.
+
+        Args:
+            batches: a re-iterable (list, DataLoader, …) of (logits, labels), of shapes
+                (N, C, *S) and (N, *S), or of (logits, labels, images).
+
+        Raises:
+            ValueError: no re-iterable; probabilities instead of logits; logits that are not
+                finite; no valid pixel or only one class. What was learned before is kept.
+        """
+        stream = Stream(batches, ignore_index=self.ignore_index, sync=self.sync)
+        with torch.inference_mode(False), torch.no_grad():
+            survey, before, after = self._fit(stream)
+        self.passes_ = stream.passes
+        self.nll_before_, self.nll_after_ = before, after
+        self.improved_ = after < before
+        if not self.improved_:
+            self._start(survey.num_classes, survey.image_channels)
+            self._warn(
+                f"it would take the NLL of the hold-out from {before:.6g} to {after:.6g}; "
+                "logits are left as they are"
+            )
+        return self
+
+    def forward(self, logits: Tensor, images: Tensor | None = None) -> Tensor:
+        """Calibrated logits: their softmax gives the calibrated probabilities.
+
+        Args:
+            logits: (N, C, *S) of any floating dtype; the result has the same shape and dtype.
+            images: (N, channels, *), read by scalers that were fitted with images.
+        """
+        if not hasattr(self, "num_classes_"):
+            raise ValueError(f"Expected a fitted {type(self).__name__}: call fit(batches) first")
+        if logits.ndim < 2 or logits.shape[1] != self.num_classes_:
+            raise ValueError(
+                f"Expected logits of shape (N, {self.num_classes_}, *S), "
+                f"but got {tuple(logits.shape)}"
+            )
+        return self._transform(logits, images)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted scaler, as safetensors; `segcal.posthoc.load` reads it."""
+        if not hasattr(self, "num_classes_"):
+            raise ValueError(f"Expected a fitted {type(self).__name__}: call fit(batches) first")
+        metadata = {
+            "format": FORMAT,
+            "scaler": self.name,
+            "options": json.dumps({name: getattr(self, name) for name in self.option_names}),
+            "learned": json.dumps(self.numbers()),
+        }
+        tensors = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        content = safetensors.torch.save(tensors, metadata)
+        with atomic_write(path, "wb") as file:
+            file.write(content)
+
+    def numbers(self) -> dict[str, Any]:
+        """The learned values that are plain numbers, by name."""
+        return {name: value for name, value in vars(self).items() if name.endswith("_")}
+
+    def extra_repr(self) -> str:
+        """The numbers learned."""
+        scalars = {name: t.item() for name, t in self.named_buffers() if not t.ndim}
+        return ", ".join(
+            f"{name}={value:.6g}" for name, value in (scalars | self.numbers()).items()
+        )
+
+    @abstractmethod
+    def _start(self, num_classes: int, image_channels: int) -> None:
+        """Make the learned values, as the identity."""
+
+    @abstractmethod
+    def _fit(self, stream: Stream) -> tuple[Survey, float, float]:
+        """Learn; what was surveyed, and the mean NLL before and after."""
+
+    @abstractmethod
+    def _transform(self, logits: Tensor, images: Tensor | None) -> Tensor:
+        """`forward`, once its input is checked."""
+
+    def _warn(self, what: str) -> None:
+        if distributed.rank() == 0:
+            warnings.warn(f"{type(self).__name__}: {what}", stacklevel=3)

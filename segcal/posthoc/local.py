@@ -1,0 +1,222 @@
+"""The place for local temperature scaling: a temperature for each pixel, from image and logits."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from segcal.pixels import flatten
+from segcal.posthoc.interface import Scaler
+from segcal.posthoc.stream import Stream, Survey
+from segcal.posthoc.temperature import T_MAX, T_MIN, least_nll, sums_of
+from segcal.posthoc.tiles import Tiles, TileSampler, as_planes, image_planes
+
+_BATCH_PIXELS = 1 << 15
+_LEAST_BATCHES = 16  # an epoch, for small hold-outs
+
+
+class LocalTemperatureScaling(Scaler):
+    """Local temperature scaling (Ding et al. 2021): logits / T, with a T for each pixel.
+
+    A small convolutional network sees the logits, and the image where there is one, and gives
+    log T. It starts as the constant best T and is trained with Adam on NLL. The predicted class
+    never changes.
+
+    The batches of the hold-out may be (logits, labels) or (logits, labels, images); a scaler
+    fitted with images needs them again in `scaler(logits, images)`. Images may have any range and
+    number of channels, and are resized to the logits if they differ.
+
+    One pass over the batches draws tiles of 64 × 64 pixels, as many as `max_pixels` allows. Every
+    fifth image judges (of a single image, every fifth tile): of all epochs, the one with the least
+    NLL there is kept.
+
+    Args:
+        width: channels of the network.
+        epochs: of training, over the tiles.
+        lr: step of Adam.
+        max_pixels: in the tiles, 4·(C + channels) bytes each.
+        seed: of tiles, first weights and order of training.
+        ignore_index: the label that means "do not count this pixel".
+        sync: sum over all ranks; False fits this rank's share alone.
+
+    Attributes:
+        image_channels_: channels of the images, 0 without.
+        epoch_: the epoch that was kept; 0 is the constant temperature.
+        temperature_: () the constant best T.
+        network_: to log T minus log `temperature_`.
+    """
+
+    name = "lts"
+    option_names = ("width", "epochs", "lr", "max_pixels", "seed", "ignore_index", "sync")
+
+    image_channels_: int
+    epoch_: int
+    temperature_: Tensor
+    logit_scale_: Tensor
+    image_mean_: Tensor
+    image_scale_: Tensor
+
+    def __init__(
+        self,
+        *,
+        width: int = 16,
+        epochs: int = 12,
+        lr: float = 1e-3,
+        max_pixels: int = 1 << 20,
+        seed: int = 0,
+        ignore_index: int = 255,
+        sync: bool = True,
+    ) -> None:
+        super().__init__(ignore_index=ignore_index, sync=sync)
+        for option, value in (("width", width), ("epochs", epochs), ("lr", lr)):
+            if value <= 0:
+                raise ValueError(f"Expected {option} > 0, but got {value}")
+        self.width = width
+        self.epochs = epochs
+        self.lr = lr
+        self.max_pixels = max_pixels
+        self.seed = seed
+
+    def temperatures(self, logits: Tensor, images: Tensor | None = None) -> Tensor:
+        """(N, 1, *S) the temperature of each pixel, for logits (N, C, *S)."""
+        planes = as_planes(logits)
+        planes = planes.to(torch.promote_types(planes.dtype, torch.float32))
+        t = self._temperatures(planes, image_planes(self._known(images), planes))
+        return t.reshape(len(logits), 1, *logits.shape[2:])
+
+    def _transform(self, logits: Tensor, images: Tensor | None) -> Tensor:
+        t = self.temperatures(logits, images)
+        return (logits.to(t.dtype) / t).to(logits.dtype)
+
+    def _known(self, images: Tensor | None) -> Tensor | None:
+        """The images, if this scaler was fitted with such."""
+        if not self.image_channels_:
+            return None
+        if images is None or images.ndim < 2 or images.shape[1] != self.image_channels_:
+            raise ValueError(
+                f"Expected images of {self.image_channels_} channels, as fitted with, "
+                f"but got {None if images is None else tuple(images.shape)}"
+            )
+        return images
+
+    def _temperatures(self, planes: Tensor, images: Tensor) -> Tensor:
+        """(N, 1, H, W) of planes (N, C, H, W) and images (N, channels, H, W)."""
+        centred = (planes - planes.mean(1, keepdim=True)) / self.logit_scale_
+        coloured = (images - self.image_mean_) / self.image_scale_
+        log_t = self.network_(torch.cat([centred, coloured], 1)) + self.temperature_.log()
+        return log_t.clamp(math.log(T_MIN), math.log(T_MAX)).exp()
+
+    def _start(self, num_classes: int, image_channels: int) -> None:
+        self.num_classes_ = num_classes
+        self.image_channels_ = image_channels
+        self.epoch_ = 0
+        self.register_buffer("temperature_", torch.ones(()))
+        self.register_buffer("logit_scale_", torch.ones(()))
+        self.register_buffer("image_mean_", torch.zeros(image_channels, 1, 1))
+        self.register_buffer("image_scale_", torch.ones(image_channels, 1, 1))
+        self.network_ = _network(num_classes + image_channels, self.width, self.seed)
+
+    def _fit(self, stream: Stream) -> tuple[Survey, float, float]:
+        sampler = TileSampler(self.max_pixels, self.seed)
+        survey = stream.survey(sampler)
+        fitting, judging = sampler.finish(stream, survey.num_classes, survey.image_channels)
+        self._start(survey.num_classes, survey.image_channels)
+        self.to(fitting.logits.device)
+        before = self._nll(judging, stream)
+        self._normalise(fitting, stream)
+        after = self._train(fitting, judging, stream)
+        return survey, before, after
+
+    def _normalise(self, tiles: Tiles, stream: Stream) -> None:
+        """Set the constant temperature, and the scales that give the network inputs near 1."""
+        valid = tiles.valid.unsqueeze(1)
+        centred = (tiles.logits - tiles.logits.mean(1, keepdim=True)) * valid
+        images = tiles.images * valid
+        sums = [
+            valid.sum().double()[None],
+            centred.square().mean(1).sum(dtype=torch.float64)[None],
+            images.sum((0, 2, 3), dtype=torch.float64),
+            images.square().sum((0, 2, 3), dtype=torch.float64),
+        ]
+        count, square, mean, power = stream.sum_over_ranks(torch.cat(sums)).split(
+            [1, 1, self.image_channels_, self.image_channels_]
+        )
+        mean = mean / count
+        self.logit_scale_.copy_(_positive((square / count).sqrt())[0])
+        self.image_mean_.copy_(mean.view_as(self.image_mean_))
+        scale = (power / count - mean.square()).clamp_min(0).sqrt()
+        self.image_scale_.copy_(_positive(scale).view_as(self.image_scale_))
+        pixels = flatten(tiles.logits, tiles.target.masked_fill(~tiles.valid, -1), ignore_index=-1)
+        self.temperature_.fill_(1 / least_nll(sums_of(pixels, stream))[0])
+
+    def _train(self, fitting: Tiles, judging: Tiles, stream: Stream) -> float:
+        """Train the network on `fitting`, keep the best epoch on `judging`; the NLL of that."""
+        places = stream.concatenate(fitting.place).sort().values
+        most = max(1, _BATCH_PIXELS // fitting.valid[0].numel()) if len(fitting) else 1
+        most = min(most, max(1, len(places) // _LEAST_BATCHES))
+        order = torch.Generator().manual_seed(self.seed)
+        optimizer = torch.optim.Adam(self.network_.parameters(), lr=self.lr)
+        best = (self._nll(judging, stream), 0, copy.deepcopy(self.network_.state_dict()))
+        for epoch in range(1, self.epochs + 1):
+            for batch in places[torch.randperm(len(places), generator=order)].split(most):
+                self._step(fitting[torch.isin(fitting.place, batch)], optimizer, stream)
+            nll = self._nll(judging, stream)
+            if nll < best[0]:
+                best = (nll, epoch, copy.deepcopy(self.network_.state_dict()))
+        self.epoch_ = best[1]
+        self.network_.load_state_dict(best[2])
+        return best[0]
+
+    def _step(self, tiles: Tiles, optimizer: torch.optim.Optimizer, stream: Stream) -> None:
+        """One step down the mean NLL over the tiles of all ranks."""
+        weights = [*self.network_.parameters()]
+        with torch.enable_grad():
+            gradients = torch.autograd.grad(self._nll_sum(tiles), weights)
+        flat = torch.cat([g.flatten().double() for g in gradients] + [tiles.valid.sum()[None]])
+        *sums, count = stream.sum_over_ranks(flat).split([w.numel() for w in weights] + [1])
+        for weight, total in zip(weights, sums, strict=True):
+            weight.grad = (total / count).view_as(weight).to(weight.dtype)
+        optimizer.step()
+
+    def _nll(self, tiles: Tiles, stream: Stream) -> float:
+        """The mean NLL over the tiles of all ranks."""
+        parts = torch.arange(len(tiles)).split(8)
+        nll = sum((self._nll_sum(tiles[part]).double() for part in parts), torch.zeros(()))
+        total, count = stream.sum_over_ranks(torch.stack([nll.cpu(), tiles.valid.sum().cpu()]))
+        return float(total / count)
+
+    def _nll_sum(self, tiles: Tiles) -> Tensor:
+        scaled = tiles.logits / self._temperatures(tiles.logits, tiles.images)
+        nll = cross_entropy(scaled, tiles.target, reduction="none")
+        return nll.masked_fill(~tiles.valid, 0).sum(dtype=torch.float64)
+
+
+def _network(channels: int, width: int, seed: int) -> nn.Sequential:
+    """(N, channels, H, W) to (N, 1, H, W), 0 at first; each pixel sees 15 × 15 around it."""
+    network = nn.Sequential(
+        nn.Conv2d(channels, width, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(width, width, 3, padding=2, dilation=2),
+        nn.ReLU(),
+        nn.Conv2d(width, width, 3, padding=4, dilation=4),
+        nn.ReLU(),
+        nn.Conv2d(width, 1, 1),
+    )
+    generator = torch.Generator().manual_seed(seed)
+    for weight in network.parameters():
+        if weight.ndim > 1:
+            nn.init.kaiming_normal_(weight, nonlinearity="relu", generator=generator)
+        else:
+            nn.init.zeros_(weight)
+    for weight in network[-1].parameters():
+        nn.init.zeros_(weight)
+    return network
+
+
+def _positive(scale: Tensor) -> Tensor:
+    """`scale`, or 1 where nothing varies."""
+    return torch.where(scale > 0, scale, 1)

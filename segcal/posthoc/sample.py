@@ -1,0 +1,138 @@
+"""The place for random access to a hold-out: a seeded sample of its pixels, of bounded size.
+
+What is kept depends on the seed and on each pixel's place (number of its image, position in it)
+alone: not on how the hold-out is cut into batches, nor on how many ranks share it, if rank r of W
+has the images r, r + W, r + 2W, ….
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from segcal.pixels import Pixels, flatten
+from segcal.posthoc.stream import Batch, Stream
+
+# One image in five judges a fit that was made on the others.
+_JUDGED_EVERY = 5
+
+
+def keys(seed: int, numbers: range, length: int) -> np.ndarray:
+    """(N, length) int64 ≥ 0: a pseudo-random key for each place in the images `numbers`."""
+    image = np.asarray(numbers, dtype=np.uint64)[:, None]
+    start = _mix(np.array([[seed % 2**64]], dtype=np.uint64)) + image
+    keys = _mix(_mix(start) + np.arange(length, dtype=np.uint64))
+    return (keys >> np.uint64(1)).astype(np.int64)
+
+
+def judges(numbers: Tensor) -> Tensor:
+    """Which of the images `numbers` judge a fit instead of taking part in it."""
+    return numbers % _JUDGED_EVERY == 1  # so that two images already give one on each side
+
+
+class Smallest:
+    """The items with the smallest keys of all that were offered: a sample without replacement.
+
+    Items are rows of tensors; beyond one offer, at most 5/4 of `size` are held.
+    """
+
+    def __init__(self, size: int) -> None:
+        if size < 1:
+            raise ValueError(f"Expected a sample of at least 1, but got {size}")
+        self.size = size
+        self.limit = np.iinfo(np.int64).max  # keys from here on are out
+        self._keys: list[Tensor] = []
+        self._items: list[tuple[Tensor, ...]] = []
+        self._held = 0
+
+    def offer(self, keys: Tensor, *items: Tensor) -> None:
+        """Take in rows of `items` with their `keys`."""
+        self._keys.append(keys)
+        self._items.append(items)
+        self._held += len(keys)
+        if self._held > self.size + self.size // 4:
+            self._prune(self.size)
+
+    def take(self, stream: Stream) -> tuple[Tensor, ...] | None:
+        """(keys, *items) in order of the keys, of the `size` smallest over all ranks; once.
+
+        None on a rank that was offered nothing.
+        """
+        if self._held:
+            self._prune(self.size)
+        everyone = stream.concatenate(
+            self._keys[0].cpu() if self._keys else torch.zeros(0, dtype=torch.int64)
+        )
+        if not self._held:
+            return None
+        last = everyone.sort().values[: self.size][-1]
+        self._prune(int((self._keys[0].cpu() <= last).sum()))
+        taken = self._keys.pop(), *self._items.pop()
+        self._held = 0
+        return taken
+
+    def _prune(self, size: int) -> None:
+        keys = torch.cat(self._keys)
+        order = keys.argsort()[:size]
+        self._keys = [keys[order]]
+        self._items = [tuple(torch.cat(item)[order] for item in zip(*self._items, strict=True))]
+        self._held = len(order)
+        if self._held == self.size:
+            self.limit = int(self._keys[0][-1])
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """P pixels of a hold-out, this rank's share.
+
+    Attributes:
+        pixels: of shape (1, C, P), all valid, in float64.
+        judging: (P,) bool, whether the pixel's image judges fits instead of taking part.
+    """
+
+    pixels: Pixels
+    judging: Tensor
+
+
+class PixelSampler:
+    """Draws up to `size` valid pixels, each with equal chance, from the batches it is shown."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self._smallest = Smallest(size)
+        self._seed = seed
+
+    def __call__(self, batch: Batch) -> None:
+        """Look at one batch."""
+        dense, valid = batch.pixels.dense, batch.pixels.valid
+        length = dense.shape[2]
+        all_keys = keys(self._seed, batch.numbers, length)
+        n, at = (torch.from_numpy(i) for i in np.nonzero(all_keys < self._smallest.limit))
+        key = torch.from_numpy(all_keys)[n, at]
+        number = torch.tensor(batch.numbers)[n]
+        n, at, key, number = (t.to(dense.device) for t in (n, at, key, number))
+        keep = valid[n, at]
+        n, at, key, number = n[keep], at[keep], key[keep], number[keep]
+        self._smallest.offer(key, dense[n, :, at], batch.pixels.target[n, at], number)
+
+    def finish(self, stream: Stream, num_classes: int) -> Sample:
+        """The sample, once `stream` was read."""
+        none = torch.zeros(0, dtype=torch.int64)
+        nothing = (none, torch.zeros(0, num_classes), none, none)
+        key, logits, labels, number = self._smallest.take(stream) or nothing
+        judging = judges(number)
+        sides = torch.stack([judging.sum(), (~judging).sum()]).double()
+        if not stream.sum_over_ranks(sides).all():
+            judging = judges(key)  # a single image: its own pixels have to do
+        dense = logits.double().T.contiguous()
+        return Sample(flatten(dense[None], labels[None], ignore_index=-1), judging)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """SplitMix64 (Steele et al. 2014): 64 bits to 64 bits, every input bit moving every output."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)  # wraps
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,84 @@
+"""The place for scalers by name, and for reading saved ones."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from segcal.posthoc.affine import MatrixScaling, VectorScaling
+from segcal.posthoc.dirichlet import DirichletCalibration
+from segcal.posthoc.interface import FORMAT, Scaler
+from segcal.posthoc.local import LocalTemperatureScaling
+from segcal.posthoc.temperature import TemperatureScaling
+
+SCALERS: dict[str, type[Scaler]] = {
+    "ts": TemperatureScaling,
+    "vs": VectorScaling,
+    "ms": MatrixScaling,
+    "dc": DirichletCalibration,
+    "lts": LocalTemperatureScaling,
+}
+
+
+def load(path: str | os.PathLike[str]) -> Scaler:
+    """The fitted scaler that `Scaler.save` wrote, on the CPU.
+
+    Nothing in the file is run: it holds tensors, and the name of one of `SCALERS`.
+
+    Raises:
+        ValueError: the file is no saved scaler; the message names it.
+    """
+    try:
+        with safe_open(os.fspath(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return _build(metadata, tensors)
+    except (SafetensorError, ValueError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{os.fspath(path)}: expected a saved scaler, but {reason}") from None
+
+
+def _build(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Scaler:
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
+    name = metadata.get("scaler", "")
+    if name not in SCALERS:
+        raise ValueError(f"its scaler {name!r} is none of {', '.join(SCALERS)}")
+    scaler = SCALERS[name](**json.loads(metadata.get("options", "null")))
+    numbers = _numbers(type(scaler), json.loads(metadata.get("learned", "null")))
+    with torch.device("meta"):  # takes no memory, whatever sizes the file states
+        scaler._start(numbers["num_classes_"], numbers.get("image_channels_", 0))
+    expected = scaler.state_dict()
+    for key in sorted(expected.keys() | tensors.keys()):
+        wanted, got = (
+            (None if t is None else f"{t.dtype} {tuple(t.shape)}")
+            for t in (expected.get(key), tensors.get(key))
+        )
+        if wanted != got:
+            raise ValueError(f"its {key} is {got}, not {wanted}")
+        if not tensors[key].isfinite().all():
+            raise ValueError(f"its {key} is not finite")
+    scaler.load_state_dict(tensors, assign=True)
+    for key, value in numbers.items():
+        setattr(scaler, key, value)
+    return scaler
+
+
+def _numbers(kind: type[Scaler], learned: Any) -> dict[str, Any]:
+    """The plain numbers a scaler of this kind has learned, checked."""
+    known = {name for base in kind.__mro__ for name in vars(base).get("__annotations__", ())}
+    if not isinstance(learned, dict) or "num_classes_" not in learned:
+        raise ValueError(f"what it learned is {learned!r}")
+    for name, value in learned.items():
+        if name not in known or not name.endswith("_") or not isinstance(value, int | float):
+            raise ValueError(f"it learned {name} = {value!r}")
+    for name in ("num_classes_", "image_channels_"):
+        if not isinstance(value := learned.get(name, 0), int) or not 0 <= value < 2**16:
+            raise ValueError(f"it learned {name} = {value!r}")
+    return learned

@@ -1,0 +1,271 @@
+"""The place for reading a hold-out: passes over its batches, summed in float64 and over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from segcal import distributed
+from segcal.pixels import Pixels, expected_labels, flatten
+
+# Values worked on at once: 2 MB of float64, which stays in a core's cache.
+_CHUNK_VALUES = 1 << 18
+# How far from 1 the classes may sum in probabilities that were rounded to half precision.
+_SUM_SLACK = 1e-2
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One batch of a hold-out.
+
+    Attributes:
+        logits: (N, C, *S) as given.
+        labels: (N, *S) as given.
+        images: (N, channels, *) as given, or None.
+        numbers: (N,) the images' numbers in the whole hold-out, unique over ranks.
+        pixels: logits and labels, flat.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    images: Tensor | None
+    numbers: range
+    pixels: Pixels
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Some pixels in float64: logits (n, C, l), target (n, l) and valid (n, l)."""
+
+    logits: Tensor
+    target: Tensor
+    valid: Tensor
+
+    def sum(self, *terms: Tensor) -> Tensor:
+        """(len(terms),) the sum of each (n, l) term over the valid pixels."""
+        return torch.stack([term.masked_fill(~self.valid, 0).sum() for term in terms])
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the first pass found, over all ranks: classes, channels of the images, valid pixels."""
+
+    num_classes: int
+    image_channels: int
+    count: int
+
+
+class Total:
+    """Running sums over the batches it is shown, of `terms`: a chunk to a (size,) vector."""
+
+    def __init__(self, terms: Callable[[Chunk], Tensor], size: int) -> None:
+        self._terms = terms
+        self._sums = torch.zeros(size + 1, dtype=torch.float64)  # the last counts pixels
+
+    def __call__(self, batch: Batch) -> None:
+        """Add one batch."""
+        self.add(batch.pixels)
+
+    def add(self, pixels: Pixels) -> Total:
+        """Add some pixels; returns self."""
+        for chunk in chunks(pixels):
+            count = chunk.valid.sum(dtype=torch.float64)[None]
+            self._sums = _plus(self._sums, torch.cat([self._terms(chunk), count]))
+        return self
+
+    def over_ranks(self, stream: Stream) -> tuple[Tensor, int]:
+        """(size,) the sums on the CPU, and the number of valid pixels, over the stream's ranks."""
+        sums = stream.sum_over_ranks(self._sums.cpu())
+        return sums[:-1], int(sums[-1])
+
+
+class Stream:
+    """A hold-out that can be read again and again.
+
+    Args:
+        batches: a re-iterable of (logits, labels) or (logits, labels, images).
+        ignore_index: the label that means "do not count this pixel".
+        sync: sum over all ranks, each of which reads its own share of the hold-out.
+
+    Attributes:
+        passes: how often the batches were read.
+    """
+
+    def __init__(self, batches: Iterable[Any], *, ignore_index: int, sync: bool) -> None:
+        if isinstance(batches, Iterator) or not isinstance(batches, Iterable):
+            raise ValueError(
+                "Expected batches that can be read more than once, such as a list or a "
+                f"DataLoader, but got a {type(batches).__name__}"
+            )
+        self.passes = 0
+        self._batches = batches
+        self._ignore_index = ignore_index
+        self._sync = sync
+        self._count: int | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.passes += 1
+        ranks, rank = self._ranks()
+        seen = 0
+        for item in self._batches:
+            logits, labels, images = _unpack(item)
+            if logits.device.type == "mps":  # has no float64
+                logits, labels = logits.cpu(), labels.cpu()
+            pixels = flatten(logits, labels, self._ignore_index)
+            # Numbers as in the share indices[rank::ranks], so that one process with everything
+            # gives its images the same ones.
+            numbers = range(seen * ranks + rank, (seen + len(logits)) * ranks + rank, ranks)
+            seen += len(logits)
+            yield Batch(logits, labels, images, numbers, pixels)
+
+    def survey(self, visit: Callable[[Batch], None]) -> Survey:
+        """The first pass: check everything, and show every batch to `visit`.
+
+        Raises:
+            ValueError: logits that are not finite, or are probabilities; labels out of range;
+                no valid pixel, or only one class of them.
+        """
+        shapes: set[tuple[int, int]] = set()
+        counts = faults = torch.zeros(0, dtype=torch.float64)
+        logits_like = False  # some pixel cannot be probabilities
+        for batch in self:
+            channels = 0 if batch.images is None else batch.images.shape[1]
+            shapes.add((batch.logits.shape[1], channels))
+            if len(shapes) > 1:
+                raise ValueError(_describe_mixture(shapes))
+            pixels = batch.pixels
+            labels = pixels.target[pixels.valid]
+            counts = _plus(counts, labels.bincount(minlength=pixels.num_classes).double())
+            for chunk in chunks(pixels):
+                bad = chunk.sum(~chunk.logits.sum(1).isfinite())
+                faults = _plus(faults, torch.cat([bad, pixels.out_of_range[None]]).double())
+                logits_like = logits_like or not _like_probabilities(chunk)
+            visit(batch)
+        num_classes, image_channels = self._agree(shapes)
+        sums = torch.zeros(num_classes + 3, dtype=torch.float64)
+        sums[: len(counts)] = counts.cpu()
+        sums[num_classes : num_classes + len(faults)] = faults.cpu()
+        sums[-1] = logits_like
+        sums = self.sum_over_ranks(sums)
+        self._check(sums[:num_classes], *sums[num_classes:].tolist())
+        self._count = int(sums[:num_classes].sum())
+        return Survey(num_classes, image_channels, self._count)
+
+    def total(self, terms: Callable[[Chunk], Tensor], size: int) -> Tensor:
+        """(size,) Σ of terms(chunk) over all pixels and ranks: one more pass over the batches."""
+        total = Total(terms, size)
+        for batch in self:
+            total(batch)
+        sums, count = total.over_ranks(self)
+        if count != self._count:
+            raise ValueError(
+                f"Expected the same {self._count} pixels whenever the batches are read, "
+                f"but got {count} in pass {self.passes}"
+            )
+        return sums
+
+    def sum_over_ranks(self, sums: Tensor) -> Tensor:
+        """`sums` of this rank as those of all ranks; unchanged without `sync`."""
+        if not self._sync or not distributed.is_distributed():
+            return sums
+        total = sums.to(distributed.communication_device(), copy=True)
+        distributed.sum_(total)
+        return total.to(sums.device)
+
+    def concatenate(self, tensor: Tensor) -> Tensor:
+        """The rows of every rank's `tensor`; unchanged without `sync`."""
+        if not self._sync or not distributed.is_distributed():
+            return tensor
+        device = distributed.communication_device()
+        return distributed.concatenate(tensor.to(device)).to(tensor.device)
+
+    def _ranks(self) -> tuple[int, int]:
+        return (distributed.world_size(), distributed.rank()) if self._sync else (1, 0)
+
+    def _agree(self, shapes: set[tuple[int, int]]) -> tuple[int, int]:
+        """(classes, image channels), also on a rank that had no batches."""
+        own = torch.tensor([[*shape] for shape in shapes], dtype=torch.int64).reshape(-1, 2)
+        found = {(int(k), int(channels)) for k, channels in self.concatenate(own)}
+        if not found:
+            raise ValueError("Expected batches of (logits, labels), but got none")
+        if len(found) > 1:
+            raise ValueError(_describe_mixture(found))
+        return found.pop()
+
+    def _check(self, counts: Tensor, bad: float, outside: float, logits_like: float) -> None:
+        total = int(counts.sum())
+        if outside:
+            raise ValueError(
+                f"{expected_labels(len(counts), self._ignore_index)}, "
+                f"but got others in {int(outside)} pixels"
+            )
+        if bad:
+            raise ValueError(
+                f"Expected finite logits, but {int(bad)} of {total} pixels have NaN or infinity"
+            )
+        if not total:
+            raise ValueError("Expected a hold-out with valid pixels, but all of it is ignored")
+        if (counts > 0).sum() == 1:
+            raise ValueError(
+                "Expected a hold-out of at least 2 classes, but all "
+                f"{total} valid pixels are of class {int(counts.argmax())}"
+            )
+        if not logits_like:
+            raise ValueError(
+                "Expected logits, but got probabilities: every value is in 0..1 and the classes "
+                "of every pixel sum to 1; pass the network's output before the softmax, or "
+                "probabilities.log()"
+            )
+
+
+def chunks(pixels: Pixels) -> Iterator[Chunk]:
+    """`pixels` cut into pieces of bounded size, in float64."""
+    n, c, length = pixels.dense.shape
+    most = max(1, _CHUNK_VALUES // c)
+    rows = max(1, most // max(1, length))
+    for i in range(0, n, rows):
+        for j in range(0, length, most):
+            part = slice(i, i + rows), slice(j, j + most)
+            logits = pixels.dense[part[0], :, part[1]].double()
+            yield Chunk(logits, pixels.target[part], pixels.valid[part])
+
+
+def _unpack(item: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    if (
+        not isinstance(item, Sequence)
+        or len(item) not in (2, 3)
+        or not all(isinstance(part, Tensor) for part in item)
+    ):
+        raise ValueError(
+            "Expected batches of (logits, labels) or (logits, labels, images) tensors, "
+            f"but got {_describe(item)}"
+        )
+    logits, labels = item[0].detach(), item[1]
+    return logits, labels, item[2].detach() if len(item) == 3 else None
+
+
+def _describe(item: Any) -> str:
+    if not isinstance(item, tuple | list):
+        return type(item).__name__
+    return f"({', '.join(type(part).__name__ for part in item)})"
+
+
+def _describe_mixture(shapes: set[tuple[int, int]]) -> str:
+    found = " and ".join(f"{k} classes with {c} image channels" for k, c in sorted(shapes))
+    return f"Expected every batch to have the same classes and image channels, but got {found}"
+
+
+def _like_probabilities(chunk: Chunk) -> bool:
+    """Whether the valid pixels could all be probabilities."""
+    inside = (chunk.logits.amin(1) >= 0) & (chunk.logits.amax(1) <= 1)
+    sums = (chunk.logits.sum(1) - 1).abs() <= _SUM_SLACK
+    return bool((inside & sums | ~chunk.valid).all())
+
+
+def _plus(total: Tensor, term: Tensor) -> Tensor:
+    """Add, on the term's device, to a total that starts empty or as zeros on the CPU."""
+    return term if not len(total) else total.to(term.device) + term

@@ -1,0 +1,135 @@
+"""The place for a sample of tiles: small squares of a hold-out's logits, labels and images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate, pad
+
+from segcal.posthoc.sample import Smallest, judges, keys
+from segcal.posthoc.stream import Batch, Stream
+
+SIDE = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """M tiles of h × w pixels, this rank's share.
+
+    Attributes:
+        logits: (M, C, h, w) float32.
+        images: (M, channels, h, w) float32; no channels without images.
+        target: (M, h, w) labels, 0 where ignored.
+        valid: (M, h, w) bool, False where ignored.
+        place: (M,) each tile's place among those of all ranks, in an order that no sharing of
+            the images over ranks changes.
+    """
+
+    logits: Tensor
+    images: Tensor
+    target: Tensor
+    valid: Tensor
+    place: Tensor
+
+    def __getitem__(self, index: Tensor) -> Tiles:
+        return Tiles(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
+
+    def __len__(self) -> int:
+        return len(self.logits)
+
+
+def as_planes(tensor: Tensor) -> Tensor:
+    """(N, C, H, W) of (N, C, *S); of more spatial axes than two, all but the last are stacked."""
+    if tensor.ndim == 4:
+        return tensor
+    return tensor.reshape(*tensor.shape[:2], -1, tensor.shape[-1] if tensor.ndim > 2 else 1)
+
+
+def image_planes(images: Tensor | None, like: Tensor) -> Tensor:
+    """(N, channels, H, W) images in float32, at the size of the planes `like`."""
+    if images is None:
+        return like.new_zeros(len(like), 0, *like.shape[2:], dtype=torch.float32)
+    planes = as_planes(images.to(like.device)).float()
+    if planes.shape[2:] == like.shape[2:]:
+        return planes
+    return interpolate(planes, like.shape[2:], mode="bilinear", antialias=True)
+
+
+class TileSampler:
+    """Draws tiles of up to SIDE × SIDE pixels, `pixels` of those in all, from batches it is shown.
+
+    Each image is cut into tiles, the last ones of a row or column overlapping those before them;
+    each tile with a valid pixel has the same chance.
+    """
+
+    def __init__(self, pixels: int, seed: int) -> None:
+        self._pixels = pixels
+        self._seed = seed
+        self._side: tuple[int, int] | None = None  # of the first batch's tiles, kept for all
+
+    def __call__(self, batch: Batch) -> None:
+        """Look at one batch."""
+        logits = as_planes(batch.logits)
+        n, _, height, width = logits.shape
+        if self._side is None:
+            # At least two tiles an image, so that even a single one can be fitted and judged.
+            self._side = min(SIDE, -(-height // 2)), min(SIDE, -(-width // 2))
+            self._smallest = Smallest(max(2, self._pixels // (self._side[0] * self._side[1])))
+        layers = (
+            logits.float(),
+            image_planes(batch.images, logits),
+            batch.pixels.target.reshape(n, height, width),
+            batch.pixels.valid.reshape(n, height, width),
+        )
+        corners = [
+            (y, x) for y in _starts(height, self._side[0]) for x in _starts(width, self._side[1])
+        ]
+        all_keys = keys(self._seed, batch.numbers, len(corners))
+        for i, j in zip(*np.nonzero(all_keys < self._smallest.limit), strict=True):
+            tile = [self._cut(layer[i], *corners[j]) for layer in layers]
+            if tile[-1].any():
+                of_tile = torch.tensor([[int(all_keys[i, j])], [batch.numbers[i]]])
+                self._smallest.offer(of_tile[0], *(t[None] for t in tile), of_tile[1])
+
+    def _cut(self, layer: Tensor, y: int, x: int) -> Tensor:
+        assert self._side is not None
+        height, width = self._side
+        tile = layer[..., y : y + height, x : x + width]
+        # An image smaller than the first batch's is filled up with pixels that are not valid.
+        return pad(tile, (0, width - tile.shape[-1], 0, height - tile.shape[-2])).clone()
+
+    def finish(self, stream: Stream, num_classes: int, image_channels: int) -> tuple[Tiles, Tiles]:
+        """The tiles to fit on, and those of the images that judge, once `stream` was read."""
+        none = torch.zeros(0, dtype=torch.int64)
+        smallest = Smallest(1) if self._side is None else self._smallest
+        key, logits, images, target, valid, number = smallest.take(stream) or (
+            none,
+            torch.zeros(0, num_classes, 1, 1),
+            torch.zeros(0, image_channels, 1, 1),
+            none.reshape(0, 1, 1),
+            none.reshape(0, 1, 1).bool(),
+            none,
+        )
+        everyone = stream.concatenate(key).sort().values
+        if len(everyone) < 2:
+            raise ValueError(
+                "Expected valid pixels in at least two parts of the hold-out, one to fit and one "
+                "to judge, but got them in one"
+            )
+        place = torch.searchsorted(everyone, key)
+        judging = judges(number)
+        sides = torch.stack([judging.sum(), (~judging).sum()]).double()
+        if not stream.sum_over_ranks(sides).all():
+            judging = judges(place)  # a single image: its own tiles have to do
+        tiles = Tiles(logits, images, target, valid, place)
+        return tiles[~judging], tiles[judging]
+
+
+def _starts(length: int, side: int) -> range | list[int]:
+    """Where tiles of `side` begin along an axis, so that they cover it."""
+    if length <= side:
+        return [0]
+    return [*range(0, length - side, side), length - side]

@@ -1,0 +1,100 @@
+"""Fitting each scaler on a stream of pixels, against gathering all logits and running L-BFGS."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.measure import Measurement, peak_extra_bytes, print_ratios, synchronise
+from segcal.posthoc import SCALERS, TemperatureScaling
+
+BASELINE = "gather + L-BFGS"
+SIDE = 256
+IMAGES = 4  # a batch
+POOL = 8  # batches that differ; they come around again until there are enough pixels
+
+
+class Synthetic:
+    """A hold-out of `pixels` pixels that only ever holds POOL batches of them.
+
+    Logits are smooth fields as a network's are, and the labels are drawn at temperature 1.5.
+    """
+
+    def __init__(self, pixels: int, classes: int, device: str) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.batches = math.ceil(pixels / (IMAGES * SIDE**2))
+        self.pool = []
+        for _ in range(min(POOL, self.batches)):
+            coarse = 6 * torch.randn(IMAGES, classes, 33, 33, generator=generator)
+            logits = F.interpolate(coarse, size=(SIDE, SIDE), mode="bilinear")
+            noise = torch.rand(logits.shape, generator=generator).clamp_min(1e-9)
+            labels = (logits / 1.5 - (-noise.log()).log()).argmax(1)  # a draw from the softmax
+            labels[torch.rand(labels.shape, generator=generator) < 0.05] = 255
+            self.pool.append((logits.to(device), labels.to(device)))
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return (self.pool[i % POOL] for i in range(self.batches))
+
+
+def gather_and_minimise(batches: Synthetic) -> float:
+    """Temperature scaling as it is usually written: every logit in memory, torch's L-BFGS."""
+    logits = torch.cat([z.movedim(1, -1)[y != 255] for z, y in batches])
+    labels = torch.cat([y[y != 255] for _, y in batches])
+    temperature = torch.ones((), device=logits.device, requires_grad=True)
+    optimizer = torch.optim.LBFGS([temperature], max_iter=50, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(logits / temperature, labels)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return float(temperature)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Size of the hold-out and what to fit."""
+    parser.add_argument("--pixels", type=int, default=16_000_000)
+    parser.add_argument("--classes", type=int, default=21)
+    parser.add_argument("--scalers", nargs="*", default=["grid", *SCALERS], metavar="name")
+    parser.add_argument("--no-baseline", action="store_true", help="it needs 300 bytes a pixel")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Fit each scaler once and print the table."""
+    warnings.simplefilter("ignore")  # a scaler may say that it did not improve this hold-out
+    batches = Synthetic(arguments.pixels, arguments.classes, arguments.device)
+    work: dict[str, Callable[[], object]] = {}
+    if not arguments.no_baseline:
+        work[BASELINE] = lambda: gather_and_minimise(batches)
+    for name in arguments.scalers:
+        scaler = TemperatureScaling(method="grid") if name == "grid" else SCALERS[name]()
+        work[name] = lambda scaler=scaler: scaler.fit(batches)  # type: ignore[misc]
+    print(
+        f"{batches.batches * IMAGES * SIDE**2 / 1e6:.1f} M pixels × {arguments.classes} classes, "
+        f"5 % ignored, {arguments.device}, {torch.get_num_threads()} threads\n"
+    )
+    rows = [_once(name, function, arguments.device) for name, function in work.items()]
+    print_ratios(rows, rows[0].name)
+
+
+def _once(name: str, function: Callable[[], object], device: str) -> Measurement:
+    seconds = []
+
+    def timed() -> None:
+        start = time.perf_counter()
+        function()
+        synchronise(device)
+        seconds.append(time.perf_counter() - start)
+
+    extra = peak_extra_bytes(timed, device)
+    return Measurement(name, seconds[0], extra)
