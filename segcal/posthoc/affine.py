@@ -68,6 +68,8 @@ class AffineScaler(Scaler):
         for name, values in (("lambdas", lambdas), ("mus", mus)):
             if not values or not all(value >= 0 for value in values):
                 raise ValueError(f"Expected {name} to be numbers >= 0, but got {values}")
+        if max_pixels < 1:
+            raise ValueError(f"Expected max_pixels > 0, but got {max_pixels}")
         self.lambdas = tuple(lambdas)
         self.mus = tuple(mus)
         self.max_pixels = max_pixels

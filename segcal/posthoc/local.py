@@ -72,25 +72,23 @@ class LocalTemperatureScaling(Scaler):
         sync: bool = True,
     ) -> None:
         super().__init__(ignore_index=ignore_index, sync=sync)
-        for option, value in (("width", width), ("epochs", epochs), ("lr", lr)):
-            if value <= 0:
-                raise ValueError(f"Expected {option} > 0, but got {value}")
         self.width = width
         self.epochs = epochs
         self.lr = lr
         self.max_pixels = max_pixels
         self.seed = seed
+        for option in ("width", "epochs", "lr", "max_pixels"):
+            if not getattr(self, option) > 0:
+                raise ValueError(f"Expected {option} > 0, but got {getattr(self, option)}")
 
     def temperatures(self, logits: Tensor, images: Tensor | None = None) -> Tensor:
         """(N, 1, *S) the temperature of each pixel, for logits (N, C, *S)."""
-        planes = as_planes(logits)
-        planes = planes.to(torch.promote_types(planes.dtype, torch.float32))
+        planes = as_planes(logits).to(self.temperature_.dtype)
         t = self._temperatures(planes, image_planes(self._known(images), planes))
         return t.reshape(len(logits), 1, *logits.shape[2:])
 
     def _transform(self, logits: Tensor, images: Tensor | None) -> Tensor:
-        t = self.temperatures(logits, images)
-        return (logits.to(t.dtype) / t).to(logits.dtype)
+        return (logits / self.temperatures(logits, images)).to(logits.dtype)
 
     def _known(self, images: Tensor | None) -> Tensor | None:
         """The images, if this scaler was fitted with such."""
@@ -156,8 +154,8 @@ class LocalTemperatureScaling(Scaler):
     def _train(self, fitting: Tiles, judging: Tiles, stream: Stream) -> float:
         """Train the network on `fitting`, keep the best epoch on `judging`; the NLL of that."""
         places = stream.concatenate(fitting.place).sort().values
-        most = max(1, _BATCH_PIXELS // fitting.valid[0].numel()) if len(fitting) else 1
-        most = min(most, max(1, len(places) // _LEAST_BATCHES))
+        area = stream.concatenate(torch.tensor([fitting.valid[:1].numel()])).max()  # of a tile
+        most = max(1, min(_BATCH_PIXELS // int(area), len(places) // _LEAST_BATCHES))
         order = torch.Generator().manual_seed(self.seed)
         optimizer = torch.optim.Adam(self.network_.parameters(), lr=self.lr)
         best = (self._nll(judging, stream), 0, copy.deepcopy(self.network_.state_dict()))

@@ -40,8 +40,6 @@ class Smallest:
     """
 
     def __init__(self, size: int) -> None:
-        if size < 1:
-            raise ValueError(f"Expected a sample of at least 1, but got {size}")
         self.size = size
         self.limit = np.iinfo(np.int64).max  # keys from here on are out
         self._keys: list[Tensor] = []

@@ -73,7 +73,7 @@ class TemperatureScaling(Scaler):
             _fit_newton(stream) if self.method == "newton" else _fit_grid(stream)
         )
         low, high = (T_MIN, T_MAX) if self.method == "newton" else (0.1, 10.0)
-        if not low < temperature < high:
+        if not low * (1 + _TOLERANCE) < temperature < high * (1 - _TOLERANCE):
             self._warn(
                 f"the NLL is least at the bound T = {temperature:g} of {low:g}..{high:g}; the "
                 "hold-out is too small, wholly right, or not in reach of a temperature"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,14 +46,15 @@ def as_planes(tensor: Tensor) -> Tensor:
     """(N, C, H, W) of (N, C, *S); of more spatial axes than two, all but the last are stacked."""
     if tensor.ndim == 4:
         return tensor
-    return tensor.reshape(*tensor.shape[:2], -1, tensor.shape[-1] if tensor.ndim > 2 else 1)
+    width = tensor.shape[-1] if tensor.ndim > 2 else 1
+    return tensor.reshape(*tensor.shape[:2], math.prod(tensor.shape[2:-1]), width)
 
 
 def image_planes(images: Tensor | None, like: Tensor) -> Tensor:
-    """(N, channels, H, W) images in float32, at the size of the planes `like`."""
+    """(N, channels, H, W) images at the size, dtype and device of the planes `like`."""
     if images is None:
-        return like.new_zeros(len(like), 0, *like.shape[2:], dtype=torch.float32)
-    planes = as_planes(images.to(like.device)).float()
+        return like[:, :0]
+    planes = as_planes(images).to(like)
     if planes.shape[2:] == like.shape[2:]:
         return planes
     return interpolate(planes, like.shape[2:], mode="bilinear", antialias=True)
@@ -79,8 +81,8 @@ class TileSampler:
             self._side = min(SIDE, -(-height // 2)), min(SIDE, -(-width // 2))
             self._smallest = Smallest(max(2, self._pixels // (self._side[0] * self._side[1])))
         layers = (
-            logits.float(),
-            image_planes(batch.images, logits),
+            logits.float().nan_to_num(0, 0, 0),  # valid pixels are finite, but have neighbours
+            image_planes(batch.images, logits.float()),
             batch.pixels.target.reshape(n, height, width),
             batch.pixels.valid.reshape(n, height, width),
         )
