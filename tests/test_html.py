@@ -175,6 +175,8 @@ def test_headline_of_several_names_the_best_and_warns_of_overlap():
     text = "".join(phrase.text for phrase in headline(entries)).replace("\u00a0", " ")
     assert text.startswith("calm has the lowest ECE")
     assert "sharp has the highest" in text
+    accuracy = 100 * entries[0].report.accuracy
+    assert f"Accuracy is {accuracy:.1f} % for all." in text  # sharper logits, same predictions
     assert "Its 95 % interval meets that of twin." in text
 
 

@@ -129,7 +129,7 @@ def draw_line(ax: Axes, bins: BinTable, index: int, label: str, markersize: floa
     """Accuracy against mean confidence of the bins that hold pixels, in the style of a run."""
     held = bins.count > 0
     x, y = 100 * bins.confidence[held], 100 * bins.accuracy[held]
-    ax.plot(x, y, label=label, markersize=markersize, **run_style(index))
+    ax.plot(x, y, label=label, markersize=markersize, clip_on=False, **run_style(index))
 
 
 def finish_square(ax: Axes, ticks: Sequence[int] = range(0, 101, 20)) -> None:

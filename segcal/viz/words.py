@@ -49,7 +49,7 @@ def _one(report: Report) -> list[Phrase]:
             f"accuracy {_percent(report.accuracy, 1)}. "
             f"ECE is {_percent(report.ece)}{_between(report.intervals.get('ece'))}; "
             f"the worst calibrated class is {names[worst]}, "
-            f"with a class‑j‑ECE of {_percent(report.class_ece[worst])}."
+            f"with a class\u2011j\u2011ECE of {_percent(report.class_ece[worst])}."
         ),
     ]
 
@@ -69,12 +69,13 @@ def _several(entries: Sequence[Entry]) -> list[Phrase]:
         Phrase("."),
     ]
     if last is not best:
-        accuracies = sorted({round(100 * entry.report.accuracy, 1) for entry in order})
-        ends = dict.fromkeys((accuracies[0], accuracies[-1]))
+        accuracies = sorted(entry.report.accuracy for entry in order)
+        low, high = _percent(accuracies[0], 1), _percent(accuracies[-1], 1)
+        accuracy = f"{low} for all" if low == high else f"between {low} and {high}"
         phrases.append(
             Phrase(
                 f" {last.name} has the highest, {_percent(last.report.ece)}. "
-                f"Accuracy is {' to '.join(f'{end:.1f}' for end in ends)} %."
+                f"Accuracy is {accuracy}."
             )
         )
     return [*phrases, *_overlap(order)]
@@ -91,15 +92,15 @@ def _overlap(order: Sequence[Entry]) -> list[Phrase]:
     if not rivals:
         return []
     whose = "those" if len(rivals) > 1 else "that"
-    return [Phrase(f" Its 95 % interval meets {whose} of {', '.join(rivals)}.")]
+    return [Phrase(f" Its 95\u00a0% interval meets {whose} of {', '.join(rivals)}.")]
 
 
 def _between(interval: Interval | None) -> str:
     if interval is None or np.isnan(interval.low):
         return ""
     low, high = 100 * interval.low, 100 * interval.high
-    return f" ({low:.2f} to {high:.2f} with 95 % confidence)"
+    return f" ({low:.2f} to {high:.2f} with 95\u00a0% confidence)"
 
 
 def _percent(fraction: float, digits: int = 2) -> str:
-    return f"{100 * fraction:.{digits}f} %"
+    return f"{100 * fraction:.{digits}f}\u00a0%"
