@@ -1,10 +1,14 @@
-# make test | make check | make format | make clean      (PYTHON=python3.12 make test picks another Python)
+# make demo | make test | make check | make format | make clean      (PYTHON=python3.12 make test picks another Python)
 PYTHON ?= python3
 JOBS ?= 2
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: test check format clean
+.PHONY: demo test check format clean
+
+# A network trained on the embedded scenes; goes on where it was if it was stopped.
+demo: $(READY)
+	$(VENV)/bin/python tools/train_seg.py --loss fl+mdca --out runs/demo --resume
 
 test: $(READY)
 	$(VENV)/bin/python -m pytest -n $(JOBS)

@@ -49,6 +49,10 @@ def test_the_command_line_wins_over_files_wherever_it_stands(write):
     assert (config.optim.lr, config.optim.momentum) == (1e-3, 0.8)  # files add up, the later wins
 
 
+def test_no_config_at_all_is_the_scenes():
+    assert load_config(ROOT / "configs/scenes.yaml") == TrainConfig()
+
+
 def test_only_what_is_set_reaches_the_loss():
     assert parse_train(["--loss", "nll"])[0].hyper == {}
     assert parse_train(["--loss", "LS+MMCE", "--alpha", "0.2", "--mmce_sample", "64"])[0].hyper == {
@@ -174,6 +178,11 @@ CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_shipped_configs_are_valid_and_say_what_they_cost(path):
     load_config(path)
+    stated = yaml.safe_load(path.read_text())
+    # Unstated options would be those of the scenes.
+    assert {"name", "lr", "weight_decay"} <= stated["optim"].keys()
+    assert {"name", "warmup"} <= stated["schedule"].keys()
+    assert not stated["schedule"]["warmup"] or "warmup_factor" in stated["schedule"]
     header = path.read_text().split("\n\n")[0].splitlines()
     assert all(line.startswith("#") for line in header)
     assert f"python tools/train_seg.py --config configs/{path.name}" in header[0]
