@@ -2,6 +2,7 @@
 
 python tools/bench.py losses      each loss, forward + backward, against F.cross_entropy
 python tools/bench.py posthoc     each scaler's fit, against gathering all logits and L-BFGS
+python tools/bench.py train       the trainer's steps against a bare loop; the loader's speed
 """
 
 import argparse
@@ -9,7 +10,7 @@ import importlib
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("losses", "posthoc")
+BENCHMARKS = ("losses", "posthoc", "train")
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))  # `benchmarks` lives beside this file

@@ -12,7 +12,7 @@ from segcal.engine.options import OptimConfig, ScheduleConfig
 
 
 def lr_factor(schedule: ScheduleConfig, step: int, *, total: int, per_epoch: int) -> float:
-    """The factor on the learning rate for optimiser step `step`, counted from 0, of `total`."""
+    """The factor on the learning rate for optimiser step `step` of 0 … `total` − 1."""
     done = step / total
     if schedule.name == "poly":
         factor = (1 - done) ** schedule.power

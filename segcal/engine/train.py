@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,8 @@ class Trainer:
         try:
             with self._stop:
                 while len(self.history) < self.options.epochs:
-                    self._train_epoch(stream, progress)
+                    end = (len(self.history) + 1) * self.steps_per_epoch
+                    self.advance(stream, end, progress)
                     record = self._close_epoch(progress)
                     progress.say(describe(record, self.options.epochs))
                     if scalars is not None:
@@ -144,9 +145,8 @@ class Trainer:
                 scalars.close()
         return self.history
 
-    def _train_epoch(self, stream: Iterator[Batch], progress: Progress) -> None:
-        """Take the steps that are left of the epoch under way."""
-        end = (len(self.history) + 1) * self.steps_per_epoch
+    def advance(self, stream: Iterator[Batch], end: int, progress: Progress) -> None:
+        """Take steps on the batches of `stream` until `end` are done since the beginning."""
         started = time.monotonic() - self._seconds
         while self.learner.steps < end:
             pieces = list(itertools.islice(stream, self.options.accumulate))
@@ -209,22 +209,21 @@ class Trainer:
             batch_size=self.options.batch_size // distributed.world_size() if self.uniform else 1,
             workers=self.options.workers,
             pin=self.device.type == "cuda",
+            before_each=self._expect_no_signal,
         )
         return evaluate(
             self.learner.evaluated,
-            self._until_stopped(loader),
+            loader,
             num_classes=self.num_classes,
             ignore_index=self.ignore_index,
             device=self.device,
             progress=progress.terminal,
         )
 
-    def _until_stopped(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches of `loader`; a signal cuts them short where no other process would wait."""
-        for batch in loader:
-            if self._stop.received and not distributed.is_distributed():
-                raise Interrupted(self._stop.received)
-            yield batch
+    def _expect_no_signal(self) -> None:
+        """Cut an evaluation short on a signal, where no other process would wait in vain."""
+        if self._stop.received and not distributed.is_distributed():
+            raise Interrupted(self._stop.received)
 
     def save(self) -> None:
         """Write `last.pt`. Every process must call it; the first writes."""

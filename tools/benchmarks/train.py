@@ -1,0 +1,116 @@
+"""The trainer's steps against a bare PyTorch loop, and the loader's speed against what they eat."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+
+from benchmarks.measure import measure, print_ratios
+from segcal.config import TrainConfig, parse_train
+from segcal.data.build import build_data
+from segcal.engine.launch import seed_everything
+from segcal.engine.log import Progress
+from segcal.engine.optim import build_optimizer
+from segcal.engine.order import Batch, EpochOrder, train_loader
+from segcal.engine.train import Trainer
+from segcal.losses import build_loss
+from segcal.models.build import build_model
+
+BASELINE = "bare loop"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to train, and for how long."""
+    parser.add_argument("--config", default="configs/scenes.yaml", help="the recipe to measure")
+    parser.add_argument("--steps", type=int, default=10, help="in one measurement")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--option", nargs="*", default=[], help="overrides, as --optim.lr=1")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measure and print the tables."""
+    config, _ = parse_train(["--config", arguments.config, *arguments.option])
+    config = replace(config, epochs=10_000)  # the schedule must not end before the measuring does
+    seed_everything(config.seed)
+    data = build_data(config.data, seed=config.seed)
+    model = build_model(config.model, num_classes=data.num_classes)
+    order = EpochOrder(
+        len(data.train), batch_size=config.batch_size, epochs=config.epochs, seed=config.seed
+    )
+    loader = train_loader(data.train, order, workers=0, pin=False)
+    batches = [
+        (images.to(arguments.device), labels.to(arguments.device))
+        for images, labels in itertools.islice(loader, min(arguments.steps, 8))
+    ]
+    criterion = build_loss(config.loss, ignore_index=data.ignore_index, **config.hyper)
+    trainer = Trainer(
+        copy.deepcopy(model),
+        criterion,
+        data.train,
+        data.holdout,
+        options=config,
+        num_classes=data.num_classes,
+        device=arguments.device,
+    )
+    work = {
+        BASELINE: bare_loop(model.to(arguments.device), config, batches, arguments),
+        "trainer": steps_of(trainer, batches, arguments),
+    }
+    print(
+        f"{arguments.steps} steps of {config.model.name} with {config.loss} on batches of "
+        f"{config.batch_size} in memory, {arguments.device}, {torch.get_num_threads()} threads\n"
+    )
+    rows = measure(work, arguments.repeats, arguments.device)
+    print_ratios(rows, BASELINE)
+    eaten = arguments.steps * config.batch_size / rows[1].seconds
+    print(f"\nthe steps take {eaten:.0f} images/s; the loader gives")
+    for workers in (0, 1, 2):
+        stream = iter(train_loader(data.train, order, workers=workers, pin=False))
+        print(f"  {images_per_second(stream, config):.0f} images/s with {workers} workers")
+
+
+def bare_loop(
+    model: torch.nn.Module, config: TrainConfig, batches: list[Batch], arguments: argparse.Namespace
+) -> Callable[[], None]:
+    """What one would write by hand for SGD, without log, schedule, checks or checkpoints."""
+    criterion = build_loss(config.loss, **config.hyper)
+    layout = torch.channels_last if config.channels_last else torch.preserve_format
+    model = model.to(memory_format=layout).train()
+    optimizer = build_optimizer(model, config.optim)
+
+    def once() -> None:
+        for images, labels in itertools.islice(itertools.cycle(batches), arguments.steps):
+            loss = criterion(model(images.to(memory_format=layout)), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    return once
+
+
+def steps_of(
+    trainer: Trainer, batches: list[Batch], arguments: argparse.Namespace
+) -> Callable[[], None]:
+    """The trainer's own loop on the same batches."""
+    stream = itertools.cycle(batches)
+    progress = Progress(1, 0, batch_size=1, shown=False)
+
+    def once() -> None:
+        trainer.advance(stream, trainer.learner.steps + arguments.steps, progress)
+
+    return once
+
+
+def images_per_second(stream: Iterator[Batch], config: TrainConfig) -> float:
+    """How fast batches come when nobody else works, after the workers have started."""
+    next(stream)
+    start = time.perf_counter()
+    count = sum(1 for _ in itertools.islice(stream, 20))
+    return count * config.batch_size / (time.perf_counter() - start)
