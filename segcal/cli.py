@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
+
+import torch
 
 from segcal.engine.launch import Interrupted
 from segcal.engine.log import Diverged, describe_scores
@@ -60,7 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(command: Callable[[Sequence[str], str], None], arguments: Sequence[str], prog: str) -> int:
-    """Call a command; the exit status: 0, 1 trained in vain, 2 bad input, 128 + n for signal n."""
+    """Call a command; the exit status: 0, 1 no fault of the input, 2 bad input, 128 + n signal n.
+
+    SEGCAL_TRACEBACK=1 in the environment shows where an error came from.
+    """
     _log_to_stderr()
     try:
         command(arguments, prog)
@@ -70,6 +76,9 @@ def run(command: Callable[[Sequence[str], str], None], arguments: Sequence[str],
         return 130
     except Diverged as error:
         return _fail(str(error), 1)
+    except torch.OutOfMemoryError as error:
+        advice = "lower --batch_size, raise --accumulate or use --precision bf16"
+        return _fail(f"out of memory: {advice} ({str(error).splitlines()[0]})", 1)
     except OSError as error:
         where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         return _fail(where, 2)
@@ -79,6 +88,8 @@ def run(command: Callable[[Sequence[str], str], None], arguments: Sequence[str],
 
 
 def _fail(message: str, status: int) -> int:
+    if os.environ.get("SEGCAL_TRACEBACK") == "1":
+        traceback.print_exc()
     where = f" (process {os.environ['RANK']})" if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""
     print(f"segcal: error: {' '.join(message.split())}{where}", file=sys.stderr)
     return status

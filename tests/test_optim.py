@@ -68,7 +68,7 @@ def test_frozen_parameters_are_left_out():
 def test_sgd_step_by_hand():
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, 2.0)
-    config = OptimConfig(lr=0.1, momentum=0.5, weight_decay=0.1)
+    config = OptimConfig(name="sgd", lr=0.1, momentum=0.5, weight_decay=0.1)
     optimizer = build_optimizer(model, config)
     for _ in range(2):
         optimizer.zero_grad()
@@ -85,7 +85,7 @@ def test_sgd_step_by_hand():
         lambda: OptimConfig(lr=float("nan")),
         lambda: OptimConfig(clip=-1),
         lambda: OptimConfig(weight_decay=-1e-4),
-        lambda: OptimConfig(momentum=0, nesterov=True),
+        lambda: OptimConfig(name="sgd", momentum=0, nesterov=True),
         lambda: ScheduleConfig(name="multistep"),
         lambda: ScheduleConfig(name="poly", milestones=(3,)),
         lambda: ScheduleConfig(name="multistep", milestones=(5, 3)),

@@ -79,7 +79,9 @@ def test_pieces_of_a_batch_add_up_to_it():
 
 
 def test_gradients_are_clipped():
-    run = trainer(optim=OptimConfig(lr=1.0, momentum=0, weight_decay=0, clip=0.01), epochs=1)
+    run = trainer(
+        optim=OptimConfig(name="sgd", lr=1.0, momentum=0, weight_decay=0, clip=0.01), epochs=1
+    )
     before = [p.clone() for p in run.learner.model.parameters()]
     images, labels = next(batches())
     run.learner.step([(images, labels)], 1.0)
@@ -103,7 +105,7 @@ def test_average_of_weights_by_its_formula():
 
 
 def test_log_and_best_checkpoint_agree(tmp_path):
-    run = trainer(tmp_path, epochs=5, optim=OptimConfig(lr=0.5))
+    run = trainer(tmp_path, epochs=5, optim=OptimConfig(name="sgd", lr=0.5))
     history = run.fit()
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert lines == history and [line["epoch"] for line in lines] == [1, 2, 3, 4, 5]

@@ -17,8 +17,9 @@ OPTIONS = TrainOptions(
     epochs=3,
     batch_size=8,
     workers=0,
-    optim=OptimConfig(lr=0.1),
+    optim=OptimConfig(name="sgd", lr=0.1, weight_decay=1e-4),
     schedule=ScheduleConfig(name="poly", warmup=0.5),
+    channels_last=False,
 )
 
 

@@ -104,7 +104,9 @@ def describe_scores(scores: Mapping[str, Any], prefix: str = "") -> str:
 
 
 def _losses(terms: Mapping[str, float]) -> str:
-    return " ".join(f"{name} {value:.4f}" for name, value in terms.items())
+    """The loss, and its parts if it has more than one."""
+    parts = [f"{name} {value:.4f}" for name, value in terms.items() if name != "loss"]
+    return f"loss {terms['loss']:.4f}" + (f" ({', '.join(parts)})" if len(parts) > 1 else "")
 
 
 class Progress:

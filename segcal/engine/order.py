@@ -7,7 +7,7 @@ workers or restarts, so none of them can change what a run learns from.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -101,17 +101,24 @@ def permutation(samples: int, seed: int, epoch: int) -> list[int]:
 
 
 class Batches:
-    """A data loader whose workers' errors arrive as they were raised, not as a traceback's text."""
+    """A data loader whose workers' errors arrive as they were raised, not as a traceback's text.
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self.loader = loader
+    Args:
+        loader: where the batches come from.
+        before_each: called before each batch is handed out; may raise.
+    """
+
+    def __init__(self, loader: DataLoader[Any], before_each: Callable[[], object]) -> None:
+        self.loader, self.before_each = loader, before_each
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Batch]:
         try:
-            yield from self.loader
+            for batch in self.loader:
+                self.before_each()
+                yield batch
         except Exception as error:
             name, text = type(error).__name__, str(error)
             if not text.startswith(f"Caught {name} in DataLoader worker"):
@@ -121,19 +128,28 @@ class Batches:
 
 def train_loader(dataset: Indexed, order: EpochOrder, *, workers: int, pin: bool) -> Batches:
     """One stream of batches over all epochs: workers never restart, prefetch never pauses."""
-    return _batches(dataset, workers, pin, batch_sampler=order)
+    return _batches(dataset, workers, pin, lambda: None, batch_sampler=order)
 
 
-def eval_loader(dataset: Indexed, *, batch_size: int, workers: int, pin: bool) -> Batches:
+def eval_loader(
+    dataset: Indexed,
+    *,
+    batch_size: int,
+    workers: int,
+    pin: bool,
+    before_each: Callable[[], object] = lambda: None,
+) -> Batches:
     """This process's share of `dataset` in order: every sample on exactly one process.
 
     Not padded to even shares, as DistributedSampler does: repeated samples would be counted twice.
     """
     share = range(distributed.rank(), len(dataset), distributed.world_size())
-    return _batches(dataset, workers, pin, batch_size=batch_size, sampler=share)
+    return _batches(dataset, workers, pin, before_each, batch_size=batch_size, sampler=share)
 
 
-def _batches(dataset: Indexed, workers: int, pin: bool, **options: Any) -> Batches:
+def _batches(
+    dataset: Indexed, workers: int, pin: bool, before_each: Callable[[], object], **options: Any
+) -> Batches:
     return Batches(
         DataLoader(
             cast("Dataset[Batch]", dataset),
@@ -143,7 +159,8 @@ def _batches(dataset: Indexed, workers: int, pin: bool, **options: Any) -> Batch
             # A generator of its own, so that making a loader draws nothing from the run's.
             generator=torch.Generator(),
             **options,
-        )
+        ),
+        before_each,
     )
 
 
