@@ -84,11 +84,11 @@ def evaluate(
     device = _device_of(model) if device is None else torch.device(device)
     hidden = not progress or distributed.rank() > 0
     seen = 0
-    with _eval_mode(model) as network, torch.inference_mode():
+    with eval_mode(model) as network, torch.inference_mode():
         for batch in tqdm(loader, desc="evaluate", disable=hidden, leave=False):
             inputs, labels, batch_names = _unpack(batch, device)
             with torch.autocast(device.type, enabled=amp):
-                logits = _logits_of(network(_pad(inputs, pad_to)))
+                logits = logits_of(network(_pad(inputs, pad_to)))
             logits = _at_labels(logits, inputs, labels, pad_to, padded)
             logits = logits if transform is None else transform(logits)
             if names is not None:
@@ -103,7 +103,7 @@ def evaluate(
 
 
 @contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[nn.Module]:
+def eval_mode(model: nn.Module) -> Iterator[nn.Module]:
     """The bare network in eval mode; afterwards every submodule has its own mode back."""
     # A DDP wrapper sends buffers at each forward, so ranks with uneven shares would wait forever.
     network = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
@@ -131,7 +131,7 @@ def _unpack(batch: Any, device: torch.device) -> tuple[Tensor, Tensor, Sequence[
     return inputs, labels, batch[2] if len(batch) == 3 else None
 
 
-def _logits_of(output: Any) -> Tensor:
+def logits_of(output: Any) -> Tensor:
     """The logits in what a model returned, as torchvision, smp and others wrap them."""
     if isinstance(output, Mapping):
         output = output.get("out", output.get("logits"))
@@ -169,13 +169,14 @@ def _at_labels(
         )
     full = (image[0] + -image[0] % pad_to, image[1] + -image[1] % pad_to)
     if full != tuple(image):  # the network saw padding: undo it at the size it was added
-        logits = _resize(logits, full)[..., : image[0], : image[1]]
+        logits = resize(logits, full)[..., : image[0], : image[1]]
     if padded:
-        logits = _resize(logits, image)[..., : size[0], : size[1]]
-    return _resize(logits, size)
+        logits = resize(logits, image)[..., : size[0], : size[1]]
+    return resize(logits, size)
 
 
-def _resize(logits: Tensor, size: Sequence[int]) -> Tensor:
+def resize(logits: Tensor, size: Sequence[int]) -> Tensor:
+    """(N, C, *size) logits, by bilinear interpolation in float32 at least."""
     if logits.shape[-2:] == tuple(size):
         return logits
     wide = torch.promote_types(logits.dtype, torch.float32)

@@ -85,7 +85,7 @@ class LocalTemperatureScaling(Scaler):
         """(N, 1, *S) the temperature of each pixel, for logits (N, C, *S)."""
         planes = as_planes(logits).to(self.temperature_.dtype)
         t = self._temperatures(planes, image_planes(self._known(images), planes))
-        return t.reshape(len(logits), 1, *logits.shape[2:])
+        return t.reshape(logits.shape[0], 1, *logits.shape[2:])
 
     def _transform(self, logits: Tensor, images: Tensor | None) -> Tensor:
         return (logits / self.temperatures(logits, images)).to(logits.dtype)
