@@ -64,7 +64,7 @@ def flatten(logits: Tensor, labels: Tensor, ignore_index: int = 255) -> Pixels:
             on the CPU; on an accelerator that would stall the queue, so there the count of bad
             labels is left in `Pixels.out_of_range` for the caller to look at when it suits.
     """
-    _check_shapes(logits, labels)
+    check_shapes(logits, labels)
     n, c = logits.shape[:2]
     length = math.prod(logits.shape[2:])
     dense = logits.reshape(n, c, length)
@@ -101,7 +101,8 @@ def _check_range(target: Tensor, num_classes: int, ignore_index: int) -> None:
     )
 
 
-def _check_shapes(logits: Tensor, labels: Tensor) -> None:
+def check_shapes(logits: Tensor, labels: Tensor) -> None:
+    """Raise a ValueError unless the shapes, dtypes and devices are such as `flatten` takes."""
     if logits.ndim < 2:
         raise ValueError(f"Expected logits of shape (N, C, *S), but got {tuple(logits.shape)}")
     if not logits.is_floating_point():

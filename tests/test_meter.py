@@ -8,7 +8,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from segcal import CalibrationMeter
-from segcal.metrics import counting
+from segcal.metrics import chunks
 from tests import metric_oracles as oracle
 from tests.ranks import run_on_ranks
 
@@ -136,7 +136,7 @@ def test_streamed_is_merged_is_one_shot(per_image, data):
 def test_chunks_leave_no_trace(monkeypatch, space):
     logits, labels = batch(1, n=4, space=space)
     whole = measured(logits, labels, per_image=True)
-    monkeypatch.setattr(counting, "CHUNK", 700)
+    monkeypatch.setattr(chunks, "CHUNK", 700)
     assert_same(measured(logits, labels, per_image=True), whole)
 
 

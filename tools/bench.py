@@ -3,6 +3,7 @@
 python tools/bench.py losses      each loss, forward + backward, against F.cross_entropy
 python tools/bench.py posthoc     each scaler's fit, against gathering all logits and L-BFGS
 python tools/bench.py train       the trainer's steps against a bare loop; the loader's speed
+python tools/bench.py metrics     the meter against one softmax, numpy bincount and torchmetrics
 """
 
 import argparse
@@ -10,7 +11,7 @@ import importlib
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("losses", "posthoc", "train")
+BENCHMARKS = ("losses", "metrics", "posthoc", "train")
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))  # `benchmarks` lives beside this file

@@ -16,6 +16,7 @@ from segcal.metrics.sums import ImageSums
 from segcal.metrics.tables import ImageScore, ImageStatistics, Interval
 
 LEVEL = 0.95
+TAIL = (1 - LEVEL) / 2
 WORST = 20  # images listed in a report
 _BLOCK = 100  # resamples at a time, which bounds memory
 
@@ -40,7 +41,7 @@ def image_statistics(
     worst = np.argsort(-ece, kind="stable")[:WORST]
     return ImageStatistics(
         ece=float(ece.mean()) if len(ece) else math.nan,
-        intervals=_intervals(sums, resamples, seed),
+        intervals=_intervals(sums, resamples, seed) if len(ece) > 1 and resamples > 0 else {},
         worst=tuple(
             ImageScore(names[order[i]], float(ece[i]), int(sums["pixels"][i])) for i in worst
         ),
@@ -50,37 +51,76 @@ def image_statistics(
 
 
 def _intervals(sums: dict[str, Array], resamples: int, seed: int) -> dict[str, Interval]:
+    """The interval of each score, from sums with the images on the first axis."""
     n = len(sums["pixels"])
-    if n < 2 or resamples < 1:
-        return {}
     generator = np.random.default_rng(seed)
-    estimate = _scores(sums, np.ones((1, n)))
-    draws: dict[str, list[Array]] = {name: [] for name in estimate}
+    gaps = {"ece": _Gaps(sums["top_gap"], sums["pixels"])}
+    gaps["sce"] = _Gaps(sums["class_gap"], sums["pixels"])
+    accuracy, miou = [], []
     for start in range(0, resamples, _BLOCK):
-        block = min(_BLOCK, resamples - start)
-        weights = generator.multinomial(n, np.full(n, 1 / n), size=block).astype(np.float64)
-        for name, values in _scores(sums, weights).items():
-            draws[name].append(values)
+        size = min(_BLOCK, resamples - start)
+        weights = generator.multinomial(n, np.full(n, 1 / n), size=size).astype(np.float64)
+        pixels = weights @ sums["pixels"]
+        names = ("intersection", "predicted", "truth")
+        overlap = [weights @ sums[name] for name in names]  # each (R, K)
+        accuracy.append(overlap[0].sum(1) / pixels)
+        miou.append(scores.miou(*overlap))
+        for gap in gaps.values():
+            gap.resample(weights, pixels)
     return {
-        name: _basic_interval(float(estimate[name][0]), np.concatenate(draws[name]))
-        for name in estimate
+        **{name: gap.interval() for name, gap in gaps.items()},
+        "accuracy": _percentile_interval(np.concatenate(accuracy)),
+        "miou": _percentile_interval(np.concatenate(miou)),
     }
 
 
-def _scores(sums: dict[str, Array], weights: Array) -> dict[str, Array]:
-    """(R,) each score of R resamples; weights (R, I) say how often each image was drawn."""
-    total = {name: np.tensordot(weights, array, 1) for name, array in sums.items()}
-    pixels = total["pixels"]
-    return {
-        "ece": np.abs(total["top_gap"]).sum(1) / pixels,
-        "sce": np.abs(total["class_gap"]).sum(2).mean(1) / pixels,
-        "accuracy": total["intersection"].sum(1) / pixels,
-        "miou": scores.miou(total["intersection"], total["predicted"], total["truth"]),
-    }
+def _percentile_interval(draws: Array) -> Interval:
+    low, high = np.quantile(draws, [TAIL, 1 - TAIL])
+    return Interval(float(low), float(high), LEVEL)
 
 
-def _basic_interval(estimate: float, draws: Array) -> Interval:
-    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(
-        max(2 * estimate - float(high), 0.0), min(2 * estimate - float(low), 1.0), LEVEL
-    )
+class _Gaps:
+    """The interval of a calibration error, a sum of absolute gaps, from resamples of the images.
+
+    Absolute values grow with any noise inside them. The estimate is too large for that reason, and
+    a resample, noisy twice, is larger still: plain percentiles can lie wholly above the truth. So
+    the lower end is the estimate less what noise can add to it, where noise is added to the gaps
+    that differ from 0 by two standard errors; other gaps are taken as 0, where noise adds most.
+    The upper end is the percentile of the resamples less their bias.
+    docs/conventions.md has the measured coverage.
+
+    Args:
+        gap: (I, B) or (I, K, B) gaps of each image.
+        pixels: (I,) pixels of each image.
+    """
+
+    def __init__(self, gap: Array, pixels: Array) -> None:
+        n = len(gap)
+        self._classes = gap[0].size // gap.shape[-1]
+        self._gap = gap.reshape(n, -1)
+        self._mean = self._gap.sum(0) / pixels.sum()
+        # Resamples of n images vary a little less than samples of n images do.
+        self._widen = math.sqrt(n / (n - 1))
+        rest = self._gap - pixels[:, None] * self._mean
+        error = self._widen * np.sqrt((rest**2).sum(0)) / pixels.sum()
+        self._sure = np.where(np.abs(self._mean) > 2 * error, self._mean, 0)
+        self._resampled: list[Array] = []
+        self._added: list[Array] = []
+
+    def _error(self, gap: Array) -> Array:
+        return np.abs(gap).sum(-1) / self._classes
+
+    def resample(self, weights: Array, pixels: Array) -> None:
+        """Take in R resamples: how often each image was drawn (R, I), and their pixels (R,)."""
+        noise = ((weights @ self._gap) / pixels[:, None] - self._mean) * self._widen
+        self._resampled.append(self._error(self._mean + noise))
+        self._added.append(self._error(self._sure + noise) - self._error(self._sure))
+
+    def interval(self) -> Interval:
+        """The interval, from all resamples taken in."""
+        estimate = float(self._error(self._mean))
+        resampled = np.concatenate(self._resampled)
+        low = estimate - float(np.quantile(np.concatenate(self._added), 1 - TAIL))
+        bias = float(resampled.mean()) - estimate
+        high = float(np.quantile(resampled, 1 - TAIL)) - bias
+        return Interval(max(low, 0.0), min(high, 1.0), LEVEL)

@@ -16,12 +16,13 @@ import segcal
 from segcal import distributed
 from segcal.files import atomic_write
 from segcal.metrics.bootstrap import image_statistics
-from segcal.metrics.counting import count, unusable
+from segcal.metrics.counting import count
+from segcal.metrics.faults import explain_labels, explain_values
 from segcal.metrics.report import Report
 from segcal.metrics.state import Settings, decode_names, encode_names
 from segcal.metrics.sums import ImageSums, Sums, fine_edges
 from segcal.metrics.tables import BinTable, FineHistogram, ImageStatistics, Protocol
-from segcal.pixels import Pixels, flatten
+from segcal.pixels import check_shapes
 
 
 class CalibrationMeter:
@@ -115,22 +116,31 @@ class CalibrationMeter:
             raise ValueError("Expected a meter that was not synced, but got one: reset() it first")
         if values.device.type == "mps":  # has no float64
             values, labels = values.cpu(), labels.cpu()
-        pixels = flatten(values.detach(), labels, s.ignore_index)
-        if pixels.num_classes != s.num_classes:
+        values = values.detach()
+        check_shapes(values, labels)
+        n, k = values.shape[:2]
+        if k != s.num_classes:
             raise ValueError(
                 f"Expected {s.num_classes} classes in dimension 1, but got {tuple(values.shape)}"
             )
-        n = len(pixels.target)
         if names is not None and (isinstance(names, str) or len(names) != n):
             raise ValueError(f"Expected {n} names, one an image, but got {names!r}")
-        sums, images = count(
-            pixels, s.num_bins, s.edge_rule, logits=logits_given, per_image=s.per_image
-        )
-        if values.device.type == "cpu":
-            if sums.faults.any():
-                raise ValueError(_describe_fault(values, pixels, logits_given))
-        else:
+        try:
+            sums, images = count(
+                values,
+                labels,
+                s.ignore_index,
+                s.num_bins,
+                s.edge_rule,
+                logits=logits_given,
+                per_image=s.per_image,
+            )
+        except ValueError as error:
+            raise ValueError(explain_labels(values, labels, s.ignore_index)) from error
+        if values.device.type != "cpu":
             _neutralise(sums, images)
+        elif sums.faults.any():
+            raise ValueError(explain_values(values, labels, s.ignore_index, logits=logits_given))
         # Nothing below can fail, so a batch is counted wholly or not at all.
         sums.add_(self._sums)
         self._sums = sums
@@ -308,25 +318,3 @@ def _neutralise(sums: Sums, images: ImageSums | None) -> None:
         for name, tensor in tensors.tensors().items() if tensors is not None else ():
             if name != "faults":
                 tensor.masked_fill_(bad, 0)
-
-
-def _describe_fault(values: Tensor, pixels: Pixels, logits_given: bool) -> str:
-    """The sentence for the first pixel that could not be counted: what, and where."""
-    for n, (dense, valid) in enumerate(zip(pixels.dense, pixels.valid, strict=True)):
-        bad = unusable(dense, logits=logits_given) & valid  # (L,)
-        if bad.any():
-            at = int(bad.nonzero()[0])
-            column = dense[:, at].float()
-            place = f"image {n} of the batch"
-            if values.ndim > 2:
-                position = np.unravel_index(at, values.shape[2:])
-                place += f", pixel ({', '.join(map(str, position))})"
-            if logits_given:
-                c = int((~column.isfinite()).nonzero()[0])
-                return f"Expected finite logits, but got {column[c]:g} at {place}, class {c}"
-            return (
-                "Expected probabilities, in 0..1 and of sum 1 over dimension 1, but got values in "
-                f"{column.min():g}..{column.max():g} of sum {column.sum():g} at {place}; "
-                "logits go to update()"
-            )
-    raise AssertionError("a fault was counted, but no pixel has one")

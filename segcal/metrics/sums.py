@@ -124,3 +124,8 @@ class ImageSums:
     def tensors(self) -> dict[str, Tensor]:
         """The sums by name; the tensors themselves, not copies."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def add_(self, other: ImageSums) -> None:
+        """Add the sums of the same images in place."""
+        for name, tensor in self.tensors().items():
+            tensor += getattr(other, name)

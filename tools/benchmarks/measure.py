@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import statistics
 import time
@@ -49,6 +51,7 @@ def synchronise(device: str) -> None:
 def peak_extra_bytes(function: Callable[[], object], device: str) -> float:
     """Peak memory during `function` above the level before it: CUDA allocator, or Linux RSS."""
     gc.collect()
+    _return_free_memory()
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
         level = torch.cuda.memory_allocated()
@@ -63,6 +66,12 @@ def peak_extra_bytes(function: Callable[[], object], device: str) -> float:
     before = _resident("VmRSS")
     function()
     return _resident("VmHWM") - before
+
+
+def _return_free_memory() -> None:
+    """Give freed memory back to the system, where libc can; else it would be used unseen."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _resident(key: str) -> float:
