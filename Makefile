@@ -6,9 +6,10 @@ READY := $(VENV)/.ready
 
 .PHONY: demo test check format clean
 
-# A network trained on the embedded scenes; goes on where it was if it was stopped.
+# Trains on embedded data, judges, and ends with the path of the page. A second time only judges.
 demo: $(READY)
 	$(VENV)/bin/python tools/train_seg.py --loss fl+mdca --out runs/demo --resume
+	$(VENV)/bin/python tools/eval_calib.py runs/demo --posthoc none,ts
 
 test: $(READY)
 	$(VENV)/bin/python -m pytest -n $(JOBS)

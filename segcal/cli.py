@@ -40,8 +40,26 @@ def train(arguments: Sequence[str], prog: str) -> None:
         _say(f"train on VOC: {prog} --config {VOC_CONFIG} --loss {config.loss}")
 
 
+def evaluate(arguments: Sequence[str], prog: str) -> None:
+    """Judge runs, or predictions saved by anything; `--help` lists the options."""
+    from segcal.commands.evaluate import evaluate
+
+    evaluate(arguments, prog)
+
+
+def report(arguments: Sequence[str], prog: str) -> None:
+    """Make pages, tables and figures again from reports alone."""
+    from segcal.commands.report import report
+
+    report(arguments, prog)
+
+
 # A new command is one function (arguments, prog) and one line here; its docstring is its help.
-COMMANDS: dict[str, Callable[[Sequence[str], str], None]] = {"train": train}
+COMMANDS: dict[str, Callable[[Sequence[str], str], None]] = {
+    "train": train,
+    "eval": evaluate,
+    "report": report,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

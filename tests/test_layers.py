@@ -15,7 +15,7 @@ LAYERS = [
     {"posthoc"},
     {"viz", "data", "models"},
     {"engine"},
-    {"config", "run", "cli"},
+    {"config", "run", "commands", "cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 SOURCES = sorted(

@@ -44,7 +44,7 @@ def test_one_npz_an_image(tmp_path):
     assert folder.class_names == ("class 0", "class 1", "class 2", "class 3")
     for i, prediction in enumerate(folder):
         logits, labels = maps(i)
-        assert (prediction.name, prediction.kind) == (f"im{i}", "logits")
+        assert (prediction.names, prediction.kind) == ([f"im{i}"], "logits")
         np.testing.assert_array_equal(prediction.values[0].numpy(), logits)
         np.testing.assert_array_equal(prediction.labels[0].numpy(), labels)
         assert prediction.logits is prediction.values
@@ -144,6 +144,7 @@ def test_classification_is_the_same_format_without_space(tmp_path):
     np.savez(tmp_path / "table", logits=logits, labels=labels)
     (table,) = PredictionFolder(tmp_path / "table.npz")
     assert table.values.shape == (5, 3)
+    assert table.names == ["table:0", "table:1", "table:2", "table:3", "table:4"]
     torch.testing.assert_close(torch.cat([p.values for p in one_by_one]), table.values)
     torch.testing.assert_close(torch.cat([p.labels for p in one_by_one]), table.labels)
 
@@ -243,7 +244,7 @@ def test_a_bad_file_is_one_line_that_names_it(tmp_path, case):
     else:
         np.savez(tmp_path / "bad one.npz", **contents)
     folder = PredictionFolder(tmp_path)
-    assert folder[0].name == "a"
+    assert folder[0].names == ["a"]
     with pytest.raises(BadFile, match=reason) as caught:
         folder[1]
     assert re.match(r"\S*bad one\.npz: ", str(caught.value))

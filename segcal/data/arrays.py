@@ -12,12 +12,13 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from PIL import Image
 
 MAX_BYTES = 4 * 2**30  # of one array in memory; a 150-class 2048 x 2048 float32 map has 2.4 GiB
+_PIECE = 2**20  # bytes read at a time
 
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -56,6 +57,12 @@ def read_npy(path: Path) -> np.ndarray:
         return _read_array(file, path.stat().st_size)
 
 
+def npy_shape(path: Path) -> tuple[int, ...]:
+    """The shape of the array of a .npy file, which is not read."""
+    with naming(path), path.open("rb") as file:
+        return _read_header(file, path.stat().st_size)[0]
+
+
 def npz_keys(path: Path) -> list[str]:
     """The names of the arrays in a .npz file."""
     with naming(path), zipfile.ZipFile(path) as archive:
@@ -64,14 +71,18 @@ def npz_keys(path: Path) -> list[str]:
 
 def read_npz(path: Path, key: str) -> np.ndarray:
     """The array called `key` of a .npz file; no other is read."""
-    with naming(path), zipfile.ZipFile(path) as archive:
-        member = archive.getinfo(f"{key}.npy")
-        with archive.open(member) as file:
-            return _read_array(file, member.file_size)
+    with naming(path), zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as file:
+        return _read_array(file, archive.getinfo(f"{key}.npy").file_size)
 
 
-def _read_array(file: IO[bytes], size: int) -> np.ndarray:
-    """The array of an open .npy file of `size` bytes, of numbers and in native byte order."""
+def npz_shape(path: Path, key: str) -> tuple[int, ...]:
+    """The shape of the array called `key` of a .npz file, which is not read."""
+    with naming(path), zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as file:
+        return _read_header(file, archive.getinfo(f"{key}.npy").file_size)[0]
+
+
+def _read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """(shape, whether in Fortran order, dtype) of an open .npy file of `size` bytes, checked."""
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
         raise ValueError(f"Expected a .npy header of version 1.0 or 2.0, but got {version}")
@@ -80,14 +91,25 @@ def _read_array(file: IO[bytes], size: int) -> np.ndarray:
         raise ValueError("Expected an array of numbers, but got Python objects (pickled), unread")
     if dtype.kind not in "biuf":
         raise ValueError(f"Expected an array of numbers, but got dtype {dtype}")
-    length = math.prod(shape) * dtype.itemsize
     if min(shape, default=1) < 1:
         raise ValueError(f"Expected an array that is not empty, but got shape {shape}")
+    length = math.prod(shape) * dtype.itemsize
     check_size(length, f"shape {shape} of {dtype}")
     if file.tell() + length != size:
         raise EOFError(f"shape {shape} of {dtype} needs {length} bytes, not {size - file.tell()}")
+    return shape, fortran, dtype
+
+
+def _read_array(file: IO[bytes], size: int) -> np.ndarray:
+    """The array of an open .npy file of `size` bytes, in native byte order."""
+    shape, fortran, dtype = _read_header(file, size)
     flat = np.empty(math.prod(shape), dtype)
-    file.readinto(flat.view(np.uint8).data)  # type: ignore[attr-defined]
+    left = flat.view(np.uint8).data
+    while left:  # in pieces, because an archive's member holds all that is asked for twice
+        got = file.readinto(left[:_PIECE])  # type: ignore[attr-defined]
+        if not got:
+            raise EOFError(f"the data of shape {shape} ends early")
+        left = left[got:]
     array = flat.reshape(shape, order="F" if fortran else "C")
     return array.astype(dtype.newbyteorder("="), copy=False)
 

@@ -5,7 +5,7 @@ docs/predictions.md describes the format.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,21 +27,22 @@ _IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """The predictions of one file, at the resolution of its labels.
+class Predictions:
+    """What a network said of N images, at the resolution of their labels.
 
     Attributes:
-        name: of the file, without its suffix.
+        names: N names.
         kind: whether `values` are logits or probabilities.
-        values: (N, C, *S) floating; N = 1 and S = (H, W) for segmentation, S = () for
-            classification.
+        values: (N, C, *S) floating; S = (H, W) for segmentation, () for classification.
         labels: (N, *S) int64.
+        images: (N, 3, H, W) what the network saw, where it is known.
     """
 
-    name: str
+    names: Sequence[str]
     kind: Kind
     values: Tensor
     labels: Tensor
+    images: Tensor | None = None
 
     @property
     def logits(self) -> Tensor:
@@ -50,6 +51,11 @@ class Prediction:
             return self.values
         wide = self.values.to(torch.promote_types(self.values.dtype, torch.float32))
         return wide.clamp_min(torch.finfo(wide.dtype).tiny).log()
+
+    @property
+    def probs(self) -> Tensor:
+        """(N, C, *S) probabilities."""
+        return self.values if self.kind == "probs" else self.values.softmax(1)
 
 
 class PredictionFolder:
@@ -74,26 +80,38 @@ class PredictionFolder:
     def __len__(self) -> int:
         return len(self._files)
 
-    def __iter__(self) -> Iterator[Prediction]:
+    def __iter__(self) -> Iterator[Predictions]:
         return (self[index] for index in range(len(self)))
 
     @cached_property
+    def _first_shape(self) -> tuple[int, ...]:
+        """The shape of the values in the first readable file."""
+        reason: BadFile | None = None
+        for file in self._files:
+            try:
+                key = self._key(file)
+                return (
+                    arrays.npy_shape(file) if file.suffix == ".npy" else arrays.npz_shape(file, key)
+                )
+            except BadFile as error:
+                reason = reason or error
+        assert reason is not None  # there is at least one file
+        raise reason
+
+    @property
     def num_classes(self) -> int:
         """C: as stated, else what the first readable file has."""
         if self.format.class_names is not None:
             return len(self.format.class_names)
         if self.format.num_classes is not None:
             return self.format.num_classes
-        first: BadFile | None = None
-        for file in self._files:
-            try:
-                shape = self._read_values(file)[1].shape
-            except BadFile as error:
-                first = first or error
-            else:
-                return shape[0] if len(shape) == 3 and self.format.layout == "chw" else shape[-1]
-        assert first is not None  # there is at least one file
-        raise first
+        shape = self._first_shape
+        return shape[0] if len(shape) == 3 and self.format.layout == "chw" else shape[-1]
+
+    @property
+    def num_images(self) -> int:
+        """How many images there are, if all files hold as many as the first readable one."""
+        return len(self) * (self._first_shape[0] if len(self._first_shape) == 2 else 1)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -107,9 +125,10 @@ class PredictionFolder:
             return self.format.ignore_index
         return 255 if self.num_classes <= 255 else -100
 
-    def __getitem__(self, index: int) -> Prediction:
+    def __getitem__(self, index: int) -> Predictions:
         file = self._files[index]
-        kind, values = self._read_values(file)
+        kind = self._key(file)
+        values = arrays.read_npy(file) if file.suffix == ".npy" else arrays.read_npz(file, kind)
         labels = self._read_labels(file)
         with arrays.naming(file):
             x, y = self._batch(kind, values, labels)
@@ -118,7 +137,9 @@ class PredictionFolder:
             if x.shape[2:] != y.shape[1:]:
                 x = _enlarge(x, kind, y, align_corners=self.format.align_corners)
             _check_values(flatten(x, y, self.ignore_index), kind)
-            return Prediction(file.stem, kind, x, y)
+        one = len(x) == 1
+        names = [file.stem] if one else [f"{file.stem}:{row}" for row in range(len(x))]
+        return Predictions(names, kind, x, y)
 
     def image(self, index: int) -> np.ndarray | None:
         """(H, W, 3) uint8 RGB to draw a file's predictions on, or None if it has no image."""
@@ -135,21 +156,22 @@ class PredictionFolder:
             )
         return image
 
-    def _read_values(self, file: Path) -> tuple[Kind, np.ndarray]:
-        kind = self.format.kind
+    def _key(self, file: Path) -> Kind:
+        """What a file holds: as stated, else as the key in a .npz says."""
+        stated = self.format.kind
         if file.suffix == ".npy":
-            if kind is None:
+            if stated is None:
                 raise BadFile(
                     f"{file}: Expected kind=logits or kind=probs to be stated for .npy files"
                 )
-            return kind, arrays.read_npy(file)
+            return stated
         keys = arrays.npz_keys(file)
         both: tuple[Kind, ...] = ("logits", "probs")
-        found = [name for name in both if name in keys and kind in (None, name)]
+        found = [key for key in both if key in keys and stated in (None, key)]
         if len(found) != 1:
-            wanted = kind or "either logits or probs"
+            wanted = stated or "either logits or probs"
             raise BadFile(f"{file}: Expected the key {wanted}, but got {', '.join(keys) or 'none'}")
-        return found[0], arrays.read_npz(file, found[0])
+        return found[0]
 
     def _read_labels(self, file: Path) -> np.ndarray:
         if self.format.labels is not None:

@@ -1,0 +1,205 @@
+"""The place for `segcal eval`: runs and saved predictions in, reports and pages out."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from segcal import distributed
+from segcal.commands.parser import Parser, at_least, checked, names
+from segcal.commands.subjects import Subject, run_subject, saved_subject
+from segcal.engine.judge import judge
+from segcal.engine.launch import choose_device, process_group
+from segcal.engine.log import describe_scores
+from segcal.engine.overlays import choose, draw, require_images
+from segcal.engine.repair import fit_scalers, method_names
+from segcal.engine.results import (
+    COMPARISON,
+    EVAL,
+    PAGE,
+    POSTHOC,
+    SCALER,
+    Result,
+    entry_name,
+    new_contents,
+    read_result,
+    require_writable,
+    write_pages,
+    write_result,
+)
+from segcal.metrics import Report
+from segcal.viz import Entry
+
+
+def evaluate(arguments: Sequence[str], prog: str) -> None:
+    """Judge runs, or predictions saved by anything: report, diagrams, overlays, page."""
+    options = _parse(arguments, prog)
+    device = choose_device(options.device)
+    inputs = [*options.inputs, *options.predictions]
+    comparison = options.out or inputs[0].parent / COMPARISON
+    require_writable(comparison)
+    with process_group(device):
+        results: list[Result] = []
+        for found in _found(options, device):
+            if isinstance(found, Result):
+                results.append(found)
+                continue
+            alone = options.out is not None and len(inputs) == 1
+            results += _examine(found, options.out if alone else found.home / EVAL, options)
+        if len(inputs) > 1 and distributed.rank() == 0:
+            with new_contents(comparison) as staging:
+                write_pages(results, staging, "Comparison")
+            _say(f"comparison: {comparison / PAGE}")
+
+
+def _found(options: argparse.Namespace, device: torch.device) -> Iterator[Result | Subject]:
+    """What was named, in order, opened when its turn comes: one network in memory at a time."""
+    for path in options.inputs:
+        is_report = path.suffix == ".json"
+        yield read_result(path) if is_report else run_subject(path, options, device)
+    fits = options.fit_predictions or [None] * len(options.predictions)
+    for path, fit in zip(options.predictions, fits, strict=True):
+        yield saved_subject(path, fit, options)
+
+
+def _examine(subject: Subject, folder: Path, options: argparse.Namespace) -> list[Result]:
+    """Judge one network as it is and after each post-hoc method; on the first process, write."""
+    require_writable(folder)
+    require_images(options.overlays, subject.source)
+    scalers = fit_scalers(options.posthoc, subject.holdout, title=f"{subject.name}: hold-out")
+    reports = judge(
+        subject.source,
+        scalers,
+        num_bins=options.num_bins,
+        resamples=options.resamples,
+        title=subject.name,
+    )
+    if distributed.rank() != 0:
+        return []
+    indices = choose(options.overlays, options.num_overlays, subject.source, reports["none"])
+    drawn = draw(subject.source, indices, scalers)
+    skipped = list(subject.source.skipped.values())
+    results = []
+    with new_contents(folder) as staging:
+        for method, report in reports.items():
+            name = entry_name(subject.name, method)
+            scaler = scalers[method]
+            place = staging if scaler is None else staging / POSTHOC / method
+            config = subject.config if scaler is None else f"{subject.config}# post-hoc: {scaler}\n"
+            history = subject.history if scaler is None else ()  # drawn once a run
+            entry = Entry(name, report, history, config, skipped=skipped)
+            results.append(write_result(Result(subject.name, method, entry), drawn[method], place))
+            if scaler is not None:
+                scaler.save(place / SCALER)
+            _say(f"{name}: {_line(report)}")
+        write_pages(results, staging, subject.name)
+    if skipped:
+        _say(f"left out {len(skipped)} of {len(subject.source.names)} files; the report lists them")
+    _say(f"report: {folder / PAGE}")
+    return results
+
+
+def _parse(arguments: Sequence[str], prog: str) -> argparse.Namespace:
+    parser = Parser(prog, evaluate.__doc__ or "")
+    parser.add_argument(
+        "inputs",
+        nargs="*",
+        type=Path,
+        metavar="RUN",
+        help="folder of a run, or a report.json; several are compared",
+    )
+    add_run_arguments(parser)
+    parser.add_argument(
+        "--split", choices=("test", "holdout"), default="test", help="part to judge a run on"
+    )
+    parser.add_argument(
+        "--posthoc",
+        type=checked(method_names),
+        default=(),
+        metavar="METHODS",
+        help="post-hoc methods to fit on the hold-out and compare: none,ts,vs,ms,dc,lts",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder of the results; default: eval in the run, or for a comparison the folder "
+        f"{COMPARISON} beside the first run",
+    )
+    parser.add_argument("--num-bins", type=at_least(1), default=15, help="bins of confidence")
+    parser.add_argument(
+        "--resamples",
+        type=at_least(0),
+        default=1000,
+        help="of the bootstrap over images that gives intervals; 0 for none",
+    )
+    parser.add_argument(
+        "--overlays",
+        default="worst",
+        help="images to draw: worst, random, none, or names with commas between them",
+    )
+    parser.add_argument("--num-overlays", type=at_least(0), default=4, help="how many to draw")
+    _add_prediction_arguments(parser)
+    options = parser.parse_intermixed_args(arguments)
+    if not options.inputs and not options.predictions:
+        parser.error("Expected the folder of a run, or --predictions, but got neither")
+    if len(options.fit_predictions) not in (0, len(options.predictions)):
+        parser.error(
+            f"Expected one --fit-predictions for each of {len(options.predictions)} "
+            f"--predictions, but got {len(options.fit_predictions)}"
+        )
+    return options
+
+
+def add_run_arguments(parser: Parser) -> None:
+    """The options of every command that opens a run."""
+    parser.add_argument(
+        "--weights", choices=("best", "last"), default="best", help="checkpoint of the run"
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps")
+    parser.add_argument(
+        "--batch-size", type=at_least(1), help="images at a time; default: as in training"
+    )
+    parser.add_argument("--workers", type=at_least(0), default=2, help="processes that read images")
+
+
+def _add_prediction_arguments(parser: Parser) -> None:
+    group = parser.add_argument_group(
+        "saved predictions", "The format is described in docs/predictions.md."
+    )
+    group.add_argument("--predictions", nargs="+", type=Path, default=[], metavar="DIR")
+    group.add_argument(
+        "--fit-predictions",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="DIR",
+        help="saved predictions to fit --posthoc on, one for each of --predictions",
+    )
+    group.add_argument("--kind", choices=("logits", "probs"), help="what .npy files hold")
+    group.add_argument("--layout", choices=("chw", "hwc"), help="default: chw")
+    group.add_argument("--labels", type=Path, metavar="DIR", help="folder of the labels")
+    group.add_argument("--images", type=Path, metavar="DIR", help="folder of images to draw on")
+    group.add_argument("--num-classes", type=at_least(2))
+    group.add_argument("--class-names", type=names, metavar="A,B,...")
+    group.add_argument("--ignore-index", type=int, help="label that is not counted; default: 255")
+    group.add_argument(
+        "--align-corners", action="store_const", const=True, help="of small predictions' enlarging"
+    )
+    group.add_argument(
+        "--skip-bad", action="store_true", help="leave out files that cannot be used, and list them"
+    )
+
+
+def _line(report: Report) -> str:
+    scores = report.scores
+    if report.protocol.pixels == report.protocol.images:  # one label an image
+        del scores["miou"]
+    return describe_scores(scores)
+
+
+def _say(line: str) -> None:
+    if distributed.rank() == 0:
+        print(line, flush=True)

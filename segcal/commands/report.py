@@ -1,0 +1,50 @@
+"""The place for `segcal report`: pages, tables and figures from reports alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from segcal.commands.parser import Parser
+from segcal.engine.results import (
+    COMPARISON,
+    EVAL,
+    PAGE,
+    POSTHOC,
+    REPORT,
+    new_contents,
+    read_result,
+    write_pages,
+)
+
+
+def report(arguments: Sequence[str], prog: str) -> None:
+    """Make the page, tables and figures again from reports, without any network."""
+    parser = Parser(prog, report.__doc__ or "")
+    parser.add_argument(
+        "reports",
+        nargs="+",
+        type=Path,
+        metavar="REPORT",
+        help="report.json, or the folder of a run that was evaluated: all its reports",
+    )
+    parser.add_argument(
+        "--out", type=Path, help=f"folder to write; default: {COMPARISON} beside the first"
+    )
+    options = parser.parse_intermixed_args(arguments)
+    results = [read_result(path) for given in options.reports for path in _files(given)]
+    folder = options.out or options.reports[0].parent / COMPARISON
+    runs = list(dict.fromkeys(result.run for result in results))
+    with new_contents(folder) as staging:
+        write_pages(results, staging, runs[0] if len(runs) == 1 else "Comparison")
+    print(f"report: {folder / PAGE}")
+
+
+def _files(path: Path) -> list[Path]:
+    """The report files that `path` stands for."""
+    if not path.is_dir():
+        return [path]
+    folder = path / EVAL if (path / EVAL).is_dir() else path
+    if not (folder / REPORT).is_file():
+        raise ValueError(f"Expected {REPORT} in {folder}, but there is none: run segcal eval first")
+    return [folder / REPORT, *sorted((folder / POSTHOC).glob(f"*/{REPORT}"))]

@@ -1,0 +1,110 @@
+"""The place where what was named on the command line becomes something that can be judged."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from segcal.config import CONFIG
+from segcal.data.predictions import PredictionFolder
+from segcal.engine.source import FileSource, NetworkSource, Source
+from segcal.engine.train import LOG
+from segcal.run import open_run
+
+_STATED = (
+    "kind",
+    "layout",
+    "labels",
+    "images",
+    "num_classes",
+    "class_names",
+    "ignore_index",
+    "align_corners",
+)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network, or the predictions it left.
+
+    Attributes:
+        name: what tables call it.
+        home: its folder; results go to `eval` inside.
+        source: the predictions to judge.
+        holdout: makes the predictions to fit post-hoc methods on.
+        config: the settings of the run, YAML.
+        history: its log, one record an epoch.
+    """
+
+    name: str
+    home: Path
+    source: Source
+    holdout: Callable[[], Source]
+    config: str = ""
+    history: Sequence[Mapping[str, Any]] = ()
+
+
+def run_subject(folder: Path, options: argparse.Namespace, device: torch.device) -> Subject:
+    """The run in `folder`, on the part of its data that is asked for."""
+    run = open_run(folder, weights=f"{options.weights}.pt")
+    if options.split == "holdout" and options.posthoc:
+        raise ValueError(
+            "Expected --split test with --posthoc: on the hold-out, methods would be judged on "
+            "what they were fitted on"
+        )
+
+    def part(name: str) -> NetworkSource:
+        return NetworkSource(
+            run.model,
+            run.data,
+            getattr(run.data, name),
+            device=device,
+            batch_size=options.batch_size or run.config.batch_size,
+            workers=options.workers,
+        )
+
+    return Subject(
+        name=folder.resolve().name,
+        home=folder,
+        source=part(options.split),
+        holdout=lambda: part("holdout"),
+        config=(folder / CONFIG).read_text(encoding="utf-8"),
+        history=_read_log(folder / LOG),
+    )
+
+
+def saved_subject(path: Path, fit: Path | None, options: argparse.Namespace) -> Subject:
+    """The predictions in `path`, with those in `fit` as hold-out."""
+    stated = {name: getattr(options, name) for name in _STATED}
+    stated = {name: value for name, value in stated.items() if value is not None}
+
+    def saved(path: Path) -> FileSource:
+        return FileSource(PredictionFolder(path, **stated), skip_bad=options.skip_bad)
+
+    def holdout() -> Source:
+        if fit is None:
+            raise ValueError("Expected --fit-predictions with --predictions and --posthoc")
+        return saved(fit)
+
+    resolved = path.resolve()
+    return Subject(
+        name=resolved.stem if path.is_file() else resolved.name,
+        home=path.parent if path.is_file() else path,
+        source=saved(path),
+        holdout=holdout,
+    )
+
+
+def _read_log(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except ValueError as error:
+        raise ValueError(f"{path}: Expected one JSON object a line, but got {error}") from None

@@ -1,0 +1,110 @@
+"""The place where predictions are judged: one pass, one meter for each way to repair them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from tqdm import tqdm
+
+from segcal import distributed
+from segcal.data.predictions import Predictions
+from segcal.engine.source import Source
+from segcal.metrics import CalibrationMeter, Report
+
+log = logging.getLogger(__name__)
+_MAX_IMAGE_SUMS = 2 * 2**30  # bytes; what is kept of each image for the bootstrap
+
+
+def judge(
+    source: Source,
+    scalers: Mapping[str, nn.Module | None],
+    *,
+    num_bins: int = 15,
+    resamples: int = 1000,
+    title: str = "",
+) -> dict[str, Report]:
+    """The report of each scaler's predictions, all from one pass over `source`.
+
+    Every process judges its share, and all get the same reports.
+
+    Args:
+        source: what to judge.
+        scalers: by name; each takes (N, C, *S) logits to logits. None: leave them as they are.
+        num_bins: of the reports.
+        resamples: of the bootstrap over images; 0 for no intervals.
+        title: of the progress bar.
+    """
+    per_image = resamples > 0 and _fits(source, num_bins * len(scalers))
+    meters = {name: new_meter(source, num_bins, per_image=per_image) for name in scalers}
+    for batch in with_progress(source, title):
+        for name, scaler in scalers.items():
+            count(meters[name], repaired(batch, scaler))
+        del batch  # before the next one is made
+    _share(source.skipped)
+    reports = {name: meter.sync().compute(resamples=resamples) for name, meter in meters.items()}
+    if not all(report.protocol.pixels for report in reports.values()):
+        raise ValueError(f"Expected labelled pixels in {title or 'the data'}, but got none")
+    return reports
+
+
+def with_progress(source: Source, title: str) -> Iterator[Predictions]:
+    """This process's share of `source`, under a progress bar on the first process's terminal."""
+    quiet = distributed.rank() != 0 or not sys.stderr.isatty()
+    total = len(range(distributed.rank(), source.num_images, distributed.world_size()))
+    with tqdm(total=total, desc=title, unit=" images", leave=False, disable=quiet) as bar:
+        for batch in source:
+            size = len(batch.names)
+            yield batch
+            del batch  # before the next one is made
+            bar.update(size)
+
+
+def new_meter(source: Source, num_bins: int = 15, *, per_image: bool = False) -> CalibrationMeter:
+    """A meter for the predictions of `source`."""
+    return CalibrationMeter(
+        source.num_classes,
+        num_bins,
+        source.ignore_index,
+        per_image=per_image,
+        class_names=source.class_names,
+    )
+
+
+def count(meter: CalibrationMeter, batch: Predictions) -> None:
+    """Count a batch, of whichever kind."""
+    update = meter.update if batch.kind == "logits" else meter.update_probs
+    update(batch.values, batch.labels, names=batch.names)
+
+
+@torch.inference_mode()
+def repaired(batch: Predictions, scaler: nn.Module | None) -> Predictions:
+    """A batch with the logits that `scaler` makes of its own; as it is if that is None."""
+    if scaler is None:
+        return batch
+    return replace(batch, kind="logits", values=scaler(batch.logits, batch.images))
+
+
+def _fits(source: Source, tables: int) -> bool:
+    """Whether sums of each image can be kept; `tables` of K numbers an image."""
+    needed = 8 * source.num_classes * tables * source.num_images
+    if needed > _MAX_IMAGE_SUMS:
+        log.warning(
+            "no intervals: the bootstrap over %d images of %d classes would take %.1f GiB",
+            *(source.num_images, source.num_classes, needed / 2**30),
+        )
+    return needed <= _MAX_IMAGE_SUMS
+
+
+def _share(skipped: dict[str, str]) -> None:
+    """Let every process know what any of them left out."""
+    if distributed.is_distributed():
+        parts: list[dict[str, str]] = [{}] * distributed.world_size()
+        dist.all_gather_object(parts, skipped)
+        for part in parts:
+            skipped.update(part)

@@ -1,0 +1,20 @@
+"""Judge how calibrated networks are: report, diagrams, overlays and a page to look at.
+
+python tools/eval_calib.py runs/NAME                              writes runs/NAME/eval/report.html
+python tools/eval_calib.py runs/NAME runs/OTHER --out comparison  each by itself, and all compared
+python tools/eval_calib.py runs/NAME --posthoc none,ts,dc         before and after post-hoc methods
+python tools/eval_calib.py runs/NAME --split holdout --overlays random --num-overlays 8
+python tools/eval_calib.py --predictions DIR                      what any framework saved
+python tools/eval_calib.py --predictions DIR --posthoc ts --fit-predictions HOLDOUT_DIR
+torchrun --nproc-per-node 8 tools/eval_calib.py …                 the same numbers, sooner
+python tools/eval_calib.py --help                                 every option
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works without installation
+    from segcal.cli import evaluate, run
+
+    sys.exit(run(evaluate, sys.argv[1:], f"python {sys.argv[0]}"))
