@@ -8,7 +8,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from segcal import CalibrationMeter
-from segcal.metrics import chunks
+from segcal.metrics import chunks, device
 from tests import metric_oracles as oracle
 from tests.ranks import run_on_ranks
 
@@ -339,3 +339,62 @@ def test_synced_meter_takes_no_updates_until_reset():
         meter.update(*batch(1))
     meter.reset()
     meter.update(*batch(1))
+
+
+@pytest.fixture
+def as_accelerator(monkeypatch):
+    """Take the path of an accelerator, where no value may be looked at, on CPU tensors."""
+    monkeypatch.setattr(device, "on_cpu", lambda tensor: False)
+
+
+@pytest.mark.parametrize("edge_rule", ["right", "left"])
+@pytest.mark.parametrize(("k", "space"), [(5, (6, 7)), (21, (9, 8)), (300, (3,)), (4, ())])
+def test_accelerator_path_is_the_cpu_path(request, k, space, edge_rule):
+    logits, labels = batch(k, n=3, k=k, space=space)
+    logits.movedim(1, -1)[labels == 255] = torch.nan
+    settings = {"edge_rule": edge_rule, "per_image": True}
+    expected = measured(logits, labels, **settings)
+    request.getfixturevalue("as_accelerator")
+    assert_same(measured(logits, labels, **settings), expected)
+
+
+def test_bad_batch_on_an_accelerator_adds_nothing_and_is_reported(as_accelerator):
+    meter = measured(*batch(0), per_image=True)
+    before = meter.state_dict()
+    logits, labels = batch(1, ignored=0)
+    logits[1, 3, 2, 4] = torch.nan
+    meter.update(logits, labels)
+    with pytest.raises(ValueError, match="1 pixels with logits not finite"):
+        meter.compute()
+    after = meter.state_dict()
+    for name in before:
+        if name not in ("faults", "names") and not name.startswith("image."):
+            assert torch.equal(before[name], after[name]), name
+    assert not after["image.class_gap"][2:].any()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_leave_no_trace(monkeypatch, threads):
+    logits, labels = batch(1, n=5, space=(40, 50))
+    expected = measured(logits, labels, per_image=True)
+    monkeypatch.setattr(chunks, "CHUNK", 3000)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    set_threads = []
+    monkeypatch.setattr(torch, "set_num_threads", set_threads.append)
+    assert_same(measured(logits, labels, per_image=True), expected)
+    assert set_threads[-1] == threads
+
+
+def test_autocast_changes_nothing():
+    logits, labels = batch(2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = measured(logits, labels)
+    assert_same(inside, measured(logits, labels), 0)
+
+
+def test_memory_layout_does_not_matter():
+    logits, labels = batch(3, space=(8, 9))
+    channels_last = logits.contiguous(memory_format=torch.channels_last)
+    assert_same(measured(channels_last, labels), measured(logits, labels))
+    rows = logits.movedim(1, -1).contiguous().movedim(-1, 1)
+    assert_same(measured(rows, labels.to(torch.uint8)), measured(logits, labels))

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from segcal.metrics import device
 from segcal.metrics.sums import FINE_BINS, OCTAVES, STEPS
 
 SPARE = 1024  # slots for what is not counted; many, so that atomic additions do not queue up
@@ -37,7 +38,7 @@ class Binning:
 
     def bin_of(self, probs: Tensor) -> Tensor:
         """Number of each probability's bin, 0..B-1."""
-        if probs.device.type != "cpu" or self._slack > 0.5:
+        if not device.on_cpu(probs) or self._slack > 0.5:
             return self._search(probs)
         # p·B tells the bin except near an edge; only there, in a few of a million, is it searched.
         scaled = probs * self.num_bins
@@ -54,7 +55,7 @@ class Binning:
 
     def above_first(self, probs: Tensor, out: Tensor) -> None:
         """Write to `out` whether each probability lies past the first bin."""
-        if probs.device.type == "cpu":  # numpy's comparison takes a fifth of torch's time
+        if device.on_cpu(probs):  # numpy's comparison takes a fifth of torch's time
             compare = np.greater if self._right else np.greater_equal
             compare(probs.numpy(), self._first.numpy(), out=out.numpy())
         else:
@@ -78,7 +79,7 @@ def histogram(slot: Tensor, size: int, weight: Tensor | None = None) -> Tensor:
     """
     dtype = torch.int64 if weight is None else torch.float64
     weight = None if weight is None else weight.double()
-    if slot.device.type == "cpu":
+    if device.on_cpu(slot):
         # The conversion matters without any slots: bincount then ignores the weight's dtype.
         return torch.bincount(slot, weight, minlength=size)[:size].to(dtype)
     out = torch.zeros(size + SPARE, dtype=dtype, device=slot.device)  # bincount waits for a GPU

@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from segcal.metrics import device
 from segcal.pixels import flatten
 
 CHUNK = 2**20  # probabilities a thread works on at a time
@@ -63,7 +64,7 @@ class Plan:
         """
         n, k = values.shape[:2]
         length = math.prod(values.shape[2:])
-        on_cpu = values.device.type == "cpu"
+        on_cpu = device.on_cpu(values)
         most = torch.get_num_threads() if on_cpu else 1
         workers = max(min(most, values.numel() // CHUNK, ALL_CHUNKS // 2**18), 1)
         numbers = min(CHUNK, ALL_CHUNKS // workers) if on_cpu else ACCELERATOR_CHUNK

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from segcal.metrics import device
 from segcal.metrics.binning import SPARE, Binning, fine_bin, histogram
 from segcal.metrics.chunks import Chunk, Plan, Scratch, chunks, in_threads
 from segcal.metrics.sums import FINE_BINS, ImageSums, Sums
@@ -80,22 +81,22 @@ def count(
         per_image: whether to return `ImageSums`.
     """
     n, k = values.shape[:2]
-    device, given = values.device, values.dtype
+    place, given = values.device, values.dtype
     dtype = torch.promote_types(given, torch.float32)
-    binning = Binning(num_bins, edge_rule, dtype if logits else given, device)
+    binning = Binning(num_bins, edge_rule, dtype if logits else given, place)
     plan = Plan.of(values, table=num_bins if per_image else 1)
 
     def work(worker: int) -> tuple[Sums, ImageSums | None, Tensor]:
-        sums = Sums.zeros(k, num_bins, device)
-        images = ImageSums.zeros(n, k, num_bins, device) if per_image else None
-        pixels = torch.zeros(n, dtype=torch.int64, device=device)  # of each image
-        scratch = Scratch(plan.size, dtype, device)
+        sums = Sums.zeros(k, num_bins, place)
+        images = ImageSums.zeros(n, k, num_bins, place) if per_image else None
+        pixels = torch.zeros(n, dtype=torch.int64, device=place)  # of each image
+        scratch = Scratch(plan.size, dtype, place)
         share = plan.share(worker)
         for chunk in chunks(values, labels, ignore_index, share, per_image=per_image):
             facts = _look(chunk, logits, scratch)
             sums.faults[0] += chunk.out_of_range
             sums.faults[1 if logits else 2] += facts.unusable
-            if device.type == "cpu" and sums.faults.any():
+            if device.on_cpu(values) and sums.faults.any():
                 break  # the caller raises
             pixels[chunk.images] += chunk.valid.view(
                 chunk.images.stop - chunk.images.start, -1
@@ -104,7 +105,7 @@ def count(
         return sums, images, pixels
 
     workers = range(plan.workers)
-    done = in_threads(work, workers) if device.type == "cpu" else [work(w) for w in workers]
+    done = in_threads(work, workers) if device.on_cpu(values) else [work(w) for w in workers]
     sums, images, pixels = done[0]
     for more in done[1:]:
         sums.add_(more[0])
@@ -152,7 +153,7 @@ def _look(chunk: Chunk, logits: bool, scratch: Scratch) -> _Facts:
 
 def _finite(values: Tensor, high: Tensor) -> Tensor:
     """(P,) whether the columns of (K, P) logits are finite; `high` is the largest of each."""
-    if values.device.type == "cpu":
+    if device.on_cpu(values):
         flat = values.flatten()
         if flat.dot(flat).isfinite():  # then so is every one of them: a single fast pass
             return torch.ones((), dtype=torch.bool).expand(len(high))
@@ -175,7 +176,7 @@ def is_distribution(values: Tensor, low: Tensor, high: Tensor, given: torch.dtyp
 
 def _clear(probs: Tensor, valid: Tensor, usable: Tensor) -> None:
     """Set the columns of ignored pixels to 0, whatever they hold."""
-    if probs.device.type == "cpu":
+    if device.on_cpu(probs):
         if valid.all():
             return
         if usable.all():
@@ -191,7 +192,7 @@ def _first_equal(probs: Tensor, confidence: Tensor, scratch: Scratch) -> Tensor:
     """
     k = len(probs)
     equal = scratch.take("equal", probs)
-    if probs.device.type == "cpu":  # numpy's comparison takes a fifth of torch's time
+    if device.on_cpu(probs):  # numpy's comparison takes a fifth of torch's time
         np.equal(probs.numpy(), confidence.numpy(), out=equal.numpy())
     else:
         torch.eq(probs, confidence, out=equal)
@@ -284,7 +285,7 @@ def _entries(
     have spare slots.
     """
     g, (k, p), b = facts.groups, above.shape, binning.num_bins
-    if above.device.type == "cpu":
+    if device.on_cpu(above):
         at = np.flatnonzero(above.numpy())  # a fifth of torch's time
         value = facts.probs.flatten().index_select(0, torch.from_numpy(at))
         ends = np.searchsorted(at, np.arange(k + 1) * p)  # `at` is sorted, class by class

@@ -1,4 +1,4 @@
-"""The place for saying what was wrong with a batch, and where: slow, and only run to raise."""
+"""The place for batches that cannot be counted: kept out, and explained when there is time to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from segcal.metrics.counting import is_distribution
+from segcal.metrics.sums import ImageSums, Sums
 from segcal.pixels import flatten
+
+
+def neutralise(sums: Sums, images: ImageSums | None) -> None:
+    """Make a batch with faults add nothing but the faults, without asking the device."""
+    bad = sums.faults.sum() > 0
+    for tensors in (sums, images):
+        for name, tensor in tensors.tensors().items() if tensors is not None else ():
+            if name != "faults":
+                tensor.masked_fill_(bad, 0)
 
 
 def explain_labels(values: Tensor, labels: Tensor, ignore_index: int) -> str:

@@ -15,11 +15,12 @@ from torch import Tensor
 import segcal
 from segcal import distributed
 from segcal.files import atomic_write
+from segcal.metrics import device
 from segcal.metrics.bootstrap import image_statistics
 from segcal.metrics.counting import count
-from segcal.metrics.faults import explain_labels, explain_values
+from segcal.metrics.faults import explain_labels, explain_values, neutralise
 from segcal.metrics.report import Report
-from segcal.metrics.state import Settings, decode_names, encode_names
+from segcal.metrics.state import Settings, check_state, decode_names, encode_names
 from segcal.metrics.sums import ImageSums, Sums, fine_edges
 from segcal.metrics.tables import BinTable, FineHistogram, ImageStatistics, Protocol
 from segcal.pixels import check_shapes
@@ -137,8 +138,8 @@ class CalibrationMeter:
             )
         except ValueError as error:
             raise ValueError(explain_labels(values, labels, s.ignore_index)) from error
-        if values.device.type != "cpu":
-            _neutralise(sums, images)
+        if not device.on_cpu(values):
+            neutralise(sums, images)
         elif sums.faults.any():
             raise ValueError(explain_values(values, labels, s.ignore_index, logits=logits_given))
         # Nothing below can fail, so a batch is counted wholly or not at all.
@@ -262,21 +263,7 @@ class CalibrationMeter:
         Raises:
             ValueError: other settings, or not such a state. The meter is then as it was.
         """
-        own = self.state_dict()
-        if set(state) != set(own):
-            odd = sorted(set(state) ^ set(own))
-            raise ValueError(f"Expected the state of a CalibrationMeter, but {odd} do not match")
-        self.settings.require_equal(Settings.decode(state["settings"]))
-        for name, tensor in own.items():
-            growing = name.startswith("image.") or name in ("names", "settings")
-            got = state[name]
-            if got.dtype != tensor.dtype or (
-                got.shape[1:] != tensor.shape[1:] if growing else got.shape != tensor.shape
-            ):
-                raise ValueError(
-                    f"Expected {name} of {tensor.dtype} {tuple(tensor.shape)}, "
-                    f"but got {got.dtype} {tuple(got.shape)}"
-                )
+        check_state(state, self.state_dict(), self.settings)
         names = decode_names(state["names"])
         images = {k[6:]: v.clone() for k, v in state.items() if k.startswith("image.")}
         if any(len(tensor) != len(names) for tensor in images.values()):
@@ -309,12 +296,3 @@ class CalibrationMeter:
                 f"{os.fspath(path)}: expected a saved CalibrationMeter: {error}"
             ) from None
         return meter
-
-
-def _neutralise(sums: Sums, images: ImageSums | None) -> None:
-    """Make a batch with faults add nothing but the faults, without asking the device."""
-    bad = sums.faults.sum() > 0
-    for tensors in (sums, images):
-        for name, tensor in tensors.tensors().items() if tensors is not None else ():
-            if name != "faults":
-                tensor.masked_fill_(bad, 0)

@@ -22,6 +22,7 @@ from segcal.metrics.tables import (
     ImageStatistics,
     Interval,
     Protocol,
+    finite,
     frozen_array,
 )
 
@@ -198,10 +199,10 @@ class Report:
             "format_version": FORMAT_VERSION,
             "protocol": asdict(self.protocol),
             # Written for readers; `from_dict` computes them anew from the tables.
-            "scores": {name: _finite(value) for name, value in self.scores.items()},
+            "scores": {name: finite(value) for name, value in self.scores.items()},
             "class_scores": {
-                "ece": [_finite(x) for x in self.class_ece.tolist()],
-                "iou": [_finite(x) for x in self.class_iou.tolist()],
+                "ece": [finite(x) for x in self.class_ece.tolist()],
+                "iou": [finite(x) for x in self.class_iou.tolist()],
             },
             "class_names": None if self.class_names is None else list(self.class_names),
             "top": _arrays(self.top),
@@ -210,7 +211,7 @@ class Report:
             "confusion": self.confusion.tolist(),
             "nll_sum": self.nll_sum,
             "brier_sum": self.brier_sum,
-            "images": None if self.images is None else _image_dict(self.images),
+            "images": None if self.images is None else self.images.to_dict(),
             "regions": {name: report.to_dict() for name, report in self.regions.items()},
         }
 
@@ -238,7 +239,7 @@ class Report:
                 nll_sum=data["nll_sum"],
                 brier_sum=data["brier_sum"],
                 class_names=None if names is None else tuple(names),
-                images=None if images is None else _image_statistics(images),
+                images=None if images is None else ImageStatistics.from_dict(images),
                 regions={n: cls.from_dict(part) for n, part in data["regions"].items()},
             )
         except (KeyError, TypeError, AttributeError) as error:
@@ -285,26 +286,5 @@ class Report:
         return rows.to_csv({name: self})
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
 def _arrays(table: BinTable | FineHistogram) -> dict[str, Any]:
     return {name: array.tolist() for name, array in vars(table).items()}
-
-
-def _image_dict(images: ImageStatistics) -> dict[str, Any]:
-    data = asdict(images)
-    data["ece"] = _finite(images.ece)
-    data["worst"] = list(data["worst"])
-    return data
-
-
-def _image_statistics(data: Mapping[str, Any]) -> ImageStatistics:
-    return ImageStatistics(
-        ece=math.nan if data["ece"] is None else data["ece"],
-        intervals={name: Interval(**interval) for name, interval in data["intervals"].items()},
-        worst=tuple(ImageScore(**image) for image in data["worst"]),
-        resamples=data["resamples"],
-        seed=data["seed"],
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -57,6 +57,23 @@ class Settings:
         settings = json.loads(_to_text(data))
         names = settings.pop("class_names")
         return cls(**settings, class_names=None if names is None else tuple(names))
+
+
+def check_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor], settings: Settings) -> None:
+    """Raise a ValueError unless `state` is one of a meter like that whose state is `own`."""
+    if set(state) != set(own):
+        odd = sorted(set(state) ^ set(own))
+        raise ValueError(f"Expected the state of a CalibrationMeter, but {odd} do not match")
+    settings.require_equal(Settings.decode(state["settings"]))
+    for name, tensor in own.items():
+        # The number of images, and the length of text, may differ.
+        free = 1 if name.startswith("image.") or name in ("names", "settings") else 0
+        got = state[name]
+        if got.dtype != tensor.dtype or got.shape[free:] != tensor.shape[free:]:
+            raise ValueError(
+                f"Expected {name} of {tensor.dtype} {tuple(tensor.shape)}, "
+                f"but got {got.dtype} {tuple(got.shape)}"
+            )
 
 
 def encode_names(names: Sequence[str]) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -144,3 +145,23 @@ class ImageStatistics:
     worst: tuple[ImageScore, ...]
     resamples: int
     seed: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists, numbers and strings."""
+        return {**asdict(self), "ece": finite(self.ece), "worst": [asdict(i) for i in self.worst]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ImageStatistics:
+        """The statistics that `to_dict` gave `data`."""
+        return cls(
+            ece=math.nan if data["ece"] is None else data["ece"],
+            intervals={name: Interval(**interval) for name, interval in data["intervals"].items()},
+            worst=tuple(ImageScore(**image) for image in data["worst"]),
+            resamples=data["resamples"],
+            seed=data["seed"],
+        )
+
+
+def finite(value: float) -> float | None:
+    """The value, or None where JSON has no number for it."""
+    return value if math.isfinite(value) else None
