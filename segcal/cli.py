@@ -54,11 +54,19 @@ def report(arguments: Sequence[str], prog: str) -> None:
     report(arguments, prog)
 
 
+def export(arguments: Sequence[str], prog: str) -> None:
+    """Write a network that gives calibrated probabilities, as .pt2 or .onnx."""
+    from segcal.commands.export import export
+
+    export(arguments, prog)
+
+
 # A new command is one function (arguments, prog) and one line here; its docstring is its help.
 COMMANDS: dict[str, Callable[[Sequence[str], str], None]] = {
     "train": train,
     "eval": evaluate,
     "report": report,
+    "export": export,
 }
 
 

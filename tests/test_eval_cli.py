@@ -26,31 +26,6 @@ def files(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """A folder with two runs: seg, on masks of several sizes, and digits, a classifier."""
-    folder = tmp_path_factory.mktemp("runs")
-    rng = np.random.default_rng(0)
-    for part, count in (("train", 10), ("test", 5)):
-        for kind in ("images", "masks"):
-            (folder / "data" / part / kind).mkdir(parents=True)
-        for index in range(count):
-            width = 16 if index else 24
-            mask = rng.integers(0, 3, (2, width // 8)).repeat(8, 0).repeat(8, 1).astype(np.uint8)
-            image = (80 * mask[..., None] + rng.integers(0, 60, (*mask.shape, 3))).astype(np.uint8)
-            mask[0] = 255
-            Image.fromarray(image).save(folder / "data" / part / "images" / f"{part}{index}.png")
-            Image.fromarray(mask).save(folder / "data" / part / "masks" / f"{part}{index}.png")
-    (folder / "data" / "classes.txt").write_text("sky\nroad\n<b>car</b>\n")
-    common = ["--epochs", "2", "--workers", "0", "--device", "cpu", "--data.holdout", "0.3"]
-    seg = ["--data.name", "masks", "--data.root", str(folder / "data"), "--data.crop_size", "16"]
-    seg += ["--batch_size", "4", "--out", str(folder / "seg")]
-    assert main(["train", *common, *seg]) == 0
-    digits = ["--data.name", "digits", "--data.limit", "40", "--model.name", "resnet20"]
-    assert main(["train", *common, *digits, "--out", str(folder / "digits")]) == 0
-    return folder
-
-
 @pytest.fixture
 def undrawn(monkeypatch):
     """Pages and figures, which take seconds, are left out."""
@@ -320,13 +295,13 @@ def test_report_names_what_is_no_report(tmp_path, capsys, contents, reason):
     assert not (tmp_path / "out").exists()
 
 
-def test_report_of_a_run_that_was_not_evaluated(runs, tmp_path, capsys):
+def test_report_of_a_run_that_was_not_evaluated(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     assert main(["report", str(tmp_path / "run")]) == 2
     assert "run segcal eval first" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["eval", "report"])
+@pytest.mark.parametrize("command", ["eval", "report", "export"])
 def test_commands_are_listed_and_explain_themselves(command, capsys):
     assert command in COMMANDS
     with pytest.raises(SystemExit) as stop:

@@ -61,13 +61,7 @@ def export(
             difference above 1e-4. Nothing is written then.
     """
     path = Path(path)
-    if path.suffix not in _WRITERS:
-        raise ValueError(f"Expected a path ending in {' or '.join(_WRITERS)}, but got {path}")
-    missing = [name for name in _NEEDED.get(path.suffix, ()) if find_spec(name) is None]
-    if missing:
-        raise ValueError(
-            f"{path}: expected the packages {', '.join(missing)}: pip install 'segcal[onnx]'"
-        )
+    require_exportable(path)
     # Tracing takes a size of 1 for a constant, so the batch has at least 2.
     batch = example if len(example) > 1 else torch.cat([example, example])
     with eval_mode(model) as network, torch.no_grad():
@@ -83,6 +77,17 @@ def export(
     with atomic_write(path, "wb") as file:
         file.write(content)
     return difference
+
+
+def require_exportable(path: Path) -> None:
+    """Raise if `path` has another ending than `export` writes, or its packages are missing."""
+    if path.suffix not in _WRITERS:
+        raise ValueError(f"Expected a path ending in {' or '.join(_WRITERS)}, but got {path}")
+    missing = [name for name in _NEEDED.get(path.suffix, ()) if find_spec(name) is None]
+    if missing:
+        raise ValueError(
+            f"{path}: expected the packages {', '.join(missing)}: pip install 'segcal[onnx]'"
+        )
 
 
 def _trace(module: nn.Module, batch: Tensor, path: Path) -> torch.export.ExportedProgram:

@@ -1,0 +1,64 @@
+"""`segcal export`: the file gives the probabilities of the run, calibrated."""
+
+import importlib.util
+
+import pytest
+import torch
+
+import segcal
+from segcal.cli import main
+from segcal.run import open_run
+
+QUICK = ["--workers", "0", "--device", "cpu"]
+HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxruntime", "onnxscript"))
+
+
+@pytest.mark.parametrize("name", ["seg", "digits"])
+def test_the_file_gives_calibrated_probabilities(runs, tmp_path, capsys, name):
+    out = tmp_path / "model.pt2"
+    command = ["export", str(runs / name), "--posthoc", "ts", "--out", str(out), *QUICK]
+    assert main(command) == 0
+    assert capsys.readouterr().out.startswith(f"{out}: images (N, 3, ")
+    run = open_run(runs / name)
+    size = run.data.test[0][0].shape
+    images = torch.stack([item[0] for item in run.data.test if item[0].shape == size])
+    holdout = [(run.model(x[None]).detach(), y[None]) for x, y in run.data.holdout]
+    scaler = segcal.TemperatureScaling().fit(holdout)
+    with torch.no_grad():
+        expected = scaler(run.model(images)).softmax(1)
+        found = torch.export.load(out).module()(images)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.skipif(not HAS_ONNX, reason="the extra segcal[onnx] is not installed")
+def test_onnx_and_another_size(runs, tmp_path):
+    import onnxruntime
+
+    out = tmp_path / "model.onnx"
+    assert main(["export", str(runs / "seg"), "--size", "32x16", "--out", str(out), *QUICK]) == 0
+    images = torch.randn(3, 3, 32, 16)
+    session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"images": images.numpy()})
+    with torch.no_grad():
+        expected = open_run(runs / "seg").model(images).softmax(1)
+    torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["{seg}"], "--out"),
+        (["{seg}", "--out", "{tmp}/model.bin"], "Expected a path ending in .pt2 or .onnx"),
+        (["{seg}", "--out", "{tmp}/m.pt2", "--posthoc", "ts,vs"], "one post-hoc method"),
+        (["{seg}", "--out", "{tmp}/m.pt2", "--posthoc", "tz"], "none, ts, vs, ms, dc, lts"),
+        (["{seg}", "--out", "{tmp}/m.pt2", "--size", "big"], "such as 480x640, but got big"),
+        (["{tmp}", "--out", "{tmp}/m.pt2"], "Expected a run"),
+    ],
+)
+def test_wrong_arguments_are_one_line(runs, tmp_path, capsys, arguments, reason):
+    places = {"seg": runs / "seg", "tmp": tmp_path}
+    assert main(["export", *(a.format(**places) for a in arguments), *QUICK]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert reason in err
+    assert list(tmp_path.iterdir()) == []
