@@ -148,7 +148,7 @@ def test_report_makes_the_page_again_without_a_network(evaluated, tmp_path, monk
 
 
 def test_report_takes_all_reports_of_a_run(runs, tmp_path, undrawn, capsys):
-    arguments = ["--posthoc", "ts", "--overlays", "none", "--out", str(tmp_path / "eval")]
+    arguments = ["--posthoc", "vs,ts,dc", "--overlays", "none", "--out", str(tmp_path / "eval")]
     assert main(["eval", str(runs / "digits"), *QUICK, *arguments]) == 0
     assert main(["report", str(tmp_path)]) == 0
     page = tmp_path.parent / "comparison" / "report.html"

@@ -16,6 +16,7 @@ from segcal.engine.results import (
     read_result,
     write_pages,
 )
+from segcal.posthoc import SCALERS
 
 
 def report(arguments: Sequence[str], prog: str) -> None:
@@ -47,4 +48,5 @@ def _files(path: Path) -> list[Path]:
     folder = path / EVAL if (path / EVAL).is_dir() else path
     if not (folder / REPORT).is_file():
         raise ValueError(f"Expected {REPORT} in {folder}, but there is none: run segcal eval first")
-    return [folder / REPORT, *sorted((folder / POSTHOC).glob(f"*/{REPORT}"))]
+    methods = [folder / POSTHOC / method / REPORT for method in SCALERS]
+    return [folder / REPORT, *(path for path in methods if path.is_file())]

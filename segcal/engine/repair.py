@@ -26,14 +26,17 @@ _READS_IMAGES = "lts"
 
 
 def method_names(text: str) -> tuple[str, ...]:
-    """The post-hoc methods in a text such as none,ts,dc: short names, without "none"."""
+    """The post-hoc methods in a text such as none,ts,dc: short names, without "none".
+
+    In the order of `SCALERS`, so that a page made again from the files lists them alike.
+    """
     names = dict.fromkeys(name.strip().lower() for name in text.split(","))
     for name in names:
         if name not in SCALERS and name != NONE:
             raise ValueError(
                 f"Expected post-hoc methods among {', '.join([NONE, *SCALERS])}, but got {name!r}"
             )
-    return tuple(name for name in names if name != NONE)
+    return tuple(name for name in SCALERS if name in names)
 
 
 def fit_scalers(
