@@ -113,6 +113,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "upernet": _smp,
     "segformer": _smp,
     "dpt": _smp,
+    "resnet8": partial(_cifar_resnet, depth=8),
+    "resnet14": partial(_cifar_resnet, depth=14),
     "resnet20": partial(_cifar_resnet, depth=20),
     "resnet32": partial(_cifar_resnet, depth=32),
     "resnet44": partial(_cifar_resnet, depth=44),

@@ -1,0 +1,188 @@
+"""Tables and figures end to end, on trainings of a second; the panels of the opening figure."""
+
+import csv
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from reproduction import cell, command, experiments, figures, opening, paper
+
+from segcal.config import load_config, parse_train
+from segcal.metrics import Report
+
+TINY = """
+data: {name: DATA, limit: 16}
+model: {name: MODEL, width: 4}
+epochs: 1
+batch_size: 8
+workers: 0
+optim: {name: sgd, lr: 0.05, weight_decay: 0.0}
+schedule: {name: constant, warmup: 0}
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """Configs of the same names, for trainings of a second; nothing else is replaced."""
+    configs = shutil.copytree(experiments.CONFIGS, tmp_path / "configs")
+    for name in experiments.STAND_INS:
+        data, model = ("scenes", "small_unet") if "scenes" in name else ("digits", "resnet8")
+        text = TINY.replace("DATA", data).replace("MODEL", model)
+        (configs / f"{name}.yaml").write_text(text)
+    monkeypatch.setattr(cell, "CONFIGS", configs)
+    monkeypatch.setattr(experiments, "CONFIGS", configs)
+    return tmp_path
+
+
+def reproduce(tiny, *words):
+    out = ["--scale", "small", "--out", str(tiny / "out"), "--data", str(tiny), "--device", "cpu"]
+    return command.main("", [*words, *out])
+
+
+def test_segmentation_table(tiny, capsys):
+    into = tiny / "results.md"
+    assert reproduce(tiny, "segmentation", "--seeds", "2", "--into", str(into)) == 0
+    with open(tiny / "out/small/segmentation.csv", newline="") as file:
+        rows = {(row["metric"], row["row"]): row for row in csv.DictReader(file)}
+    assert len(rows) == 16
+    for row in rows.values():
+        first, second = map(float, row["seeds"].split())
+        assert float(row["mean"]) == pytest.approx((first + second) / 2, rel=1e-4)
+    runs = tiny / "out/small/runs"
+    report = Report.load(runs / "small_scenes-nll-seed0/reports/test-none.json")
+    assert float(rows["sce", "nll / none"]["seeds"].split()[0]) == pytest.approx(
+        1000 * report.sce, rel=1e-4
+    )
+    # Temperature scaling leaves every prediction as it was, but for ties at a large temperature.
+    before, after = (float(rows["accuracy", f"nll / {how}"]["mean"]) for how in ("none", "ts"))
+    assert after == pytest.approx(before, abs=0.1)
+    # nll and fl have nothing to choose; fl+mdca tries two values of beta with the first seed.
+    assert len(list(runs.iterdir())) == 2 + 2 + (2 + 1)
+    assert "python tools/reproduce.py segmentation --seeds 2" in into.read_text()
+    assert "fl+mdca: beta" in into.read_text()
+
+    times = {path: path.stat().st_mtime_ns for path in runs.rglob("last.pt")}
+    assert reproduce(tiny, "segmentation", "--seeds", "2") == 0  # nothing is trained again
+    assert times == {path: path.stat().st_mtime_ns for path in runs.rglob("last.pt")}
+    capsys.readouterr()
+    assert reproduce(tiny, "--list", "--seeds", "2") == 0
+    assert "7 of 7 runs done" in capsys.readouterr().out
+
+
+def test_figures(tiny):
+    names = ["reliability_fl", "convergence"]
+    assert reproduce(tiny, *names, "--seeds", "1", "--no-tune") == 0
+    for name in names:
+        for kind in ("png", "svg"):
+            assert (tiny / f"out/small/{name}.{kind}").stat().st_size > 5000
+
+
+def test_sweeps(tiny, monkeypatch):
+    monkeypatch.setattr(figures, "BATCH_SIZES", {"small": (8, 16)})
+    monkeypatch.setattr(figures, "BETAS", {"small": (0.25, 1)})
+    assert reproduce(tiny, "beta", "batch_size", "--seeds", "1") == 0
+    assert (tiny / "out/small/beta.png").exists()
+    runs = {path.name for path in (tiny / "out/small/runs").iterdir()}
+    assert "small_digits_resnet8-fl+mdca-beta0.25-gamma3-seed0" in runs
+    assert "small_digits_resnet8-fl-gamma3-batch_size8-seed0" in runs
+
+
+def test_list_names_everything_and_says_what_is_missing(tiny, capsys):
+    assert command.main("", ["--list", "--data", str(tiny)]) == 0
+    text = capsys.readouterr().out
+    for entry in [*paper.tables().values(), *paper.figures().values()]:
+        assert entry.name in text and entry.label in text
+    assert f"missing {tiny}/VOCdevkit/VOC2012" in text
+
+
+def test_missing_data_is_one_line(tiny, capsys):
+    words = ["segmentation", "--data", str(tiny), "--out", str(tiny / "out")]
+    assert command.main("", words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"Expected {tiny}/VOCdevkit/VOC2012 for voc2012_deeplabv3plus_xception65" in line
+    assert not (tiny / "out").exists()
+    assert reproduce(tiny, "figure9") == 2
+    assert "but got 'figure9'" in capsys.readouterr().err
+
+
+def test_dry_run_prints_commands_that_train(tiny, capsys):
+    assert reproduce(tiny, "segmentation", "--dry-run", "--seeds", "1") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    for line in lines:
+        config, resume = parse_train(line.split()[2:])
+        assert resume and config.data.name == "scenes"
+    assert not (tiny / "out").exists()
+
+
+def answered(probs, labels, names=("cat", "dog", "owl")):
+    class Pictures:
+        def image(self, index):
+            return np.zeros((8, 8, 3), np.uint8)
+
+    both = {loss: torch.tensor(probs) for loss in opening.LOSSES}
+    return opening.Answers(Pictures(), torch.tensor(labels), both, names)
+
+
+def test_panels_choose_by_rule():
+    probs = [[0.9, 0.1, 0.0], [0.6, 0.3, 0.1], [0.8, 0.1, 0.1], [0.2, 0.2, 0.6], [0.7, 0.0, 0.3]]
+    shown = answered(probs, [0, 1, 1, 2, 2])
+    assert opening.surest_mistake(shown) == 2
+    assert opening.surest_hit(shown) == 0
+    assert opening.typical_of_rarest(shown) in (3, 4)
+    assert len(opening.image_and_answers(shown, 2, "rule").axes) == 2
+    right = answered([[0.9, 0.1, 0.0], [0.1, 0.6, 0.3]], [0, 1])
+    assert opening.surest_mistake(right) == 0  # no mistake at all: still an image
+
+
+def test_activation_map_shows_where_the_class_is_seen():
+    """One convolution that lets the right half through: the map is 1 there and 0 elsewhere."""
+    pytest.importorskip("pytorch_grad_cam", reason="the extra `cam` is not installed")
+
+    class Half(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 1, 1, bias=False)
+            torch.nn.init.ones_(self.conv.weight)
+            self.head = torch.nn.Conv2d(1, 2, 1, bias=False)
+            self.head.weight.data = torch.tensor([[-1.0], [1.0]]).view(2, 1, 1, 1)
+
+        def forward(self, x):
+            return self.head(self.conv(torch.nn.functional.avg_pool2d(x, 2)).repeat(1, 1, 2, 2))
+
+    image = torch.zeros(3, 8, 8)
+    image[:, :, 4:] = 1
+    found = opening.grad_cam(Half().eval(), image, torch.ones(8, 8, dtype=torch.bool), 1)
+    assert found.shape == (8, 8)
+    assert found[:, :3].max() < 0.5 < found[:, 5:].min()
+
+
+def test_layer_of_the_map_is_the_deepest_of_the_encoder():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            conv = torch.nn.Conv2d
+            halves, keeps, pooled = conv(3, 4, 2, stride=2), conv(4, 8, 1), conv(8, 9, 4)
+            self.encoder = torch.nn.Sequential(halves, keeps)
+            self.pool, self.decoder = pooled, conv(8, 16, 1)
+
+        def forward(self, x):
+            features = self.encoder(x)
+            return self.decoder(features) + self.pool(features).sum()
+
+    net = Net()
+    assert opening.deepest(net, torch.zeros(3, 8, 8)) is net.encoder[1]
+
+
+@pytest.mark.parametrize("name", [*experiments.EXPERIMENTS, *experiments.STAND_INS])
+def test_configs_are_valid_or_listed_as_missing(name, tmp_path):
+    path = experiments.CONFIGS / f"{name}.yaml"
+    if not path.exists():
+        assert experiments.missing(name, tmp_path) == f"configs/{name}.yaml"
+        return
+    load_config(path)
+    stated = yaml.safe_load(path.read_text())
+    assert "warmup" in stated["schedule"] and "lr" in stated["optim"]
+    assert f"--config configs/{name}.yaml" in path.read_text().splitlines()[0]

@@ -1,0 +1,114 @@
+"""The place where one run of a grid is trained and evaluated, by the code behind the tools."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from reproduction.experiments import CONFIGS
+from reproduction.plan import Evaluation, Run
+from reproduction.store import Store
+from segcal.config import load_config, parse_train
+from segcal.data.build import Splits, build_data
+from segcal.data.samples import Samples
+from segcal.engine.judge import judge
+from segcal.engine.launch import choose_device
+from segcal.engine.log import Diverged
+from segcal.engine.repair import fit_scalers
+from segcal.engine.source import NetworkSource
+from segcal.engine.train import best_record
+from segcal.run import Run as Opened
+from segcal.run import open_run, train_run
+
+OUTPUT = "output.txt"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Trains and evaluates runs.
+
+    Attributes:
+        data: folder that stands in for data/ in the configs.
+        device: see `TrainConfig`.
+    """
+
+    data: Path
+    device: str = "auto"
+
+    def arguments(self, run: Run, folder: Path) -> list[str]:
+        """The command line of `tools/train_seg.py` that makes `run` in `folder`."""
+        config = CONFIGS / f"{run.config}.yaml"
+        options = [*run.hyper, ("seed", run.seed), *run.options, ("device", self.device)]
+        root = Path(load_config(config).data.root)
+        if root.parts[:1] == ("data",):
+            options.append(("data.root", self.data.joinpath(*root.parts[1:])))
+        options.append(("out", folder))
+        words = ["--config", str(config), "--loss", run.loss]
+        for name, value in options:
+            words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
+        return words
+
+    def command(self, run: Run, store: Store) -> str:
+        """The same as a line for a shell."""
+        words = self.arguments(run, store.folder(run))
+        return shlex.join(["python", "tools/train_seg.py", *words, "--resume"])
+
+    def train(self, run: Run, store: Store) -> dict[str, Any]:
+        """Train or resume `run`; the hold-out scores of its best epoch."""
+        folder = store.folder(run)
+        config, _ = parse_train(self.arguments(run, folder))
+        with _output_to(folder / OUTPUT):
+            try:
+                history = train_run(config, resume=True)
+            except Diverged as error:
+                raise ValueError(str(error)) from None
+        best = best_record(history, config.select)
+        assert best is not None  # the last epoch is always evaluated
+        scores = {k.partition("/")[2]: v for k, v in best.items() if k.startswith("holdout/")}
+        return {"epoch": best["epoch"], **scores}
+
+    def evaluate(self, run: Run, store: Store, evaluations: Sequence[Evaluation]) -> None:
+        """Write the report of each evaluation to its place in `store`."""
+        folder = store.folder(run)
+        opened = open_run(folder)
+
+        def predictions(data: Splits, part: Samples) -> NetworkSource:
+            return NetworkSource(
+                opened.model,
+                data,
+                part,
+                device=choose_device(self.device),
+                batch_size=opened.config.batch_size,
+                workers=opened.config.workers,
+            )
+
+        methods = sorted({posthoc for posthoc, _ in evaluations} - {"none"})
+        with _output_to(folder / OUTPUT):
+            scalers = fit_scalers(methods, lambda: predictions(opened.data, opened.data.holdout))
+            for shift in dict.fromkeys(shift for _, shift in evaluations):
+                data = shifted(opened, shift).data
+                wanted = {name: scalers[name] for name, tested in evaluations if tested == shift}
+                reports = judge(predictions(data, data.test), wanted, resamples=0)
+                for posthoc, report in reports.items():
+                    report.save(store.report(run, (posthoc, shift)))
+
+
+@contextmanager
+def _output_to(path: Path) -> Iterator[None]:
+    """Append what is printed to a file: many runs would bury the grid's own lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file, redirect_stdout(file), redirect_stderr(file):
+        yield
+
+
+def shifted(opened: Opened, shift: tuple[str, str] | None) -> Opened:
+    """An opened run whose test data is changed by `shift`."""
+    if shift is None:
+        return opened
+    option: dict[str, Any] = {shift[0]: shift[1]}
+    changed = replace(opened.config.data, **option)
+    return replace(opened, data=build_data(changed, seed=opened.config.seed))

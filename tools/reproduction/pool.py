@@ -1,0 +1,92 @@
+"""The place where several processes work on one grid, and are told to stop together."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from reproduction import runner
+from reproduction.plan import Evaluation, Method, Run
+from reproduction.runner import Workshop
+from reproduction.store import Store
+from segcal.engine.launch import Interrupted
+
+
+def work_together(
+    methods: Sequence[Method], store: Store, workshop: Workshop, *, jobs: int
+) -> list[str]:
+    """Work off a grid with `jobs` processes; the runs that failed, each with its reason.
+
+    Raises:
+        KeyboardInterrupt: a signal stopped the work; every run under way was saved.
+        RuntimeError: a process died.
+    """
+    if jobs == 1:
+        return _work(methods, store, workshop, jobs=1)
+    context = multiprocessing.get_context("spawn")
+    processes = [
+        context.Process(target=_process, args=(methods, store, workshop, jobs)) for _ in range(jobs)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        for process in processes:
+            process.join()
+    except KeyboardInterrupt:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+        raise
+    codes = [process.exitcode for process in processes]
+    if 130 in codes:
+        raise KeyboardInterrupt
+    if any(codes):
+        raise RuntimeError(f"a process of the grid died (exit statuses {codes})")
+    return runner.failures(methods, store)
+
+
+def _process(methods: Sequence[Method], store: Store, workshop: Workshop, jobs: int) -> None:
+    try:
+        _work(methods, store, workshop, jobs=jobs)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def _work(methods: Sequence[Method], store: Store, workshop: Workshop, *, jobs: int) -> list[str]:
+    if jobs > 1:
+        torch.set_num_threads(max((os.cpu_count() or 1) // jobs, 1))
+    try:
+        return runner.work(methods, store, Narrated(workshop, methods))
+    except Interrupted:
+        raise KeyboardInterrupt from None
+
+
+@dataclass(frozen=True)
+class Narrated:
+    """A workshop that prints a line when a training is complete."""
+
+    workshop: Workshop
+    methods: Sequence[Method]
+
+    def train(self, run: Run, store: Store) -> dict[str, Any]:
+        """Train or resume `run`."""
+        started = time.monotonic()
+        scores = self.workshop.train(run, store)
+        done, total = runner.progress(self.methods, store)
+        print(
+            f"[{done + 1}/{total}] {run.name}: hold-out accuracy {100 * scores['accuracy']:.1f} %, "
+            f"ECE {100 * scores['ece']:.2f} %, {time.monotonic() - started:.0f} s",
+            flush=True,
+        )
+        return scores
+
+    def evaluate(self, run: Run, store: Store, evaluations: Sequence[Evaluation]) -> None:
+        """Evaluate `run`."""
+        self.workshop.evaluate(run, store, evaluations)

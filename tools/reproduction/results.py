@@ -1,0 +1,138 @@
+"""The place where reports become the numbers of a table, one a seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+
+from reproduction import experiments, plan
+from reproduction.paper import AVERAGE, FACTORS, Table, Want
+from reproduction.plan import Evaluation, Method, Scale
+from reproduction.store import Store
+from segcal.metrics import Report
+
+
+@dataclass(frozen=True)
+class Number:
+    """One number of a table.
+
+    Attributes:
+        metric: what it measures.
+        unit: of `printed` and `seeds`.
+        row: name of the row.
+        column: name of the column.
+        printed: the paper's number.
+        seeds: ours, one a seed; empty while it is not measured.
+    """
+
+    metric: str
+    unit: str
+    row: str
+    column: str
+    printed: float
+    seeds: tuple[float, ...]
+
+    @property
+    def mean(self) -> float | None:
+        """Mean over seeds."""
+        return fmean(self.seeds) if self.seeds else None
+
+    @property
+    def deviation(self) -> float | None:
+        """Standard deviation over seeds (n - 1); None for fewer than two."""
+        return stdev(self.seeds) if len(self.seeds) > 1 else None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """At what scale, on which data, with how many seeds a grid is made, and where it is kept."""
+
+    scale: Scale
+    data: Path
+    seeds: tuple[int, ...]
+    tune: bool
+    store: Store
+
+    def method(
+        self,
+        experiment: str,
+        loss: str,
+        evaluations: frozenset[Evaluation] = frozenset({plan.PLAIN}),
+    ) -> Method:
+        """A loss on an experiment, with the paper's grid of hyper-parameters."""
+        segmentation = experiments.EXPERIMENTS[experiment].segmentation
+        return Method(
+            config=experiments.config_name(experiment, self.scale, self.data),
+            loss=loss,
+            grid=plan.grid(loss, self.scale, tune=self.tune, segmentation=segmentation),
+            seeds=self.seeds,
+            evaluations=evaluations,
+        )
+
+    def methods(self, table: Table) -> list[Method]:
+        """All that a table needs."""
+        wants = table.wants()
+        return plan.merge(
+            self.method(w.experiment, w.loss, frozenset({self.evaluation(w)})) for w in wants
+        )
+
+    def evaluation(self, want: Want) -> Evaluation:
+        """The evaluation that gives `want`."""
+        return want.posthoc, self.shift(want.experiment, want.shift)
+
+    def shift(self, experiment: str, shift: tuple[str, str] | None) -> tuple[str, str] | None:
+        """The change to the test data, or what a stand-in does in its place."""
+        config = experiments.config_name(experiment, self.scale, self.data)
+        stand_in = experiments.STAND_INS.get(config)
+        own = (stand_in and stand_in.shifts) or {}
+        return own.get(shift, shift) if shift else None
+
+    def reports(self, want: Want) -> list[Report]:
+        """The reports of `want`, one a seed; none while any is missing."""
+        method = self.method(want.experiment, want.loss)
+        try:
+            hyper = self.store.choice(method)
+        except ValueError:
+            return []
+        if hyper is None:
+            return []
+        paths = [self.store.report(run, self.evaluation(want)) for run in method.chosen(hyper)]
+        return [Report.load(path) for path in paths] if all(p.exists() for p in paths) else []
+
+
+def numbers(table: Table, setting: Setting) -> list[Number]:
+    """Every number of a table: the paper's, and ours as far as it is measured."""
+    reports = {want: setting.reports(want) for want in table.wants()}
+
+    def seeds(metric: str, row: str, column: str) -> tuple[float, ...]:
+        columns = [c for c in table.columns if c != AVERAGE] if column == AVERAGE else [column]
+        each = []  # (columns, seeds)
+        for want in (table.want(row, c) for c in columns):
+            assert want is not None
+            each.append([score(report, metric, table, want) for report in reports[want]])
+        if not all(each):
+            return ()
+        factor = FACTORS[table.units[metric]]
+        return tuple(factor * fmean(values) for values in zip(*each, strict=True))
+
+    return [
+        Number(
+            metric,
+            unit,
+            row,
+            column,
+            table.printed(metric, row, column),
+            seeds(metric, row, column),
+        )
+        for metric, unit in table.units.items()
+        for row in table.rows
+        for column in table.columns
+    ]
+
+
+def score(report: Report, metric: str, table: Table, want: Want) -> float:
+    """A score of a report as a fraction. Classes go by their place, whatever their names."""
+    if metric == "class_ece" and want.of_class is not None:
+        return float(report.class_ece[table.columns.index(want.of_class)])
+    return float(getattr(report, metric))
