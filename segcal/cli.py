@@ -54,6 +54,13 @@ def report(arguments: Sequence[str], prog: str) -> None:
     report(arguments, prog)
 
 
+def merge(arguments: Sequence[str], prog: str) -> None:
+    """Add up the states of evaluations of parts of a data set."""
+    from segcal.commands.merge import merge
+
+    merge(arguments, prog)
+
+
 def export(arguments: Sequence[str], prog: str) -> None:
     """Write a network that gives calibrated probabilities, as .pt2 or .onnx."""
     from segcal.commands.export import export
@@ -66,6 +73,7 @@ COMMANDS: dict[str, Callable[[Sequence[str], str], None]] = {
     "train": train,
     "eval": evaluate,
     "report": report,
+    "merge": merge,
     "export": export,
 }
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from segcal import distributed
-from segcal.commands.parser import Parser, at_least, checked, names
-from segcal.commands.subjects import Subject, run_subject, saved_subject
-from segcal.engine.judge import judge
+from segcal.commands.parser import Parser, at_least, checked, names, shard
+from segcal.commands.subjects import WHOLE, Subject, run_subject, saved_subject
+from segcal.engine.judge import labelled, measure
 from segcal.engine.launch import choose_device, process_group
 from segcal.engine.log import describe_scores
 from segcal.engine.overlays import choose, draw, require_images
@@ -22,6 +22,7 @@ from segcal.engine.results import (
     PAGE,
     POSTHOC,
     SCALER,
+    STATE,
     Result,
     entry_name,
     new_contents,
@@ -48,7 +49,8 @@ def evaluate(arguments: Sequence[str], prog: str) -> None:
                 results.append(found)
                 continue
             alone = options.out is not None and len(inputs) == 1
-            results += _examine(found, options.out if alone else found.home / EVAL, options)
+            home = found.home / _folder_name(options.shard)
+            results += _examine(found, options.out if alone else home, options)
         if len(inputs) > 1 and distributed.rank() == 0:
             with new_contents(comparison) as staging:
                 write_pages(results, staging, "Comparison")
@@ -65,18 +67,25 @@ def _found(options: argparse.Namespace, device: torch.device) -> Iterator[Result
         yield saved_subject(path, fit, options)
 
 
+def _folder_name(shard: tuple[int, int]) -> str:
+    return EVAL if shard == WHOLE else f"{EVAL}-{shard[0] + 1}-of-{shard[1]}"
+
+
 def _examine(subject: Subject, folder: Path, options: argparse.Namespace) -> list[Result]:
     """Judge one network as it is and after each post-hoc method; on the first process, write."""
     require_writable(folder)
     require_images(options.overlays, subject.source)
     scalers = fit_scalers(options.posthoc, subject.holdout, title=f"{subject.name}: hold-out")
-    reports = judge(
+    meters = measure(
         subject.source,
         scalers,
         num_bins=options.num_bins,
-        resamples=options.resamples,
+        per_image=options.resamples > 0,
         title=subject.name,
     )
+    reports = {
+        method: labelled(meter, options.resamples, subject.name) for method, meter in meters.items()
+    }
     if distributed.rank() != 0:
         return []
     indices = choose(options.overlays, options.num_overlays, subject.source, reports["none"])
@@ -94,7 +103,9 @@ def _examine(subject: Subject, folder: Path, options: argparse.Namespace) -> lis
             results.append(write_result(Result(subject.name, method, entry), drawn[method], place))
             if scaler is not None:
                 scaler.save(place / SCALER)
-            _say(f"{name}: {_line(report)}")
+            if options.save_state or options.shard != WHOLE:
+                meters[method].save(place / STATE)
+            _say(f"{name}: {describe_report(report)}")
         write_pages(results, staging, subject.name)
     if skipped:
         _say(f"left out {len(skipped)} of {len(subject.source.names)} files; the report lists them")
@@ -122,11 +133,37 @@ def _parse(arguments: Sequence[str], prog: str) -> argparse.Namespace:
         metavar="METHODS",
         help="post-hoc methods to fit on the hold-out and compare: none,ts,vs,ms,dc,lts",
     )
+    _add_output_arguments(parser)
+    _add_prediction_arguments(parser)
+    options = parser.parse_intermixed_args(arguments)
+    if not options.inputs and not options.predictions:
+        parser.error("Expected the folder of a run, or --predictions, but got neither")
+    if len(options.fit_predictions) not in (0, len(options.predictions)):
+        parser.error(
+            f"Expected one --fit-predictions for each of {len(options.predictions)} "
+            f"--predictions, but got {len(options.fit_predictions)}"
+        )
+    return options
+
+
+def _add_output_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--out",
         type=Path,
         help="folder of the results; default: eval in the run, or for a comparison the folder "
         f"{COMPARISON} beside the first run",
+    )
+    parser.add_argument(
+        "--save-state",
+        action="store_true",
+        help=f"also write {STATE}, the sums behind each report, which segcal merge adds up",
+    )
+    parser.add_argument(
+        "--shard",
+        type=checked(shard),
+        default=WHOLE,
+        metavar="K/N",
+        help="judge the K-th of N parts of the images alone, and save its state",
     )
     parser.add_argument("--num-bins", type=at_least(1), default=15, help="bins of confidence")
     parser.add_argument(
@@ -141,16 +178,6 @@ def _parse(arguments: Sequence[str], prog: str) -> argparse.Namespace:
         help="images to draw: worst, random, none, or names with commas between them",
     )
     parser.add_argument("--num-overlays", type=at_least(0), default=4, help="how many to draw")
-    _add_prediction_arguments(parser)
-    options = parser.parse_intermixed_args(arguments)
-    if not options.inputs and not options.predictions:
-        parser.error("Expected the folder of a run, or --predictions, but got neither")
-    if len(options.fit_predictions) not in (0, len(options.predictions)):
-        parser.error(
-            f"Expected one --fit-predictions for each of {len(options.predictions)} "
-            f"--predictions, but got {len(options.fit_predictions)}"
-        )
-    return options
 
 
 def add_run_arguments(parser: Parser) -> None:
@@ -193,7 +220,8 @@ def _add_prediction_arguments(parser: Parser) -> None:
     )
 
 
-def _line(report: Report) -> str:
+def describe_report(report: Report) -> str:
+    """The scores of a report in one line."""
     scores = report.scores
     if report.protocol.pixels == report.protocol.images:  # one label an image
         del scores["miou"]

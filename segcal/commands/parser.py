@@ -37,6 +37,14 @@ def at_least(low: int) -> Callable[[str], int]:
     return checked(number)
 
 
+def shard(text: str) -> tuple[int, int]:
+    """K/N, the K-th of N parts, as (K - 1, N)."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise ValueError(f"expected K/N such as 1/4, the first of four parts, but got {text}")
+    return int(number) - 1, int(count)
+
+
 def checked(read: Callable[[str], _T]) -> Callable[[str], _T]:
     """`read` as the type of an argument: what it raises is said in its own words."""
 

@@ -7,15 +7,19 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from segcal.config import CONFIG
 from segcal.data.predictions import PredictionFolder
+from segcal.data.samples import Samples
 from segcal.engine.source import FileSource, NetworkSource, Source
 from segcal.engine.train import LOG
 from segcal.run import open_run
+
+WHOLE = (0, 1)  # the shard that is everything
+_Sharded = TypeVar("_Sharded", PredictionFolder, Samples)
 
 _STATED = (
     "kind",
@@ -59,11 +63,12 @@ def run_subject(folder: Path, options: argparse.Namespace, device: torch.device)
             "what they were fitted on"
         )
 
-    def part(name: str) -> NetworkSource:
+    def part(name: str, shard: tuple[int, int]) -> NetworkSource:
+        samples = getattr(run.data, name)
         return NetworkSource(
             run.model,
             run.data,
-            getattr(run.data, name),
+            _shard(samples, shard, f"{name} images"),
             device=device,
             batch_size=options.batch_size or run.config.batch_size,
             workers=options.workers,
@@ -72,8 +77,8 @@ def run_subject(folder: Path, options: argparse.Namespace, device: torch.device)
     return Subject(
         name=folder.resolve().name,
         home=folder,
-        source=part(options.split),
-        holdout=lambda: part("holdout"),
+        source=part(options.split, options.shard),
+        holdout=lambda: part("holdout", WHOLE),
         config=(folder / CONFIG).read_text(encoding="utf-8"),
         history=_read_log(folder / LOG),
     )
@@ -84,21 +89,28 @@ def saved_subject(path: Path, fit: Path | None, options: argparse.Namespace) -> 
     stated = {name: getattr(options, name) for name in _STATED}
     stated = {name: value for name, value in stated.items() if value is not None}
 
-    def saved(path: Path) -> FileSource:
-        return FileSource(PredictionFolder(path, **stated), skip_bad=options.skip_bad)
+    def saved(path: Path, shard: tuple[int, int]) -> FileSource:
+        folder = PredictionFolder(path, **stated)
+        return FileSource(_shard(folder, shard, f"files in {path}"), skip_bad=options.skip_bad)
 
     def holdout() -> Source:
         if fit is None:
             raise ValueError("Expected --fit-predictions with --predictions and --posthoc")
-        return saved(fit)
+        return saved(fit, WHOLE)
 
     resolved = path.resolve()
     return Subject(
         name=resolved.stem if path.is_file() else resolved.name,
         home=path.parent if path.is_file() else path,
-        source=saved(path),
+        source=saved(path, options.shard),
         holdout=holdout,
     )
+
+
+def _shard(whole: _Sharded, shard: tuple[int, int], what: str) -> _Sharded:
+    if len(whole.names) < shard[1]:
+        raise ValueError(f"Expected at least {shard[1]} {what} to part, but got {len(whole.names)}")
+    return whole if shard == WHOLE else whole.shard(*shard)
 
 
 def _read_log(path: Path) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ docs/predictions.md describes the format.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,6 +77,12 @@ class PredictionFolder:
         self.folder = self.path if self.path.is_dir() else self.path.parent
         manifest = read_manifest(self.path) if self.path.is_dir() else {}
         self.format = PredictionFormat(**{**manifest, **stated})
+
+    def shard(self, number: int, count: int) -> PredictionFolder:
+        """Every `count`-th file from file `number` on: what one of `count` machines looks at."""
+        part = copy.copy(self)
+        part._files, part.names = self._files[number::count], self.names[number::count]
+        return part
 
     def __len__(self) -> int:
         return len(self._files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -53,6 +54,12 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    def shard(self, number: int, count: int) -> Samples:
+        """Every `count`-th item from item `number` on: what one of `count` machines looks at."""
+        part = copy.copy(self)
+        part.indices, part.names = self.indices[number::count], self.names[number::count]
+        return part
 
     def image(self, index: int) -> np.ndarray:
         """(H, W, 3) uint8 RGB of an item, un-augmented: what to draw on."""

@@ -40,17 +40,43 @@ def judge(
         resamples: of the bootstrap over images; 0 for no intervals.
         title: of the progress bar.
     """
-    per_image = resamples > 0 and _fits(source, num_bins * len(scalers))
+    meters = measure(source, scalers, num_bins=num_bins, per_image=resamples > 0, title=title)
+    return {name: labelled(meter, resamples, title) for name, meter in meters.items()}
+
+
+def labelled(meter: CalibrationMeter, resamples: int, title: str) -> Report:
+    """The report of a meter; a ValueError that names `title` if it met no labelled pixel."""
+    report = meter.compute(resamples=resamples)
+    if not report.protocol.pixels:
+        raise ValueError(f"Expected labelled pixels in {title or 'the data'}, but got none")
+    return report
+
+
+def measure(
+    source: Source,
+    scalers: Mapping[str, nn.Module | None],
+    *,
+    num_bins: int = 15,
+    per_image: bool = True,
+    title: str = "",
+) -> dict[str, CalibrationMeter]:
+    """The meters behind `judge`: the same on every process, each with the pixels of all.
+
+    Args:
+        source: as for `judge`.
+        scalers: as for `judge`.
+        num_bins: as for `judge`.
+        per_image: keep sums of each image, if they fit into memory.
+        title: as for `judge`.
+    """
+    per_image = per_image and _fits(source, num_bins * len(scalers))
     meters = {name: new_meter(source, num_bins, per_image=per_image) for name in scalers}
     for batch in with_progress(source, title):
         for name, scaler in scalers.items():
             count(meters[name], repaired(batch, scaler))
         del batch  # before the next one is made
     _share(source.skipped)
-    reports = {name: meter.sync().compute(resamples=resamples) for name, meter in meters.items()}
-    if not all(report.protocol.pixels for report in reports.values()):
-        raise ValueError(f"Expected labelled pixels in {title or 'the data'}, but got none")
-    return reports
+    return {name: meter.sync() for name, meter in meters.items()}
 
 
 def with_progress(source: Source, title: str) -> Iterator[Predictions]:

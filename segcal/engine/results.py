@@ -3,6 +3,7 @@
 report.json            the numbers, and all that the page says besides
 report.html            the page
 table.md  table.csv    the numbers as tables
+state.npz              the sums behind the numbers, for `segcal merge`; if asked for
 figures/               every diagram, as PNG and SVG
 overlays/              a panel for each chosen image, PNG, and the arrays behind it, NPZ
 posthoc/METHOD/        report.json and overlays/ of each post-hoc method, and the fitted scaler
@@ -37,7 +38,7 @@ from segcal.viz import (
 )
 
 EVAL, COMPARISON = "eval", "comparison"  # folders
-REPORT, PAGE, SCALER = "report.json", "report.html", "scaler.safetensors"
+REPORT, PAGE, STATE, SCALER = "report.json", "report.html", "state.npz", "scaler.safetensors"
 OVERLAYS, POSTHOC = "overlays", "posthoc"
 _OWNED = ("figures", OVERLAYS, POSTHOC)  # folders that are replaced as a whole
 

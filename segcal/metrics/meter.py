@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +12,19 @@ from torch import Tensor
 
 import segcal
 from segcal import distributed
-from segcal.files import atomic_write
 from segcal.metrics import device
 from segcal.metrics.bootstrap import image_statistics
 from segcal.metrics.counting import count
 from segcal.metrics.faults import explain_labels, explain_values, neutralise
 from segcal.metrics.report import Report
-from segcal.metrics.state import Settings, check_state, decode_names, encode_names
+from segcal.metrics.state import (
+    Settings,
+    check_state,
+    decode_names,
+    encode_names,
+    read_state,
+    write_state,
+)
 from segcal.metrics.sums import ImageSums, Sums, fine_edges
 from segcal.metrics.tables import BinTable, FineHistogram, ImageStatistics, Protocol
 from segcal.pixels import check_shapes
@@ -192,6 +196,11 @@ class CalibrationMeter:
             images=self._image_statistics(resamples, seed) if s.per_image else None,
         )
 
+    @property
+    def names(self) -> list[str]:
+        """Of the images whose sums are kept, as they came; "" for images without a name."""
+        return list(self._names)
+
     def _image_statistics(self, resamples: int, seed: int) -> ImageStatistics:
         names = [name or f"image {i}" for i, name in enumerate(self._names)]
         return image_statistics(self._image_sums(), names, resamples=resamples, seed=seed)
@@ -215,16 +224,13 @@ class CalibrationMeter:
         if not isinstance(other, CalibrationMeter):
             return NotImplemented
         self.settings.require_equal(other.settings)
-        merged = self._like()
+        merged = CalibrationMeter(**asdict(self.settings))
         merged._sums = self._sums.clone()
         merged._sums.add_(other._sums)
         merged._images = self._images + other._images
         merged._names = self._names + other._names
         merged._synced = self._synced or other._synced
         return merged
-
-    def _like(self) -> CalibrationMeter:
-        return CalibrationMeter(**asdict(self.settings))
 
     def sync(self) -> CalibrationMeter:
         """Sum over all ranks, in place: afterwards every rank holds the whole. Returns self.
@@ -275,9 +281,7 @@ class CalibrationMeter:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state as npz (no pickle inside); `path` is never half-written."""
-        with atomic_write(path, "wb") as file:
-            state: dict[str, Any] = {name: t.numpy() for name, t in self.state_dict().items()}
-            np.savez(file, **state)
+        write_state(path, self.state_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CalibrationMeter:
@@ -287,12 +291,9 @@ class CalibrationMeter:
             ValueError: the file is not a saved meter; the message names it.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
-                state = {name: torch.from_numpy(np.array(file[name])) for name in file.files}
-            meter = cls(**asdict(Settings.decode(state["settings"])))
+            settings, state = read_state(path)
+            meter = cls(**asdict(settings))
             meter.load_state_dict(state)
-        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            raise ValueError(
-                f"{os.fspath(path)}: expected a saved CalibrationMeter: {error}"
-            ) from None
+        except ValueError as error:
+            raise ValueError(f"{path}: expected a saved CalibrationMeter: {error}") from None
         return meter

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from segcal.files import atomic_write
 
 EDGE_RULES = ("right", "left")
 
@@ -57,6 +64,40 @@ class Settings:
         settings = json.loads(_to_text(data))
         names = settings.pop("class_names")
         return cls(**settings, class_names=None if names is None else tuple(names))
+
+
+def write_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> None:
+    """Write a meter's state as npz, whole or not at all."""
+    arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in state.items()}
+    with atomic_write(path, "wb") as file:
+        np.savez(file, **arrays)
+
+
+def read_state(path: str | os.PathLike[str]) -> tuple[Settings, dict[str, Tensor]]:
+    """The settings and the state of a meter that `write_state` wrote; nothing is unpickled.
+
+    Raises:
+        ValueError: the file holds something else, or is damaged.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            state = {name: torch.from_numpy(np.array(file[name])) for name in file.files}
+        settings = Settings.decode(state["settings"])
+        shape = tuple(state["class_count"].shape)
+    except _DAMAGE as error:
+        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None
+    # Before a meter is made as large as the settings say: the file must be as large itself.
+    if shape != (settings.num_classes, settings.num_bins):
+        raise ValueError(f"the settings say {settings.num_classes} classes, the sums {shape}")
+    return settings, state
+
+
+# What numpy and zipfile raise for files that are damaged, or were made to be.
+_DAMAGE = (
+    *(ValueError, KeyError, TypeError, AttributeError, EOFError, RuntimeError, SyntaxError),
+    *(MemoryError, OverflowError, RecursionError, NotImplementedError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 
 
 def check_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor], settings: Settings) -> None:

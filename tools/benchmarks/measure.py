@@ -63,9 +63,9 @@ def peak_extra_bytes(function: Callable[[], object], device: str) -> float:
             file.write("5")  # resets VmHWM, the peak resident size, to the present one
     except OSError:
         return float("nan")
-    before = _resident("VmRSS")
+    before = resident("VmRSS")
     function()
-    return _resident("VmHWM") - before
+    return resident("VmHWM") - before
 
 
 def _return_free_memory() -> None:
@@ -74,7 +74,8 @@ def _return_free_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _resident(key: str) -> float:
+def resident(key: str) -> float:
+    """Bytes of memory in use (`VmRSS`) or at the peak (`VmHWM`); Linux alone knows."""
     with open("/proc/self/status") as file:
         line = next(line for line in file if line.startswith(key + ":"))
     return float(line.split()[1]) * 1024

@@ -1,0 +1,114 @@
+"""The place for `segcal merge`: states of parts of a data set in, the numbers of the whole out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+from operator import add
+from pathlib import Path
+
+from segcal.commands.evaluate import describe_report
+from segcal.commands.parser import Parser, at_least
+from segcal.engine.judge import labelled
+from segcal.engine.results import (
+    PAGE,
+    REPORT,
+    STATE,
+    Result,
+    entry_name,
+    new_contents,
+    read_result,
+    require_writable,
+    write_pages,
+    write_result,
+)
+from segcal.metrics import CalibrationMeter, Report
+from segcal.viz import Entry
+
+
+def merge(arguments: Sequence[str], prog: str) -> None:
+    """Add up states that `segcal eval --save-state` or `CalibrationMeter.save` wrote."""
+    parser = Parser(prog, merge.__doc__ or "")
+    parser.add_argument(
+        "states",
+        nargs="+",
+        type=Path,
+        metavar="STATE",
+        help=f"{STATE} of a part of the images, or the folder it is in",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the sum's state, as .npz")
+    parser.add_argument("--report", type=Path, metavar="DIR", help="write page, tables, figures")
+    parser.add_argument(
+        "--resamples", type=at_least(0), default=1000, help="of the bootstrap over images"
+    )
+    options = parser.parse_intermixed_args(arguments)
+    paths = [path / STATE if path.is_dir() else path for path in options.states]
+    for folder in filter(None, (options.report, options.out and options.out.parent)):
+        require_writable(folder)
+    meters = [CalibrationMeter.load(path) for path in paths]
+    _require_alike(paths, meters)
+    _require_disjoint(paths, meters)
+    parts = [_described(path) for path in paths]
+    _require_one_method(paths, parts)
+    merged = reduce(add, meters)
+    report = labelled(merged, options.resamples, "the states")
+    result = _whole(parts, report, (options.out or paths[0]).stem)
+    print(f"{result.entry.name}: {describe_report(report)}")
+    protocol = report.protocol
+    print(f"{protocol.images} images, {protocol.pixels} pixels from {len(paths)} states")
+    if options.out is not None:
+        merged.save(options.out)
+        print(f"state: {options.out}")
+    if options.report is not None:
+        with new_contents(options.report) as staging:
+            write_pages([write_result(result, [], staging)], staging, result.run)
+        print(f"report: {options.report / PAGE}")
+
+
+def _require_alike(paths: Sequence[Path], meters: Sequence[CalibrationMeter]) -> None:
+    for path, meter in zip(paths, meters, strict=True):
+        try:
+            meters[0].settings.require_equal(meter.settings)
+        except ValueError as error:
+            raise ValueError(f"{error} ({paths[0]} and {path})") from None
+
+
+def _require_disjoint(paths: Sequence[Path], meters: Sequence[CalibrationMeter]) -> None:
+    """Refuse to count an image twice, as far as names can tell."""
+    seen: dict[str, Path] = {}
+    for path, meter in zip(paths, meters, strict=True):
+        # Within one state, images may share a name: their meter was given them so.
+        for name in set(filter(None, meter.names)):
+            if name in seen:
+                raise ValueError(
+                    f"Expected states of different images, but {name} is in {seen[name]} and {path}"
+                )
+            seen[name] = path
+
+
+def _described(path: Path) -> Result | None:
+    """What the report beside a state says of it, if `segcal eval` wrote one."""
+    beside = path.with_name(REPORT)
+    return read_result(beside) if path.name == STATE and beside.is_file() else None
+
+
+def _require_one_method(paths: Sequence[Path], parts: Sequence[Result | None]) -> None:
+    methods = {part.method: path for path, part in zip(paths, parts, strict=True) if part}
+    if len(methods) > 1:
+        shown = " and ".join(f"{method} in {path}" for method, path in methods.items())
+        raise ValueError(f"Expected states of one post-hoc method, but got {shown}")
+
+
+def _whole(parts: Sequence[Result | None], report: Report, name: str) -> Result:
+    """The result of all parts together, described as the first of them that is described."""
+    known = [part for part in parts if part is not None]
+    first = known[0] if known else Result(name, "none", Entry(name, report))
+    entry = replace(
+        first.entry,
+        name=entry_name(first.run, first.method),
+        report=report,
+        overlays=(),
+        skipped=[line for part in known for line in part.entry.skipped],
+    )
+    return replace(first, entry=entry)
