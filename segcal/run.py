@@ -54,7 +54,8 @@ def open_run(folder: Path, *, weights: str = checkpoint.BEST) -> Run:
         raise FileNotFoundError(f"Expected a run with a {CONFIG} in {folder}, but there is none")
     config = load_config(folder / CONFIG)
     state = checkpoint.load(folder / weights)
-    data = build_data(config.data, seed=config.seed)
+    # A run may come from someone else: opening it fetches nothing to places that its settings name.
+    data = build_data(replace(config.data, download=False), seed=config.seed)
     # The checkpoint has all weights: the encoder's first ones need not be found again.
     bare = replace(config.model, encoder_weights=None)
     model = build_model(bare, num_classes=data.num_classes)
