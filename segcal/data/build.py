@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from segcal.data import classification, folders, scenes, voc
+from segcal.data import classification, folders, pacs, scenes, voc
+from segcal.data.files import FilePart
 from segcal.data.samples import Samples
-from segcal.data.source import DataConfig, Part, Source, split
+from segcal.data.shift import TurnedPart, imbalanced
+from segcal.data.source import ArrayPart, DataConfig, Part, Source, split
 from segcal.data.transforms import Augmentation, Augmenter
 
 # A new data set is one function and one line here.
@@ -21,6 +23,7 @@ DATASETS: dict[str, Callable[[DataConfig], Source]] = {
     "cifar100": classification.cifar100,
     "svhn": classification.svhn,
     "mnist": classification.mnist,
+    "pacs": pacs.pacs,
     "masks": folders.masks,
     "folders": folders.folders,
 }
@@ -70,6 +73,7 @@ def build_data(config: DataConfig, *, seed: int) -> Splits:
     source = DATASETS[config.name](config)
     _check_fit(config, source)
     mean, std = config.mean or source.mean, config.std or source.std
+    resize = config.resize or source.resize
 
     def samples(part: Part, indices: np.ndarray, augmenter: Augmenter | None = None) -> Samples:
         return Samples(
@@ -77,29 +81,29 @@ def build_data(config: DataConfig, *, seed: int) -> Splits:
             _spread(indices, config.limit),
             mean=mean,
             std=std,
-            resize=config.resize,
+            resize=resize,
             augmenter=augmenter,
             seed=seed,
         )
 
-    count = len(source.train.names)
+    chosen = _chosen(config, source)
     if source.holdout is None:
-        kept, held = split(count, holdout=config.holdout, seed=config.split_seed)
-        holdout = samples(source.train, held)
+        kept, held = split(len(chosen), holdout=config.holdout, seed=config.split_seed)
+        kept, holdout = chosen[kept], samples(source.train, chosen[held])
     else:
-        kept = np.arange(count)
-        holdout = samples(source.holdout, np.arange(len(source.holdout.names)))
+        kept, holdout = chosen, samples(source.holdout, np.arange(len(source.holdout.names)))
+    test = TurnedPart(source.test, config.rotation) if config.rotation else source.test
     return Splits(
         train=samples(source.train, kept, _augmenter(config, source.augmentation)),
         holdout=holdout,
-        test=samples(source.test, np.arange(len(source.test.names))),
+        test=samples(test, np.arange(len(test.names))),
         num_classes=len(source.class_names),
         class_names=source.class_names,
         ignore_index=config.ignore_index,
         mean=mean,
         std=std,
         palette=source.palette,
-        uniform=source.uniform or config.resize is not None,
+        uniform=source.uniform or resize is not None,
     )
 
 
@@ -130,11 +134,32 @@ def _check_fit(config: DataConfig, source: Source) -> None:
         raise ValueError(
             f"Expected train_split to be train for {config.name}, but got {config.train_split!r}"
         )
-    if config.resize is not None and isinstance(source.train.read(0)[1], np.ndarray):
+    for name in ("domain", "train_domain"):
+        if getattr(config, name) is not None and config.name != "pacs":
+            raise ValueError(
+                f"Expected {name} to be null for {config.name}, which has no domains, "
+                f"but got {getattr(config, name)!r}"
+            )
+    whole = [name for name in ("resize", "rotation", "imbalance") if getattr(config, name)]
+    if whole and isinstance(source.train.read(0)[1], np.ndarray):
         raise ValueError(
-            f"Expected resize to be unset for segmentation, which is evaluated at the size of the "
-            f"masks, but got {config.resize}; base_size and crop_size set the size in training"
+            f"Expected {whole[0]} to be unset for segmentation, which is evaluated on images and "
+            f"masks as they are, but got {getattr(config, whole[0]):g}; base_size and crop_size "
+            f"set the size in training"
         )
+
+
+def _chosen(config: DataConfig, source: Source) -> np.ndarray:
+    """Indices of the training images that are used, the hold-out among them."""
+    if config.imbalance is None:
+        return np.arange(len(source.train.names))
+    assert isinstance(source.train, ArrayPart | FilePart)  # all sets with one label an image
+    return imbalanced(
+        np.asarray(source.train.labels),
+        num_classes=len(source.class_names),
+        factor=config.imbalance,
+        seed=config.split_seed,
+    )
 
 
 def _augmenter(config: DataConfig, default: Augmentation) -> Augmenter | None:

@@ -11,6 +11,7 @@ import numpy as np
 from segcal.data.transforms import Augmentation
 
 Label = np.ndarray | int  # (H, W) class of each pixel, or the class of the image
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,8 @@ class DataConfig:
     Options left at None take the value of the data set's own recipe.
 
     Attributes:
-        name: scenes, digits, voc2012, cifar10, cifar100, svhn, mnist; or your own images: masks
-            (images with masks) and folders (one folder a class).
+        name: scenes, digits, voc2012, cifar10, cifar100, svhn, mnist, pacs; or your own images:
+            masks (images with masks) and folders (one folder a class).
         root: Folder that holds the data set; data/README.md says what goes where.
         download: Fetch the data set into root first, where its publisher allows that.
         holdout: Share of the training images kept apart for model selection and post-hoc fits.
@@ -36,9 +37,16 @@ class DataConfig:
             ignore_index.
         pad: Pixels of padding put on every side before the crop.
         flip: Probability of a left-right flip.
-        resize: Resize every image, of all parts, to this square side (folders of mixed sizes).
+        resize: Resize every image, of all parts, to this square side (classification).
         mean: Mean of each channel on a 0-1 scale, subtracted from the image.
         std: Standard deviation of each channel on a 0-1 scale, which the image is divided by.
+        rotation: Turn the test images by this many degrees counter-clockwise, the corners black
+            (classification); training images stay upright.
+        imbalance: Thin out the training images so that the first class is this many times as
+            common as the last, with an exponential profile between them (classification).
+        domain: For pacs: test on photo, art_painting (or art), cartoon or sketch; null is every
+            domain that is not trained on.
+        train_domain: For pacs: train on this domain, or on others, all but domain; null is photo.
         num_classes: Number of classes in your own masks; needed unless root has a classes.txt.
         ignore_index: Mask value that marks pixels not to count.
     """
@@ -59,6 +67,10 @@ class DataConfig:
     resize: int | None = None
     mean: tuple[float, float, float] | None = None
     std: tuple[float, float, float] | None = None
+    rotation: float = 0.0
+    imbalance: float | None = None
+    domain: str | None = None
+    train_domain: str | None = None
     num_classes: int | None = None
     ignore_index: int = 255
 
@@ -117,6 +129,7 @@ class Source:
         std: of each channel, on a 0-1 scale.
         holdout: the hold-out, for data sets that make their own (`train` then excludes it).
         augmentation: the recipe for training images.
+        resize: square side that images of all parts are resized to.
         palette: (num_classes, 3) uint8 colours to draw the classes in.
         uniform: whether all images of a part have one size.
     """
@@ -128,6 +141,7 @@ class Source:
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     holdout: Part | None = None
     augmentation: Augmentation = field(default_factory=Augmentation)
+    resize: int | None = None
     palette: np.ndarray | None = None
     uniform: bool = True
 

@@ -109,6 +109,7 @@ def shifted(opened: Opened, shift: tuple[str, str] | None) -> Opened:
     """An opened run whose test data is changed by `shift`."""
     if shift is None:
         return opened
-    option: dict[str, Any] = {shift[0]: shift[1]}
+    kind, value = shift
+    option: dict[str, Any] = {kind: float(value) if kind == "rotation" else value}
     changed = replace(opened.config.data, **option)
     return replace(opened, data=build_data(changed, seed=opened.config.seed))
