@@ -87,6 +87,11 @@ class TrainConfig(TrainOptions, LossOptions):
     def __post_init__(self) -> None:
         TrainOptions.__post_init__(self)
         LossOptions.__post_init__(self)
+        if self.model.freeze and self.model.encoder_weights is None:
+            raise ValueError(
+                "Expected model.encoder_weights with model.freeze, which keeps them as they are, "
+                "but got null"
+            )
 
     @property
     def folder(self) -> Path:

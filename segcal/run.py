@@ -58,7 +58,7 @@ def open_run(folder: Path, *, weights: str = checkpoint.BEST) -> Run:
     data = build_data(replace(config.data, download=False), seed=config.seed)
     # The checkpoint has all weights: the encoder's first ones need not be found again.
     bare = replace(config.model, encoder_weights=None)
-    model = build_model(bare, num_classes=data.num_classes)
+    model = build_model(bare, num_classes=data.num_classes, words=data.words)
     _load_weights(model, state["model"], folder / weights)
     return Run(config, data, model.eval(), state["record"])
 
@@ -110,7 +110,7 @@ def _build(config: TrainConfig, device: torch.device, *, restored: bool) -> Trai
     data = build_data(config.data, seed=config.seed)
     settings = replace(config.model, encoder_weights=None) if restored else config.model
     return Trainer(
-        build_model(settings, num_classes=data.num_classes),
+        build_model(settings, num_classes=data.num_classes, words=data.words),
         build_loss(
             config.loss,
             ignore_index=data.ignore_index,

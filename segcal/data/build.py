@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from segcal.data import classification, folders, pacs, scenes, voc
+from segcal.data import classification, folders, mendeley, pacs, scenes, text, tiny_imagenet, voc
 from segcal.data.files import FilePart
 from segcal.data.samples import Samples
 from segcal.data.shift import TurnedPart, imbalanced
@@ -23,7 +23,10 @@ DATASETS: dict[str, Callable[[DataConfig], Source]] = {
     "cifar100": classification.cifar100,
     "svhn": classification.svhn,
     "mnist": classification.mnist,
+    "tiny_imagenet": tiny_imagenet.tiny_imagenet,
     "pacs": pacs.pacs,
+    "mendeley": mendeley.mendeley,
+    "newsgroups": text.newsgroups,
     "masks": folders.masks,
     "folders": folders.folders,
 }
@@ -45,6 +48,7 @@ class Splits:
         palette: (C, 3) uint8 colours of the classes, or None.
         uniform: whether all hold-out and test images have one size. If not, evaluate one image at
             a time: padding a batch to a common size would change what the network sees.
+        words: the vocabulary of a text, in the order of its numbers; none for images.
     """
 
     train: Samples
@@ -57,6 +61,7 @@ class Splits:
     std: tuple[float, ...]
     palette: np.ndarray | None
     uniform: bool
+    words: tuple[str, ...] = ()
 
 
 def build_data(config: DataConfig, *, seed: int) -> Splits:
@@ -104,6 +109,7 @@ def build_data(config: DataConfig, *, seed: int) -> Splits:
         std=std,
         palette=source.palette,
         uniform=source.uniform or resize is not None,
+        words=source.words,
     )
 
 
@@ -140,6 +146,13 @@ def _check_fit(config: DataConfig, source: Source) -> None:
                 f"Expected {name} to be null for {config.name}, which has no domains, "
                 f"but got {getattr(config, name)!r}"
             )
+    of_images = ("base_size", "scale", "crop_size", "pad", "flip", "resize", "mean", "std")
+    unfit = [name for name in (*of_images, "rotation") if getattr(config, name)]
+    if source.words and unfit:
+        raise ValueError(
+            f"Expected {unfit[0]} to be unset for {config.name}, which is text, "
+            f"but got {getattr(config, unfit[0])}"
+        )
     whole = [name for name in ("resize", "rotation", "imbalance") if getattr(config, name)]
     if whole and isinstance(source.train.read(0)[1], np.ndarray):
         raise ValueError(
@@ -153,7 +166,7 @@ def _chosen(config: DataConfig, source: Source) -> np.ndarray:
     """Indices of the training images that are used, the hold-out among them."""
     if config.imbalance is None:
         return np.arange(len(source.train.names))
-    assert isinstance(source.train, ArrayPart | FilePart)  # all sets with one label an image
+    assert isinstance(source.train, ArrayPart | FilePart | text.TextPart)  # one label a sample
     return imbalanced(
         np.asarray(source.train.labels),
         num_classes=len(source.class_names),

@@ -48,7 +48,7 @@ def folders(config: DataConfig) -> Source:
         raise ValueError(
             f"Expected the classes of {root / 'train'} in {root / 'test'}, but got {unknown[0]!r}"
         )
-    train, test = (_class_part(root / part, class_names) for part in ("train", "test"))
+    train, test = (class_part(root / part, class_names) for part in ("train", "test"))
     return Source(
         train=train,
         test=test,
@@ -101,7 +101,8 @@ def _subfolders(folder: Path) -> tuple[str, ...]:
     return names
 
 
-def _class_part(folder: Path, class_names: tuple[str, ...]) -> FilePart:
+def class_part(folder: Path, class_names: tuple[str, ...]) -> FilePart:
+    """The images of folder/CLASS for each of the classes, in their order."""
     images: list[Path] = []
     classes: list[int] = []
     for index, name in enumerate(class_names):

@@ -18,8 +18,9 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
     """Items of a part, normalised and, for training, augmented.
 
     An item is `(image, label)`: float32 (3, H, W), and int64 (H, W) for segmentation or () for
-    classification. Index with an int, or with `(epoch, int)` to get that epoch's augmentation:
-    it depends on seed, epoch and index alone.
+    classification; of a text, int64 (L,) numbers of words in place of the image. Index with an
+    int, or with `(epoch, int)` to get that epoch's augmentation: it depends on seed, epoch and
+    index alone.
 
     Args:
         part: where samples are read from.
@@ -70,6 +71,8 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         epoch, index = key if isinstance(key, tuple) else (0, key)
         index = range(len(self))[index]  # so that -1 is the last, with the last one's randomness
         image, label = self.part.read(self.indices[index])
+        if image.ndim == 1:  # a text: its words are numbers already, to be taken as they are
+            return torch.from_numpy(image.astype(np.int64)), torch.tensor(label)
         if self._resize is not None:
             image = resize_square(image, self._resize)
         if self._augmenter is not None:

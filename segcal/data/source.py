@@ -21,8 +21,9 @@ class DataConfig:
     Options left at None take the value of the data set's own recipe.
 
     Attributes:
-        name: scenes, digits, voc2012, cifar10, cifar100, svhn, mnist, pacs; or your own images:
-            masks (images with masks) and folders (one folder a class).
+        name: scenes, digits, voc2012, cifar10, cifar100, svhn, mnist, tiny_imagenet, pacs,
+            mendeley, newsgroups (text); or your own images: masks (images with masks) and folders
+            (one folder a class).
         root: Folder that holds the data set; data/README.md says what goes where.
         download: Fetch the data set into root first, where its publisher allows that.
         holdout: Share of the training images kept apart for model selection and post-hoc fits.
@@ -47,6 +48,8 @@ class DataConfig:
         domain: For pacs: test on photo, art_painting (or art), cartoon or sketch; null is every
             domain that is not trained on.
         train_domain: For pacs: train on this domain, or on others, all but domain; null is photo.
+        max_words: For newsgroups: size of the vocabulary, the padding included.
+        max_length: For newsgroups: words of a message that are kept, its last.
         num_classes: Number of classes in your own masks; needed unless root has a classes.txt.
         ignore_index: Mask value that marks pixels not to count.
     """
@@ -71,6 +74,8 @@ class DataConfig:
     imbalance: float | None = None
     domain: str | None = None
     train_domain: str | None = None
+    max_words: int = 20000
+    max_length: int = 1000
     num_classes: int | None = None
     ignore_index: int = 255
 
@@ -88,7 +93,7 @@ class Part(Protocol):
         ...
 
     def read(self, index: int) -> tuple[np.ndarray, Label]:
-        """(H, W, 3) uint8 RGB and its label: (H, W) uint8 for segmentation, or an int."""
+        """(H, W, 3) uint8 RGB, or (L,) words of a text, and the label: (H, W) uint8 or an int."""
         ...
 
 
@@ -132,6 +137,7 @@ class Source:
         resize: square side that images of all parts are resized to.
         palette: (num_classes, 3) uint8 colours to draw the classes in.
         uniform: whether all images of a part have one size.
+        words: the vocabulary of a text, in the order of its numbers; none for images.
     """
 
     train: Part
@@ -144,6 +150,7 @@ class Source:
     resize: int | None = None
     palette: np.ndarray | None = None
     uniform: bool = True
+    words: tuple[str, ...] = ()
 
 
 def split(n: int, *, holdout: float, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from segcal.models.classification import CifarResNet
+from segcal.models.classification import CifarResNet, ConvHead, Frozen, ResNet34
 from segcal.models.segmentation import PaddedToMultiple, SmallUNet
+from segcal.models.text import GlobalPoolCNN, read_glove
 from segcal.models.weights import from_hub, load_weights
 
 
@@ -21,11 +23,14 @@ class ModelConfig:
 
     Attributes:
         name: small_unet; deeplabv3plus, unet, fpn or another segmentation-models-pytorch
-            architecture; resnet20, resnet32, resnet56 for small images; or timm:NAME for any
-            classifier of timm.
+            architecture; resnet20, resnet32, resnet56 for images of 32x32, resnet34 for 64x64;
+            resnet50_head, ResNet-50 with a 1x1 convolution and two layers on top; gpcnn for text;
+            or timm:NAME for any classifier of timm.
         encoder: Backbone of a segmentation-models-pytorch architecture; tu-NAME takes timm's NAME.
         encoder_weights: Where the backbone starts: imagenet (from the Hugging Face hub), the path
-            of a .safetensors or .pth file, or null for random weights.
+            of a .safetensors or .pth file, or null for random weights. For gpcnn the path of a
+            GloVe text file.
+        freeze: Keep the encoder of resnet50_head, or the word vectors of gpcnn, as they start.
         output_stride: How many times smaller than the image the last features of deeplabv3plus
             and deeplabv3 are, 8 or 16.
         aspp_rates: Dilation rates of the ASPP of deeplabv3plus and deeplabv3; usual are 6, 12, 18
@@ -34,16 +39,19 @@ class ModelConfig:
         width: Channels of small_unet at full resolution.
         norm: Normalisation of small_unet, batch, group or none; group gives the same result
             however a batch is shared among processes.
+        embedding: Length of the word vectors of gpcnn.
     """
 
     name: str = "small_unet"
     encoder: str = "tu-xception65"
     encoder_weights: str | None = None
+    freeze: bool = False
     output_stride: int = 16
     aspp_rates: tuple[int, int, int] = (6, 12, 18)
     aspp_dropout: float = 0.1
     width: int = 16
     norm: str = "batch"
+    embedding: int = 100
 
 
 def _small_unet(config: ModelConfig, *, num_classes: int, in_channels: int) -> nn.Module:
@@ -59,6 +67,35 @@ def _cifar_resnet(
     return CifarResNet(
         depth, num_classes=num_classes, in_channels=in_channels, bottleneck=bottleneck
     )
+
+
+def _resnet34(config: ModelConfig, *, num_classes: int, in_channels: int) -> nn.Module:
+    return ResNet34(num_classes=num_classes, in_channels=in_channels)
+
+
+def _resnet50_head(config: ModelConfig, *, num_classes: int, in_channels: int) -> nn.Module:
+    import timm
+
+    name = "resnet50.tv_in1k"  # torchvision's weights, the ones that the paper had
+    build = partial(timm.create_model, name, num_classes=0, global_pool="", in_chans=in_channels)
+    if config.encoder_weights == "imagenet":
+        encoder: Any = from_hub(partial(build, pretrained=True), name)
+    else:
+        encoder = build(pretrained=False)
+        if config.encoder_weights is not None:
+            load_weights(encoder, config.encoder_weights)
+    channels = encoder.num_features
+    encoder = Frozen(encoder) if config.freeze else encoder
+    return ConvHead(encoder, channels=channels, num_classes=num_classes)
+
+
+def _gpcnn(config: ModelConfig, *, num_classes: int, words: Sequence[str]) -> nn.Module:
+    model = GlobalPoolCNN(num_classes=num_classes, words=len(words), width=config.embedding)
+    if config.encoder_weights is not None:
+        vectors = read_glove(Path(config.encoder_weights), words, config.embedding)
+        model.encoder.weight.data.copy_(vectors)
+    model.encoder.requires_grad_(not config.freeze)
+    return model
 
 
 def _smp(config: ModelConfig, *, num_classes: int, in_channels: int, **options: Any) -> nn.Module:
@@ -113,6 +150,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "upernet": _smp,
     "segformer": _smp,
     "dpt": _smp,
+    "resnet34": _resnet34,
+    "resnet50_head": _resnet50_head,
     "resnet8": partial(_cifar_resnet, depth=8),
     "resnet14": partial(_cifar_resnet, depth=14),
     "resnet20": partial(_cifar_resnet, depth=20),
@@ -124,17 +163,27 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def build_model(config: ModelConfig, *, num_classes: int, in_channels: int = 3) -> nn.Module:
+TEXT_MODELS: dict[str, Callable[..., nn.Module]] = {"gpcnn": _gpcnn}
+_PRETRAINED = (_smp, _deeplab, _resnet50_head)  # beside those of timm and of text
+
+
+def build_model(
+    config: ModelConfig, *, num_classes: int, in_channels: int = 3, words: Sequence[str] = ()
+) -> nn.Module:
     """Build a network from its name.
 
     The network takes float (N, in_channels, H, W) of any size and gives (N, num_classes, H, W)
-    logits for segmentation, (N, num_classes) for classification. One with a pretrained part has
-    it as the attribute `encoder`. DeepLab's image pooling normalises over a batch of 1x1 maps,
+    logits for segmentation, (N, num_classes) for classification. A network for text, built with
+    its vocabulary `words`, takes int64 (N, L). One with a pretrained part has it as the attribute
+    `encoder`. DeepLab's image pooling normalises over a batch of 1x1 maps,
     so it cannot train on a batch of one image.
 
     Raises:
         ValueError: an unknown name or encoder, or weights that cannot be fetched or do not fit.
     """
+    _check_fit(config, text=bool(words))
+    if words:
+        return TEXT_MODELS[config.name](config, num_classes=num_classes, words=words)
     if config.name.startswith("timm:"):
         return _timm(config, num_classes=num_classes, in_channels=in_channels)
     if config.name not in MODELS:
@@ -143,12 +192,27 @@ def build_model(config: ModelConfig, *, num_classes: int, in_channels: int = 3) 
             f"but got {config.name!r}"
         )
     build = MODELS[config.name]
-    if config.encoder_weights is not None and build not in (_smp, _deeplab):
+    if config.encoder_weights is not None and build not in _PRETRAINED:
         raise ValueError(
             f"Expected encoder_weights to be null for {config.name}, which has no pretrained "
             f"encoder, but got {config.encoder_weights!r}"
         )
     return build(config, num_classes=num_classes, in_channels=in_channels)
+
+
+def _check_fit(config: ModelConfig, *, text: bool) -> None:
+    """Raise if the network is not one for this kind of data, or cannot be frozen."""
+    if text and config.name not in TEXT_MODELS:
+        raise ValueError(
+            f"Expected model name to be {', '.join(TEXT_MODELS)} for text, but got {config.name!r}"
+        )
+    if not text and config.name in TEXT_MODELS:
+        raise ValueError(f"Expected text, such as data name newsgroups, for model {config.name}")
+    if config.freeze and config.name not in ("resnet50_head", *TEXT_MODELS):
+        raise ValueError(
+            f"Expected freeze to be false for {config.name}: "
+            f"it is for resnet50_head, {', '.join(TEXT_MODELS)}"
+        )
 
 
 def _timm(config: ModelConfig, *, num_classes: int, in_channels: int) -> nn.Module:

@@ -1,6 +1,8 @@
-"""The place for networks that give one answer an image: CIFAR ResNets, and timm's by name."""
+"""The place for networks that give one answer an image: ResNets for small ones, a frozen one."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +17,7 @@ class _Block(nn.Module):
 
     def __init__(self, inside: int, outside: int, stride: int, residual: nn.Sequential) -> None:
         super().__init__()
+        self.channels = outside
         self.residual = residual
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inside != outside:
@@ -41,6 +44,26 @@ def _bottleneck(inside: int, width: int, stride: int) -> _Block:
     return _Block(inside, 4 * width, stride, nn.Sequential(*layers))
 
 
+def _stages(
+    block: Callable[[int, int, int], _Block], *, widths: Sequence[int], counts: Sequence[int]
+) -> nn.Sequential:
+    """Blocks in stages, each but the first at half the resolution of the one before."""
+    blocks: list[nn.Module] = []
+    inside = widths[0]  # channels of the stem
+    for stage, (width, count) in enumerate(zip(widths, counts, strict=True)):
+        for i in range(count):
+            made = block(inside, width, 2 if stage and i == 0 else 1)
+            blocks.append(made)
+            inside = made.channels
+    return nn.Sequential(*blocks)
+
+
+def _initialise(network: nn.Module) -> None:
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
 class CifarResNet(nn.Module):
     """ResNet for small images (He et al. 2016, section 4.2): (N, 3, H, W) to (N, num_classes).
 
@@ -62,20 +85,84 @@ class CifarResNet(nn.Module):
         layers = 9 if bottleneck else 6  # of one block in each stage
         if depth < layers + 2 or (depth - 2) % layers:
             raise ValueError(f"Expected a depth of {layers}n + 2, but got {depth}")
+        block, count = _bottleneck if bottleneck else _basic, (depth - 2) // layers
         self.stem = nn.Sequential(_conv(in_channels, 16, 3), nn.ReLU(inplace=True))
-        block, expansion = (_bottleneck, 4) if bottleneck else (_basic, 1)
-        blocks, inside = [], 16
-        for width, first_stride in ((16, 1), (32, 2), (64, 2)):
-            for i in range((depth - 2) // layers):
-                blocks.append(block(inside, width, first_stride if i == 0 else 1))
-                inside = width * expansion
-        self.blocks = nn.Sequential(*blocks)
+        self.blocks = _stages(block, widths=(16, 32, 64), counts=(count,) * 3)
+        inside = 64 * (4 if bottleneck else 1)
         self.head = nn.Linear(inside, num_classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        _initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, num_classes) logits."""
         features = self.blocks(self.stem(x))  # (N, 64, H / 4, W / 4)
         return self.head(torch.flatten(F.adaptive_avg_pool2d(features, 1), 1))
+
+
+class ResNet34(nn.Module):
+    """ResNet-34 for images of 64x64: (N, 3, H, W) to (N, num_classes).
+
+    As the public code of Mukhoti et al. (2020), whose training the paper follows, builds it: a 3x3
+    convolution in place of the 7x7 one and the pooling, four stages of 64 to 512 channels, an
+    average over the four quarters of the image, and one linear layer.
+
+    Args:
+        num_classes: number of logits.
+        in_channels: channels of the image.
+    """
+
+    def __init__(self, *, num_classes: int, in_channels: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(_conv(in_channels, 64, 3), nn.ReLU(inplace=True))
+        self.blocks = _stages(_basic, widths=(64, 128, 256, 512), counts=(3, 4, 6, 3))
+        self.head = nn.Linear(4 * 512, num_classes)
+        _initialise(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, num_classes) logits."""
+        features = self.blocks(self.stem(x))  # (N, 512, H / 8, W / 8)
+        return self.head(torch.flatten(F.adaptive_avg_pool2d(features, 2), 1))
+
+
+class Frozen(nn.Module):
+    """A network that stays as it is: no gradients, running means as they were found.
+
+    Args:
+        network: what to freeze.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network.requires_grad_(False).eval()
+
+    def train(self, mode: bool = True) -> Frozen:
+        """Stay in evaluation mode."""
+        return super().train(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the network gives."""
+        return self.network(x)
+
+
+class ConvHead(nn.Module):
+    """A classifier on the features of another network: (N, 3, H, W) to (N, num_classes).
+
+    A 1x1 convolution, a global average and two fully connected layers, as the paper has on a
+    frozen ResNet-50 for chest X-rays. It gives no widths: 256 and 128 are our choice.
+
+    Args:
+        encoder: images to (N, channels, h, w) features.
+        channels: of these features.
+        num_classes: number of logits.
+    """
+
+    def __init__(self, encoder: nn.Module, *, channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.conv = nn.Conv2d(channels, 256, 1)
+        self.hidden = nn.Linear(256, 128)
+        self.head = nn.Linear(128, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, num_classes) logits."""
+        features = F.relu(self.conv(self.encoder(x)))  # (N, 256, h, w)
+        return self.head(F.relu(self.hidden(features.mean((2, 3)))))

@@ -111,5 +111,5 @@ def shifted(opened: Opened, shift: tuple[str, str] | None) -> Opened:
         return opened
     kind, value = shift
     option: dict[str, Any] = {kind: float(value) if kind == "rotation" else value}
-    changed = replace(opened.config.data, **option)
+    changed = replace(opened.config.data, download=False, **option)
     return replace(opened, data=build_data(changed, seed=opened.config.seed))

@@ -1,0 +1,146 @@
+"""The place for text as numbers of a vocabulary: 20 Newsgroups."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from segcal.data.files import one_line
+from segcal.data.source import DataConfig, Label, Source
+
+FOLDERS = {"train": "20news-bydate-train", "test": "20news-bydate-test"}
+PADDING = ""  # the word of number 0
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """A part of texts.
+
+    Attributes:
+        tokens: (n, L) int32, the numbers of the last L words of each text after zeros.
+        labels: (n,) int64.
+        names: n names.
+    """
+
+    tokens: np.ndarray
+    labels: np.ndarray
+    names: Sequence[str]
+
+    def image(self, index: int) -> np.ndarray:
+        """A text has none."""
+        raise ValueError(f"Expected an image, but {self.names[index]} is a text")
+
+    def read(self, index: int) -> tuple[np.ndarray, Label]:
+        """(L,) word numbers and the class."""
+        return self.tokens[index], int(self.labels[index])
+
+
+def newsgroups(config: DataConfig) -> Source:
+    """20 Newsgroups as 20news-bydate-{train,test}/GROUP/NUMBER, headers left out.
+
+    The vocabulary is that of the training texts; words that are not in it are left out.
+    """
+    if min(config.max_words, config.max_length) < 2:
+        raise ValueError(
+            f"Expected max_words and max_length of at least 2, "
+            f"but got {config.max_words} and {config.max_length}"
+        )
+    folders = _folders(config)
+    class_names = tuple(sorted(p.name for p in folders["train"].iterdir() if p.is_dir()))
+    read = {part: _read(folder, class_names) for part, folder in folders.items()}
+    words = vocabulary((text for _, _, text in read["train"]), config.max_words)
+    number_of = {word: number for number, word in enumerate(words)}
+
+    def part(name: str) -> TextPart:
+        return TextPart(
+            np.stack([encode(t, number_of, config.max_length) for _, _, t in read[name]]),
+            np.array([label for _, label, _ in read[name]]),
+            [title for title, _, _ in read[name]],
+        )
+
+    train, test = part("train"), part("test")
+    return Source(train=train, test=test, class_names=class_names, words=words)
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a text in lower case: letters and digits, apostrophes inside."""
+    return _WORD.findall(text.lower())
+
+
+def vocabulary(texts: Iterable[str], size: int) -> tuple[str, ...]:
+    """The padding and the `size` - 1 most common words, the commonest first."""
+    counts = Counter(word for text in texts for word in split_words(text))
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    return (PADDING, *ranked[: size - 1])
+
+
+def encode(text: str, number_of: dict[str, int], length: int) -> np.ndarray:
+    """(length,) int32: the numbers of the last known words, zeros before them.
+
+    Public code for this data pads and cuts at the front, and so do we.
+    """
+    numbers = [number_of[word] for word in split_words(text) if word in number_of][-length:]
+    tokens = np.zeros(length, dtype=np.int32)
+    tokens[length - len(numbers) :] = numbers
+    return tokens
+
+
+def _folders(config: DataConfig) -> dict[str, Path]:
+    root = Path(config.root)
+    folders = {part: root / name for part, name in FOLDERS.items()}
+    if config.download and not all(folder.is_dir() for folder in folders.values()):
+        _download(root)
+    for folder in folders.values():
+        if not folder.is_dir():
+            raise ValueError(
+                f"Expected 20 Newsgroups ({', '.join(FOLDERS.values())}) in {root}, but there is "
+                f"no {folder.name}; data/README.md says how to get it"
+            )
+    return folders
+
+
+def _read(folder: Path, class_names: Sequence[str]) -> list[tuple[str, int, str]]:
+    """(name, class, text) of every message, without the header that ends at an empty line."""
+    found = []
+    for label, name in enumerate(class_names):
+        paths = [p for p in (folder / name).glob("*") if p.is_file()]
+        if not paths:
+            raise ValueError(f"Expected messages in {folder / name}, but got none")
+        for path in sorted(paths):
+            header, _, text = path.read_text(encoding="latin-1").partition("\n\n")
+            found.append((f"{name}/{path.name}", label, text or header))
+    return found
+
+
+def _download(root: Path) -> None:
+    """Fetch with scikit-learn, and keep plain text: its own cache is a pickle."""
+    from sklearn.datasets import fetch_20newsgroups
+
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root) as folder:
+        for part, name in FOLDERS.items():
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # it warns of every retry
+                    bunch = fetch_20newsgroups(data_home=folder, subset=part, shuffle=False)
+            except OSError as error:
+                raise ValueError(
+                    f"Expected to fetch 20 Newsgroups into {root}, but {one_line(error)}; "
+                    f"data/README.md says where to put it by hand"
+                ) from error
+            for file, text, label in zip(bunch.filenames, bunch.data, bunch.target, strict=True):
+                path = Path(folder, name, bunch.target_names[label], Path(file).name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(text.encode("latin-1"))
+        for name in FOLDERS.values():
+            if not (root / name).is_dir():
+                os.replace(Path(folder, name), root / name)
