@@ -43,9 +43,14 @@ class Cell:
         """The command line of `tools/train_seg.py` that makes `run` in `folder`."""
         config = CONFIGS / f"{run.config}.yaml"
         options = [*run.hyper, ("seed", run.seed), *run.options, ("device", self.device)]
-        root = Path(load_config(config).data.root)
-        if root.parts[:1] == ("data",):
-            options.append(("data.root", self.data.joinpath(*root.parts[1:])))
+        settings = load_config(config)
+        for name, value in (
+            ("data.root", settings.data.root),
+            ("model.encoder_weights", settings.model.encoder_weights),
+        ):
+            parts = Path(value or "").parts
+            if parts[:1] == ("data",):
+                options.append((name, self.data.joinpath(*parts[1:])))
         options.append(("out", folder))
         words = ["--config", str(config), "--loss", run.loss]
         for name, value in options:
@@ -92,7 +97,7 @@ class Cell:
             for shift in dict.fromkeys(shift for _, shift in evaluations):
                 data = shifted(opened, shift).data
                 wanted = {name: scalers[name] for name, tested in evaluations if tested == shift}
-                reports = judge(predictions(data, data.test), wanted, resamples=0)
+                reports = judge(predictions(data, data.test), wanted)
                 for posthoc, report in reports.items():
                     report.save(store.report(run, (posthoc, shift)))
 

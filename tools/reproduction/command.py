@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import FrameType
@@ -94,11 +94,16 @@ def methods_of(entry: Entry, setting: Setting) -> list[Method]:
 def listing(setting: Setting) -> str:
     """Every table and figure: what it is called, how far it is, and which data is missing."""
     lines = [f"at --scale {setting.scale}, in {setting.store.root.parent}:"]
-    for kind, names in (("tables", paper.tables()), ("figures", paper.figures())):
+    kinds: dict[str, Iterable[Entry]] = {
+        "tables": paper.tables().values(),
+        "figures": paper.figures().values(),
+        "tables of our own": paper.own_tables().values(),
+    }
+    for kind, entries in kinds.items():
         lines += ["", kind]
-        for name in names:
-            entry = paper.find(name)
-            lines.append(f"  {name:<22} {entry.title} ({entry.label})")
+        for entry in entries:
+            label = f" ({entry.label})" if entry.label else ""
+            lines.append(f"  {entry.name:<22} {entry.title}{label}")
             lines.append(f"  {'':<22} {_state(entry, setting)}")
     return "\n".join(lines)
 

@@ -1,4 +1,6 @@
-"""The place that knows what the paper prints: its tables with every number, and its figures."""
+"""The place that knows which tables and figures there are: the paper's with every number it prints,
+and the tables of our own.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from typing import Any
 import yaml
 
 PAPER = Path(__file__).with_name("paper.yaml")
+EVIDENCE = Path(__file__).with_name("evidence.yaml")
 FACTORS = {"%": 100.0, "1e-3": 1000.0}  # from a fraction to the unit it is printed in
 AVERAGE = "average"  # the column that is the mean of the others
 
@@ -36,18 +39,18 @@ class Want:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the paper.
+    """A table of the paper, or of our own.
 
     Attributes:
         name: what `tools/reproduce.py` calls it.
-        label: of the LaTeX source.
+        label: of the LaTeX source; empty for our own.
         title: what it shows.
         row_kind: what the rows' names mean: experiment, loss, or loss / posthoc.
         column_kind: what the columns' names mean: experiment, loss, class, domain or rotation.
         rows: names of the rows.
         columns: names of the columns.
         units: unit of each metric.
-        values: metric to row to one number a column, in that unit.
+        values: metric to row to one number a column, in that unit; empty for our own.
         experiment: the one of the whole table, where neither rows nor columns name it.
         notes: doubts about the paper's numbers.
     """
@@ -85,9 +88,9 @@ class Table:
         found = (self.want(row, column) for row in self.rows for column in self.columns)
         yield from dict.fromkeys(want for want in found if want is not None)
 
-    def printed(self, metric: str, row: str, column: str) -> float:
-        """The paper's number, in the unit of `metric`."""
-        return self.values[metric][row][self.columns.index(column)]
+    def printed(self, metric: str, row: str, column: str) -> float | None:
+        """The paper's number, in the unit of `metric`; None in tables of our own."""
+        return self.values[metric][row][self.columns.index(column)] if self.values else None
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,28 @@ def tables() -> dict[str, Table]:
 
 
 @cache
+def own_tables() -> dict[str, Table]:
+    """Our own tables by name."""
+    entries = yaml.safe_load(EVIDENCE.read_text(encoding="utf-8"))["tables"]
+    return {
+        name: Table(
+            name=name,
+            label="",
+            title=entry["title"],
+            row_kind="loss / posthoc",
+            column_kind="experiment",
+            rows=tuple(entry["rows"]),
+            columns=(entry["experiment"],),
+            units=entry["units"],
+            values={},
+            experiment=None,
+            notes=(),
+        )
+        for name, entry in entries.items()
+    }
+
+
+@cache
 def figures() -> dict[str, Figure]:
     """Every figure of the paper by name."""
     return {name: Figure(name, **entry) for name, entry in _paper()["figures"].items()}
@@ -117,9 +142,9 @@ def find(name: str) -> Table | Figure:
     Raises:
         ValueError: there is none.
     """
-    everything: dict[str, Table | Figure] = {**tables(), **figures()}
+    everything: dict[str, Table | Figure] = {**tables(), **own_tables(), **figures()}
     for entry in everything.values():
-        if name in (entry.name, entry.label, entry.label.partition(":")[2]):
+        if name and name in (entry.name, entry.label, entry.label.partition(":")[2]):
             return entry
     raise ValueError(f"Expected one of {', '.join(everything)}, but got {name!r}")
 

@@ -32,7 +32,7 @@ USUAL = {"mdca": 1.0, "dca": 10.0, "mmce": 2.0, "fl": 3.0}  # without a grid
 
 
 def grid(
-    loss: str, scale: Scale, *, tune: bool = True, segmentation: bool = False
+    loss: str, scale: Scale, *, tune: bool = True, gamma_fixed: bool = False
 ) -> tuple[Hyper, ...]:
     """The hyper-parameters to try for `loss`; one set if there is nothing to choose."""
     base, _, aux = loss.partition("+")
@@ -41,7 +41,7 @@ def grid(
         values = GRIDS[scale][name].get(term)
         if values is None:
             continue
-        if not tune or (segmentation and term == "fl"):  # the paper fixes gamma = 3 there
+        if not tune or (gamma_fixed and term == "fl"):
             values = (USUAL[term],)
         axes.append([(name, float(value)) for value in values])
     return tuple(product(*axes))

@@ -22,7 +22,7 @@ class Number:
         unit: of `printed` and `seeds`.
         row: name of the row.
         column: name of the column.
-        printed: the paper's number.
+        printed: the paper's number; None in tables of our own.
         seeds: ours, one a seed; empty while it is not measured.
     """
 
@@ -30,7 +30,7 @@ class Number:
     unit: str
     row: str
     column: str
-    printed: float
+    printed: float | None
     seeds: tuple[float, ...]
 
     @property
@@ -61,11 +61,16 @@ class Setting:
         evaluations: frozenset[Evaluation] = frozenset({plan.PLAIN}),
     ) -> Method:
         """A loss on an experiment, with the paper's grid of hyper-parameters."""
-        segmentation = experiments.EXPERIMENTS[experiment].segmentation
+        found = experiments.EXPERIMENTS[experiment]
         return Method(
             config=experiments.config_name(experiment, self.scale, self.data),
             loss=loss,
-            grid=plan.grid(loss, self.scale, tune=self.tune, segmentation=segmentation),
+            grid=plan.grid(
+                loss,
+                "small" if found.small_grids else self.scale,
+                tune=self.tune,
+                gamma_fixed=found.gamma_fixed,
+            ),
             seeds=self.seeds,
             evaluations=evaluations,
         )
