@@ -160,5 +160,5 @@ def test_grids_are_the_papers(loss, candidates):
 
 
 def test_segmentation_fixes_gamma():
-    assert plan.grid("fl", "full", segmentation=True) == ((("gamma", 3.0),),)
-    assert len(plan.grid("fl+mdca", "full", segmentation=True)) == 6
+    assert plan.grid("fl", "full", gamma_fixed=True) == ((("gamma", 3.0),),)
+    assert len(plan.grid("fl+mdca", "full", gamma_fixed=True)) == 6

@@ -186,3 +186,26 @@ def test_configs_are_valid_or_listed_as_missing(name, tmp_path):
     stated = yaml.safe_load(path.read_text())
     assert "warmup" in stated["schedule"] and "lr" in stated["optim"]
     assert f"--config configs/{name}.yaml" in path.read_text().splitlines()[0]
+
+
+def test_table_of_our_own_has_intervals_and_differences(tiny):
+    into = tiny / "results.md"
+    assert reproduce(tiny, "voc_half", "--seeds", "2", "--no-tune", "--into", str(into)) == 0
+    runs = tiny / "out/small/runs"
+    names = ["small_scenes-fl-gamma3", "small_scenes-fl+mdca-beta1-gamma3"]
+    first, second = (
+        [Report.load(runs / f"{name}-seed{seed}/reports/test-none.json") for seed in (0, 1)]
+        for name in names
+    )
+    lines = into.read_text().splitlines()
+    (row,) = [line for line in lines if line.startswith("| fl / none |")]
+    ece = row.split("|")[4]
+    low, high = (
+        100 * sum(getattr(report.intervals["ece"], end) for report in first) / 2
+        for end in ("low", "high")
+    )
+    assert f"({low:.2f} to {high:.2f})" in ece
+    (row,) = [line for line in lines if line.startswith("| fl / none → fl+mdca / none |")]
+    found = row.split("|")[4].split("(")[0].strip(" *")
+    means = [sum(report.ece for report in side) / 2 for side in (first, second)]
+    assert float(found) == pytest.approx(100 * (means[1] - means[0]), abs=0.006)

@@ -54,8 +54,8 @@ def _intervals(sums: dict[str, Array], resamples: int, seed: int) -> dict[str, I
     """The interval of each score, from sums with the images on the first axis."""
     n = len(sums["pixels"])
     generator = np.random.default_rng(seed)
-    gaps = {"ece": _Gaps(sums["top_gap"], sums["pixels"])}
-    gaps["sce"] = _Gaps(sums["class_gap"], sums["pixels"])
+    gaps = {"ece": Gaps(sums["top_gap"], sums["pixels"])}
+    gaps["sce"] = Gaps(sums["class_gap"], sums["pixels"])
     accuracy, miou = [], []
     for start in range(0, resamples, _BLOCK):
         size = min(_BLOCK, resamples - start)
@@ -79,8 +79,8 @@ def _percentile_interval(draws: Array) -> Interval:
     return Interval(float(low), float(high), LEVEL)
 
 
-class _Gaps:
-    """The interval of a calibration error, a sum of absolute gaps, from resamples of the images.
+class Gaps:
+    """A calibration error, a sum of absolute gaps, and its interval from resamples of the images.
 
     Absolute values grow with any noise inside them. The estimate is too large for that reason, and
     a resample, noisy twice, is larger still: plain percentiles can lie wholly above the truth. So
@@ -110,6 +110,16 @@ class _Gaps:
     def _error(self, gap: Array) -> Array:
         return np.abs(gap).sum(-1) / self._classes
 
+    @property
+    def estimate(self) -> float:
+        """The error of all images."""
+        return float(self._error(self._mean))
+
+    @property
+    def added(self) -> Array:
+        """(R,) what noise added to the error in each resample taken in."""
+        return np.concatenate(self._added)
+
     def resample(self, weights: Array, pixels: Array) -> None:
         """Take in R resamples: how often each image was drawn (R, I), and their pixels (R,)."""
         noise = ((weights @ self._gap) / pixels[:, None] - self._mean) * self._widen
@@ -118,9 +128,8 @@ class _Gaps:
 
     def interval(self) -> Interval:
         """The interval, from all resamples taken in."""
-        estimate = float(self._error(self._mean))
         resampled = np.concatenate(self._resampled)
-        low = estimate - float(np.quantile(np.concatenate(self._added), 1 - TAIL))
-        bias = float(resampled.mean()) - estimate
+        low = self.estimate - float(np.quantile(self.added, 1 - TAIL))
+        bias = float(resampled.mean()) - self.estimate
         high = float(np.quantile(resampled, 1 - TAIL)) - bias
         return Interval(max(low, 0.0), min(high, 1.0), LEVEL)

@@ -15,7 +15,7 @@ from reproduction.store import Store
 from segcal.config import load_config, parse_train
 from segcal.data.build import Splits, build_data
 from segcal.data.samples import Samples
-from segcal.engine.judge import judge
+from segcal.engine.judge import labelled, measure
 from segcal.engine.launch import choose_device
 from segcal.engine.log import Diverged
 from segcal.engine.repair import fit_scalers
@@ -25,6 +25,7 @@ from segcal.run import Run as Opened
 from segcal.run import open_run, train_run
 
 OUTPUT = "output.txt"
+RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,12 @@ class Cell:
         config = CONFIGS / f"{run.config}.yaml"
         options = [*run.hyper, ("seed", run.seed), *run.options, ("device", self.device)]
         settings = load_config(config)
-        for name, value in (
-            ("data.root", settings.data.root),
-            ("model.encoder_weights", settings.model.encoder_weights),
-        ):
-            parts = Path(value or "").parts
+        places = {
+            "data.root": settings.data.root,
+            "model.encoder_weights": settings.model.encoder_weights or "",
+        }
+        for name, place in places.items():
+            parts = Path(place).parts
             if parts[:1] == ("data",):
                 options.append((name, self.data.joinpath(*parts[1:])))
         options.append(("out", folder))
@@ -97,9 +99,11 @@ class Cell:
             for shift in dict.fromkeys(shift for _, shift in evaluations):
                 data = shifted(opened, shift).data
                 wanted = {name: scalers[name] for name, tested in evaluations if tested == shift}
-                reports = judge(predictions(data, data.test), wanted)
-                for posthoc, report in reports.items():
-                    report.save(store.report(run, (posthoc, shift)))
+                for posthoc, meter in measure(predictions(data, data.test), wanted).items():
+                    path = store.report(run, (posthoc, shift))
+                    path.parent.mkdir(exist_ok=True)
+                    meter.save(path.with_suffix(".npz"))
+                    labelled(meter, RESAMPLES, run.name).save(path)
 
 
 @contextmanager

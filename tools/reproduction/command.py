@@ -18,7 +18,7 @@ from reproduction.cell import Cell
 from reproduction.experiments import EXPERIMENTS, missing, title
 from reproduction.plan import Method, merge
 from reproduction.pool import work_together
-from reproduction.results import Setting, numbers
+from reproduction.results import Setting, comparisons, numbers
 from reproduction.store import Store
 from segcal.data.source import DataConfig
 
@@ -172,6 +172,7 @@ def _write(entry: Entry, setting: Setting, command: str, into: Path | None) -> l
         },
         command=command,
         remarks=_remarks(entry, setting),
+        comparisons=comparisons(entry, setting),
     )
     if into is not None:
         render.put_into(into, f"reproduce {entry.name} --scale {setting.scale}", sheet)

@@ -1,6 +1,4 @@
-"""The place that knows which tables and figures there are: the paper's with every number it prints,
-and the tables of our own.
-"""
+"""The place that knows which tables and figures there are, the paper's with all it prints."""
 
 from __future__ import annotations
 
@@ -53,6 +51,7 @@ class Table:
         values: metric to row to one number a column, in that unit; empty for our own.
         experiment: the one of the whole table, where neither rows nor columns name it.
         notes: doubts about the paper's numbers.
+        comparisons: pairs of rows whose difference is shown; in tables of our own.
     """
 
     name: str
@@ -66,6 +65,7 @@ class Table:
     values: dict[str, dict[str, tuple[float, ...]]]
     experiment: str | None
     notes: tuple[str, ...]
+    comparisons: tuple[tuple[str, str], ...] = ()
 
     def want(self, row: str, column: str) -> Want | None:
         """What the numbers at `row` and `column` are measured on; None for an average."""
@@ -125,6 +125,7 @@ def own_tables() -> dict[str, Table]:
             values={},
             experiment=None,
             notes=(),
+            comparisons=tuple((first, second) for first, second in entry["compare"]),
         )
         for name, entry in entries.items()
     }

@@ -1,4 +1,7 @@
-"""The place where a table becomes markdown, csv and html: the paper's numbers beside ours."""
+"""The place where a table becomes markdown, csv and html: the paper's numbers beside ours.
+
+A table of our own has no other numbers beside it, but intervals, and differences between its rows.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader
 
-from reproduction.paper import AVERAGE, Table
-from reproduction.results import Number
+from reproduction.paper import AVERAGE, FACTORS, Table
+from reproduction.results import Comparison, Number
 from segcal.files import atomic_write
 
 METRICS = {
@@ -26,15 +29,25 @@ DOWN = {"sce", "ece", "error", "class_ece"}  # smaller is better
 
 
 @dataclass(frozen=True)
+class Block:
+    """A part of a page: rows under one caption, each cell a text and a smaller note, or none."""
+
+    caption: str
+    columns: list[str]
+    rows: list[tuple[str, list[tuple[str, str]]]]
+
+
+@dataclass(frozen=True)
 class Sheet:
     """A table ready to be written.
 
     Attributes:
-        table: of the paper.
+        table: of the paper, or our own.
         numbers: every number of it.
         titles: what to call rows and columns that have a longer name.
         command: that made it.
         remarks: how it was made, one sentence or two each.
+        comparisons: differences between rows.
     """
 
     table: Table
@@ -42,20 +55,76 @@ class Sheet:
     titles: dict[str, str]
     command: str
     remarks: Sequence[str]
+    comparisons: Sequence[Comparison] = ()
 
     def title(self, name: str) -> str:
         """What a row or column is called."""
         return self.titles.get(name, name)
 
-    def block(self, metric: str) -> list[tuple[str, list[Number]]]:
-        """The rows of one metric: name, and a number a column."""
-        of_metric = [number for number in self.numbers if number.metric == metric]
-        return [(row, [n for n in of_metric if n.row == row]) for row in self.table.rows]
+    def blocks(self) -> list[Block]:
+        """Its parts in order."""
+        if not self.table.values:
+            return [self._own(), self._differences()]
+        return [self._of_paper(metric) for metric in self.table.units]
 
-    def heading(self, metric: str) -> str:
-        """Name, unit and direction of a metric."""
+    def _of_paper(self, metric: str) -> Block:
+        """One metric: a row and column for each of the paper's."""
         arrow = "lower is better" if metric in DOWN else "higher is better"
-        return f"{METRICS[metric]} ({self.table.units[metric]}), {arrow}"
+        found = {(n.row, n.column): n for n in self.numbers if n.metric == metric}
+        return Block(
+            f"{METRICS[metric]} ({self.table.units[metric]}), {arrow}: ours (the paper's)",
+            [self.title(column) for column in self.table.columns],
+            [
+                (self.title(row), [_beside(found[row, column]) for column in self.table.columns])
+                for row in self.table.rows
+            ],
+        )
+
+    def _own(self) -> Block:
+        """All metrics side by side, for the one column that tables of our own have."""
+        found = {(n.row, n.metric): n for n in self.numbers}
+        return Block(
+            f"{self.title(self.table.columns[0])}: ours (95 % interval over images)",
+            [f"{METRICS[m]} ({unit}) {'↓' if m in DOWN else '↑'}" for m, unit in self._units()],
+            [
+                (row, [(ours(found[row, m]), _interval(found[row, m])) for m, _ in self._units()])
+                for row in self.table.rows
+            ],
+        )
+
+    def _differences(self) -> Block:
+        return Block(
+            "Differences on the same images: mean over seeds (95 % interval over images); "
+            "* where it leaves out 0",
+            [f"{METRICS[metric]} ({unit})" for metric, unit in self._units()],
+            [
+                (f"{c.first} → {c.second}", [_signed(c, m, unit) for m, unit in self._units()])
+                for c in self.comparisons
+            ],
+        )
+
+    def _units(self) -> list[tuple[str, str]]:
+        return list(self.table.units.items())
+
+
+def _beside(number: Number) -> tuple[str, str]:
+    return ours(number), f"{number.printed:g}"
+
+
+def _interval(number: Number) -> str:
+    if number.interval is None:
+        return ""
+    low, high = number.interval
+    return f"{low:.2f} to {high:.2f}"
+
+
+def _signed(comparison: Comparison, metric: str, unit: str) -> tuple[str, str]:
+    found, factor = comparison.differences[metric], FACTORS[unit]
+    star = "*" if found.sure else ""
+    return (
+        f"{factor * found.value:+.2f}{star}",
+        f"{factor * found.low:+.2f} to {factor * found.high:+.2f}",
+    )
 
 
 def ours(number: Number) -> str:
@@ -79,11 +148,14 @@ def verdicts(sheet: Sheet) -> list[str]:
                 pairs.append((number, base))
         if pairs:
             here = [(a.mean, b.mean) for a, b in pairs if a.mean is not None and b.mean is not None]
-            paper = [(a.printed, b.printed) for a, b in pairs]
-            found.append(
+            said = (
                 f"Against its base loss, MDCA {'lowers' if metric in DOWN else 'raises'} "
-                f"{METRICS[metric]} in {_better(here, metric)} cases here and in "
-                f"{_better(paper, metric)} in the paper."
+                f"{METRICS[metric]} in {_better(here, metric)} cases here"
+            )
+            printed = [(a.printed, b.printed) for a, b in pairs]
+            paper = [(a, b) for a, b in printed if a is not None and b is not None]
+            found.append(
+                f"{said} and in {_better(paper, metric)} in the paper." if paper else f"{said}."
             )
     return found
 
@@ -103,16 +175,15 @@ def _better(pairs: Sequence[tuple[float, float]], metric: str) -> str:
 
 
 def to_markdown(sheet: Sheet) -> str:
-    """One markdown table a metric; the paper's number in brackets behind ours."""
+    """A markdown table for each part; the note of a cell in brackets behind it."""
     lines = [f"### {sheet.table.title}", "", f"`{sheet.command}`", ""]
     lines += [f"- {remark}" for remark in (*sheet.remarks, *verdicts(sheet))]
-    for metric in sheet.table.units:
-        columns = [sheet.title(column) for column in sheet.table.columns]
-        lines += ["", f"**{sheet.heading(metric)}**: ours (the paper's)", ""]
-        lines += [_row(["", *columns]), _row(["---", *["---:"] * len(columns)])]
-        for row, numbers in sheet.block(metric):
-            cells = [f"{ours(n)} ({n.printed:g})" for n in numbers]
-            lines.append(_row([sheet.title(row), *cells]))
+    for block in sheet.blocks():
+        lines += ["", f"**{block.caption}**", ""]
+        lines += [_row(["", *block.columns]), _row(["---", *["---:"] * len(block.columns)])]
+        for title, cells in block.rows:
+            shown = [f"{text} ({note})" if note else text for text, note in cells]
+            lines.append(_row([title, *shown]))
     if sheet.table.notes:
         lines += ["", "On the paper's numbers:", ""]
         lines += [f"- {note}" for note in sheet.table.notes]
@@ -145,7 +216,7 @@ def to_html(sheet: Sheet) -> str:
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     page = environment.get_template("table.html")
-    return page.render(sheet=sheet, ours=ours, verdicts=verdicts(sheet))
+    return page.render(sheet=sheet, verdicts=verdicts(sheet))
 
 
 def write(sheet: Sheet, folder: Path) -> list[Path]:

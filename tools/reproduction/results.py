@@ -10,7 +10,8 @@ from reproduction import experiments, plan
 from reproduction.paper import AVERAGE, FACTORS, Table, Want
 from reproduction.plan import Evaluation, Method, Scale
 from reproduction.store import Store
-from segcal.metrics import Report
+from segcal.metrics import CalibrationMeter, Report
+from segcal.metrics.paired import Difference, paired_differences
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Number:
         column: name of the column.
         printed: the paper's number; None in tables of our own.
         seeds: ours, one a seed; empty while it is not measured.
+        interval: ends of the 95 % interval over images, each the mean over seeds, or None.
     """
 
     metric: str
@@ -32,6 +34,7 @@ class Number:
     column: str
     printed: float | None
     seeds: tuple[float, ...]
+    interval: tuple[float, float] | None = None
 
     @property
     def mean(self) -> float | None:
@@ -42,6 +45,15 @@ class Number:
     def deviation(self) -> float | None:
         """Standard deviation over seeds (n - 1); None for fewer than two."""
         return stdev(self.seeds) if len(self.seeds) > 1 else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How the row `second` of a table differs from `first`, by metric, as fractions."""
+
+    first: str
+    second: str
+    differences: dict[str, Difference]
 
 
 @dataclass(frozen=True)
@@ -95,6 +107,13 @@ class Setting:
 
     def reports(self, want: Want) -> list[Report]:
         """The reports of `want`, one a seed; none while any is missing."""
+        return [Report.load(path) for path in self._paths(want)]
+
+    def meters(self, want: Want) -> list[CalibrationMeter]:
+        """The meters behind `reports`."""
+        return [CalibrationMeter.load(path.with_suffix(".npz")) for path in self._paths(want)]
+
+    def _paths(self, want: Want) -> list[Path]:
         method = self.method(want.experiment, want.loss)
         try:
             hyper = self.store.choice(method)
@@ -103,7 +122,7 @@ class Setting:
         if hyper is None:
             return []
         paths = [self.store.report(run, self.evaluation(want)) for run in method.chosen(hyper)]
-        return [Report.load(path) for path in paths] if all(p.exists() for p in paths) else []
+        return paths if all(path.exists() for path in paths) else []
 
 
 def numbers(table: Table, setting: Setting) -> list[Number]:
@@ -121,6 +140,16 @@ def numbers(table: Table, setting: Setting) -> list[Number]:
         factor = FACTORS[table.units[metric]]
         return tuple(factor * fmean(values) for values in zip(*each, strict=True))
 
+    def interval(metric: str, row: str, column: str) -> tuple[float, float] | None:
+        want = table.want(row, column)
+        if want is None:
+            return None
+        found = [r.intervals[metric] for r in reports[want] if metric in r.intervals]
+        if not found:
+            return None
+        factor = FACTORS[table.units[metric]]
+        return factor * fmean(i.low for i in found), factor * fmean(i.high for i in found)
+
     return [
         Number(
             metric,
@@ -129,11 +158,26 @@ def numbers(table: Table, setting: Setting) -> list[Number]:
             column,
             table.printed(metric, row, column),
             seeds(metric, row, column),
+            interval(metric, row, column),
         )
         for metric, unit in table.units.items()
         for row in table.rows
         for column in table.columns
     ]
+
+
+def comparisons(table: Table, setting: Setting) -> list[Comparison]:
+    """The differences that a table of our own asks for, as far as they are measured."""
+    found = []
+    for pair in table.comparisons:
+        meters = []
+        for row in pair:
+            want = table.want(row, table.columns[0])
+            assert want is not None
+            meters.append(setting.meters(want))
+        if all(meters):
+            found.append(Comparison(*pair, paired_differences(*meters)))
+    return found
 
 
 def score(report: Report, metric: str, table: Table, want: Want) -> float:
