@@ -46,4 +46,4 @@ def run(arguments: argparse.Namespace) -> None:
     work |= {spec: step(build_loss(spec)) for spec in specs}
     threads = torch.get_num_threads()
     print(f"logits {n}×{c}×{h}×{w} float32, 5 % ignored, {arguments.device}, {threads} threads\n")
-    print_ratios(measure(work, arguments.repeats, arguments.device), BASELINE)
+    print_ratios(measure(work, arguments.repeats, arguments.device))

@@ -7,7 +7,7 @@ import ctypes
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -81,13 +81,16 @@ def resident(key: str) -> float:
     return float(line.split()[1]) * 1024
 
 
-def print_ratios(rows: list[Measurement], baseline: str) -> None:
-    """A Markdown table of `rows`, with ratios to the row called `baseline`."""
-    base = next(row for row in rows if row.name == baseline)
-    print(f"| | time (ms) | × {baseline} | extra memory (MB) | × {baseline} |")
-    print("|---|---:|---:|---:|---:|")
+def print_ratios(rows: Iterable[Measurement]) -> None:
+    """A Markdown table of `rows`, printed as they are measured, with ratios to the first."""
+    base = None
     for row in rows:
+        if base is None:
+            base = row
+            print(f"| | time (ms) | × {base.name} | extra memory (MB) | × {base.name} |")
+            print("|---|---:|---:|---:|---:|")
         print(
             f"| {row.name} | {row.seconds * 1e3:.1f} | {row.seconds / base.seconds:.2f} "
-            f"| {row.extra_bytes / 1e6:.0f} | {row.extra_bytes / max(base.extra_bytes, 1):.2f} |"
+            f"| {row.extra_bytes / 1e6:.0f} | {row.extra_bytes / max(base.extra_bytes, 1):.2f} |",
+            flush=True,
         )

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
             f"pixels), 5 % ignored, {arguments.device}, {threads} threads\n"
         )
         work = _work(logits, labels, batches, arguments.quick)
-        print_ratios(measure(work, arguments.repeats, arguments.device), BASELINE)
+        print_ratios(measure(work, arguments.repeats, arguments.device))
 
 
 def _work(

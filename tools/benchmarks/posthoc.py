@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Fit each scaler once and print the table."""
+    """Fit each scaler once and print the table; a row appears when its fit is done."""
     warnings.simplefilter("ignore")  # a scaler may say that it did not improve this hold-out
     batches = Synthetic(arguments.pixels, arguments.classes, arguments.device)
     work: dict[str, Callable[[], object]] = {}
@@ -83,8 +83,7 @@ def run(arguments: argparse.Namespace) -> None:
         f"{batches.batches * IMAGES * SIDE**2 / 1e6:.1f} M pixels × {arguments.classes} classes, "
         f"5 % ignored, {arguments.device}, {torch.get_num_threads()} threads\n"
     )
-    rows = [_once(name, function, arguments.device) for name, function in work.items()]
-    print_ratios(rows, rows[0].name)
+    print_ratios(_once(name, function, arguments.device) for name, function in work.items())
 
 
 def _once(name: str, function: Callable[[], object], device: str) -> Measurement:

@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
         f"{config.batch_size} in memory, {arguments.device}, {torch.get_num_threads()} threads\n"
     )
     rows = measure(work, arguments.repeats, arguments.device)
-    print_ratios(rows, BASELINE)
+    print_ratios(rows)
     eaten = arguments.steps * config.batch_size / rows[1].seconds
     print(f"\nthe steps take {eaten:.0f} images/s; the loader gives")
     for workers in (0, 1, 2):
