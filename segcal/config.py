@@ -176,6 +176,19 @@ def differences(
     return found
 
 
+def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A `to_dict` that an earlier version may have written; newer options are at their defaults."""
+
+    def over(defaults: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
+        merged = {**defaults, **stated}
+        for key, value in stated.items():
+            if isinstance(value, Mapping) and isinstance(defaults.get(key), Mapping):
+                merged[key] = over(defaults[key], value)
+        return merged
+
+    return over(to_dict(TrainConfig()), settings)
+
+
 def _config_first(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Part --config FILE from the rest: options win over files wherever they stand.
 

@@ -14,7 +14,15 @@ from torch import nn
 
 import segcal
 from segcal import distributed
-from segcal.config import CONFIG, TrainConfig, differences, load_config, save_config, to_dict
+from segcal.config import (
+    CONFIG,
+    TrainConfig,
+    differences,
+    load_config,
+    save_config,
+    to_dict,
+    with_defaults,
+)
 from segcal.data.build import Splits, build_data
 from segcal.engine import checkpoint
 from segcal.engine.launch import choose_device, process_group, seed_everything
@@ -149,9 +157,8 @@ def _expect_no_run(folder: Path) -> None:
 
 
 def _expect_same(theirs: dict[str, Any], ours: dict[str, Any], folder: Path) -> None:
-    changed = {
-        key: value for key, value in differences(theirs, ours).items() if key not in _MAY_CHANGE
-    }
+    found = differences(with_defaults(theirs), ours)
+    changed = {key: value for key, value in found.items() if key not in _MAY_CHANGE}
     if changed:
         shown = ", ".join(f"{key}={value}" for key, value in changed.items())
         raise ValueError(

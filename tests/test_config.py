@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from segcal.config import TrainConfig, differences, load_config, parse_train, save_config, to_dict
+from segcal.config import (
+    TrainConfig,
+    differences,
+    load_config,
+    parse_train,
+    save_config,
+    to_dict,
+    with_defaults,
+)
 
 ROOT = Path(__file__).parents[1]
 
@@ -188,3 +196,12 @@ def test_shipped_configs_are_valid_and_say_what_they_cost(path):
     assert f"python tools/train_seg.py --config configs/{path.name}" in header[0]
     assert any(line.startswith("# cost: ") for line in header)
     assert any(line.startswith("# expected: ") for line in header)
+
+
+def test_settings_of_an_earlier_version_have_the_defaults_of_newer_options():
+    config = to_dict(parse_train(["--optim.lr", "7", "--gamma", "2"])[0])
+    earlier = {key: value for key, value in config.items() if key != "ema"}
+    earlier["data"] = {"name": config["data"]["name"]}
+    assert differences(with_defaults(earlier), config) == {}
+    earlier["data"] = {"name": "digits"}
+    assert differences(with_defaults(earlier), config) == {"data.name": "scenes"}
