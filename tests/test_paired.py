@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from segcal import CalibrationMeter
-from segcal.metrics.paired import paired_differences
+from segcal.metrics import paired_differences
 from tests.test_bootstrap import K, images, measured
 
 SCORES = ("ece", "sce", "accuracy", "miou")
@@ -34,7 +34,6 @@ def test_intervals_cover_the_large_sample_value(sharpness):
             truth = getattr(after, name) - getattr(before, name)
             covered[name] += found[name].low <= truth <= found[name].high
     assert min(covered.values()) >= 0.9 * 150, covered
-    print(covered)
 
 
 def test_paired_interval_is_narrower_than_the_two_apart():

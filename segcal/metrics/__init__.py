@@ -1,7 +1,17 @@
 """How calibrated a model is: a streaming meter, the scores of its sums, and the report."""
 
 from segcal.metrics.meter import CalibrationMeter
+from segcal.metrics.paired import Difference, paired_differences
 from segcal.metrics.report import Report
 from segcal.metrics.tables import BinTable, FineHistogram, Interval, Protocol
 
-__all__ = ["BinTable", "CalibrationMeter", "FineHistogram", "Interval", "Protocol", "Report"]
+__all__ = [
+    "BinTable",
+    "CalibrationMeter",
+    "Difference",
+    "FineHistogram",
+    "Interval",
+    "Protocol",
+    "Report",
+    "paired_differences",
+]

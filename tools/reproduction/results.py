@@ -10,8 +10,7 @@ from reproduction import experiments, plan
 from reproduction.paper import AVERAGE, FACTORS, Table, Want
 from reproduction.plan import Evaluation, Method, Scale
 from reproduction.store import Store
-from segcal.metrics import CalibrationMeter, Report
-from segcal.metrics.paired import Difference, paired_differences
+from segcal.metrics import CalibrationMeter, Difference, Report, paired_differences
 
 
 @dataclass(frozen=True)
