@@ -61,6 +61,13 @@ def merge(arguments: Sequence[str], prog: str) -> None:
     merge(arguments, prog)
 
 
+def compare(arguments: Sequence[str], prog: str) -> None:
+    """Say how models differ on the same images, with intervals of the differences."""
+    from segcal.commands.compare import compare
+
+    compare(arguments, prog)
+
+
 def export(arguments: Sequence[str], prog: str) -> None:
     """Write a network that gives calibrated probabilities, as .pt2 or .onnx."""
     from segcal.commands.export import export
@@ -74,6 +81,7 @@ COMMANDS: dict[str, Callable[[Sequence[str], str], None]] = {
     "eval": evaluate,
     "report": report,
     "merge": merge,
+    "compare": compare,
     "export": export,
 }
 
@@ -84,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print("usage: segcal COMMAND [--help] …\n")
         for name, command in COMMANDS.items():
-            print(f"  {name:8}{command.__doc__}")
+            print(f"  {name:9}{command.__doc__}")
         return 0
     name, *rest = arguments
     if name not in COMMANDS:

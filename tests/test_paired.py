@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from segcal import CalibrationMeter
+from segcal.cli import main
 from segcal.metrics import paired_differences
 from tests.test_bootstrap import K, images, measured
 
@@ -80,8 +81,10 @@ def test_what_cannot_be_paired():
         paired_differences([meter], [])
     with pytest.raises(ValueError, match="same images, but 'c' is in one alone"):
         paired_differences([meter], [measured(logits, labels, ["a", "b", "d"])])
-    with pytest.raises(ValueError, match="per_image=True"):
+    with pytest.raises(ValueError, match="equal settings, but got per_image True and False"):
         paired_differences([meter], [CalibrationMeter(K)])
+    with pytest.raises(ValueError, match="per_image=True"):
+        paired_differences([CalibrationMeter(K)], [CalibrationMeter(K)])
     fewer = labels.clone()
     fewer[0, 0] = 255
     with pytest.raises(ValueError, match="same pixels"):
@@ -89,3 +92,28 @@ def test_what_cannot_be_paired():
     one = measured(logits[:1], labels[:1])
     with pytest.raises(ValueError, match="at least two images to resample, but got 1"):
         paired_differences([one], [one])
+
+
+def test_command(tmp_path, capsys):
+    first, second = (measured(*seen) for seen in two_models(30, torch.Generator().manual_seed(6)))
+    paths = [tmp_path / "first" / "state.npz", tmp_path / "second.npz"]
+    for path, meter in zip(paths, (first, second), strict=True):
+        path.parent.mkdir(exist_ok=True)
+        meter.save(path)
+    assert main(["compare", str(paths[0].parent), str(paths[1]), "--resamples", "100"]) == 0
+    found = paired_differences([first], [second], resamples=100)
+    row = capsys.readouterr().out.splitlines()[-1].split("|")
+    assert row[1].strip() == str(paths[1])
+    ece = found["ece"]
+    assert ece.sure and ece.value < 0
+    assert row[2].strip() == (
+        f"{100 * ece.value:+.2f}* ({100 * ece.low:+.2f} to {100 * ece.high:+.2f})"
+    )
+    assert row[3].strip().startswith(f"{1000 * found['sce'].value:+.2f}")
+
+    assert main(["compare", str(paths[1])]) == 2
+    assert "Expected two states or more to compare, but got 1" in capsys.readouterr().err
+    CalibrationMeter(K + 1, per_image=True).save(paths[1])
+    assert main(["compare", *map(str, paths)]) == 2
+    error = capsys.readouterr().err
+    assert "num_classes 3 and 4" in error and str(paths[1]) in error and error.count("\n") == 1

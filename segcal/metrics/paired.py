@@ -57,7 +57,8 @@ def paired_differences(
         seed: of the resampling.
 
     Raises:
-        ValueError: no meters, no sums of images, fewer than two images, or other pixels.
+        ValueError: no meters, other settings, no sums of images, fewer than two images, or other
+            pixels.
     """
     names, sides = _same_images(first, second)
     n = len(names)
@@ -132,6 +133,8 @@ def _same_images(
     """The names of the images with pixels, in order, and the sums of each meter of each side."""
     if not (first and second):
         raise ValueError(f"Expected meters of two models, but got {len(first)} and {len(second)}")
+    for meter in (*first, *second):
+        first[0].settings.require_equal(meter.settings)
     sides = [[_sorted_sums(meter) for meter in side] for side in (first, second)]
     names, sums = sides[0][0]
     for other, theirs in (entry for side in sides for entry in side):
