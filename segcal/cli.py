@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -12,8 +13,10 @@ import torch
 
 from segcal.engine.launch import Interrupted
 from segcal.engine.log import Diverged, describe_scores
+from segcal.engine.order import WorkerDied
 
 VOC_CONFIG = "configs/voc2012_deeplabv3plus_xception65.yaml"
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def train(arguments: Sequence[str], prog: str) -> None:
@@ -116,14 +119,14 @@ def run(command: Callable[[Sequence[str], str], None], arguments: Sequence[str],
         return 128 + stop.signal
     except KeyboardInterrupt:
         return 130
-    except Diverged as error:
+    except (Diverged, WorkerDied) as error:
         return _fail(str(error), 1)
     except torch.OutOfMemoryError as error:
         advice = "lower --batch_size, raise --accumulate or use --precision bf16"
         return _fail(f"out of memory: {advice} ({str(error).splitlines()[0]})", 1)
     except OSError as error:
         where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        return _fail(where, 2)
+        return _fail(where, 1 if error.errno in _DISK_FULL else 2)
     except ValueError as error:
         return _fail(str(error), 2)
     return 0

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 # Settings that a resumed run may change: they do not touch what it learns. `epochs` does, through
 # the schedule, but going on for longer is what people want.
 _MAY_CHANGE = {"out", "device", "workers", "eval_every", "save_every", "tensorboard", "epochs"}
-_MAY_CHANGE |= {"data.root", "data.download", "model.encoder_weights"}
+_MAY_CHANGE |= {"data.root", "data.download", "data.skip_bad", "model.encoder_weights"}
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,19 @@ class Run:
     record: Record | None
 
 
-def open_run(folder: Path, *, weights: str = checkpoint.BEST) -> Run:
-    """Open the run in `folder` with the weights in the file `weights`: best.pt or last.pt."""
+def open_run(folder: Path, *, weights: str = checkpoint.BEST, skip_bad: bool = False) -> Run:
+    """Open the run in `folder` with the weights in the file `weights`: best.pt or last.pt.
+
+    With `skip_bad`, or if the run says so, images that cannot be used are left out of its data.
+    """
     if not (folder / CONFIG).exists():
         raise FileNotFoundError(f"Expected a run with a {CONFIG} in {folder}, but there is none")
     config = load_config(folder / CONFIG)
     state = checkpoint.load(folder / weights)
     # A run may come from someone else: opening it fetches nothing to places that its settings name.
-    data = build_data(replace(config.data, download=False), seed=config.seed)
+    skip_bad = skip_bad or config.data.skip_bad
+    source = replace(config.data, download=False, skip_bad=skip_bad)
+    data = build_data(source, seed=config.seed)
     # The checkpoint has all weights: the encoder's first ones need not be found again.
     bare = replace(config.model, encoder_weights=None)
     model = build_model(bare, num_classes=data.num_classes, words=data.words)
@@ -132,6 +137,7 @@ def _build(config: TrainConfig, device: torch.device, *, restored: bool) -> Trai
         ignore_index=data.ignore_index,
         device=device,
         uniform=data.uniform,
+        skipped=len(data.train.skipped) + len(data.holdout.skipped),
         folder=config.folder,
         config=to_dict(config),
     )
@@ -169,7 +175,7 @@ def _expect_same(theirs: dict[str, Any], ours: dict[str, Any], folder: Path) -> 
 
 def _prepare_folder(config: TrainConfig) -> None:
     config.folder.mkdir(parents=True, exist_ok=True)
-    checkpoint.remove_leftovers(config.folder)
+    checkpoint.remove_leftovers(config.folder, LOG, CONFIG)
     header = (
         f"segcal {segcal.__version__}; run again with --config {config.folder / CONFIG} --out …"
     )
@@ -187,6 +193,8 @@ def _announce(config: TrainConfig, trainer: Trainer) -> None:
         f"{len(trainer.holdout_set)} hold-out images, {trainer.device}"
         + (f" x {processes} processes" if processes > 1 else "")
     )
+    if trainer.skipped:
+        print(f"left out {trainer.skipped} training and hold-out images that cannot be used")
     if trainer.learner.steps:
         print(f"going on from step {trainer.learner.steps} of {trainer.total_steps}")
     if (

@@ -108,7 +108,8 @@ def _examine(subject: Subject, folder: Path, options: argparse.Namespace) -> lis
             _say(f"{name}: {describe_report(report)}")
         write_pages(results, staging, subject.name)
     if skipped:
-        _say(f"left out {len(skipped)} of {len(subject.source.names)} files; the report lists them")
+        known = {*subject.source.names, *subject.source.skipped}
+        _say(f"left out {len(skipped)} of {len(known)} files; the report lists them")
     _say(f"report: {folder / PAGE}")
     return results
 
@@ -165,6 +166,9 @@ def _add_output_arguments(parser: Parser) -> None:
         metavar="K/N",
         help="judge the K-th of N parts of the images alone, and save its state",
     )
+    parser.add_argument(
+        "--skip-bad", action="store_true", help="leave out files that cannot be used, and list them"
+    )
     parser.add_argument("--num-bins", type=at_least(1), default=15, help="bins of confidence")
     parser.add_argument(
         "--resamples",
@@ -214,9 +218,6 @@ def _add_prediction_arguments(parser: Parser) -> None:
     group.add_argument("--ignore-index", type=int, help="label that is not counted; default: 255")
     group.add_argument(
         "--align-corners", action="store_const", const=True, help="of small predictions' enlarging"
-    )
-    group.add_argument(
-        "--skip-bad", action="store_true", help="leave out files that cannot be used, and list them"
     )
 
 

@@ -109,6 +109,6 @@ def _whole(parts: Sequence[Result | None], report: Report, name: str) -> Result:
         name=entry_name(first.run, first.method),
         report=report,
         overlays=(),
-        skipped=[line for part in known for line in part.entry.skipped],
+        skipped=list(dict.fromkeys(line for part in known for line in part.entry.skipped)),
     )
     return replace(first, entry=entry)

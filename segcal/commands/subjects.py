@@ -56,7 +56,7 @@ class Subject:
 
 def run_subject(folder: Path, options: argparse.Namespace, device: torch.device) -> Subject:
     """The run in `folder`, on the part of its data that is asked for."""
-    run = open_run(folder, weights=f"{options.weights}.pt")
+    run = open_run(folder, weights=f"{options.weights}.pt", skip_bad=options.skip_bad)
     if options.split == "holdout" and options.posthoc:
         raise ValueError(
             "Expected --split test with --posthoc: on the hold-out, methods would be judged on "

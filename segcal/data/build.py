@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from segcal.data import classification, folders, mendeley, pacs, scenes, text, tiny_imagenet, voc
-from segcal.data.files import FilePart
+from segcal.data.files import FilePart, unusable
 from segcal.data.samples import Samples
 from segcal.data.shift import TurnedPart, imbalanced
 from segcal.data.source import ArrayPart, DataConfig, Part, Source, split
@@ -81,14 +81,17 @@ def build_data(config: DataConfig, *, seed: int) -> Splits:
     resize = config.resize or source.resize
 
     def samples(part: Part, indices: np.ndarray, augmenter: Augmenter | None = None) -> Samples:
+        wanted = _spread(indices, config.limit)  # split already: bad files change no good one's use
+        bad = unusable(part, wanted.tolist()) if config.skip_bad else {}
         return Samples(
             part,
-            _spread(indices, config.limit),
+            [index for index in wanted if index not in bad],
             mean=mean,
             std=std,
             resize=resize,
             augmenter=augmenter,
             seed=seed,
+            skipped={part.names[index]: reason for index, reason in bad.items()},
         )
 
     chosen = _chosen(config, source)

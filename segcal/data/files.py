@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from segcal.data.source import Label
+from segcal.data.source import ArrayPart, Label, Part
 
+log = logging.getLogger(__name__)
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 _MASK_MODES = ("L", "P", "1", "I;16")
 _MAX_LISTED = 8  # bad mask values named in an error
@@ -101,7 +105,34 @@ def find_images(folder: Path) -> list[Path]:
     return found
 
 
-def one_size(paths: Sequence[Path]) -> bool:
+def unusable(part: Part, indices: Sequence[int]) -> dict[int, str]:
+    """Why, by index, for those samples of a part that cannot be read.
+
+    Raises:
+        ValueError: there are no others.
+    """
+
+    def reason(index: int) -> str | None:
+        try:
+            part.read(index)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    if isinstance(part, ArrayPart):  # in memory: it was read
+        return {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders let other threads run
+        reasons = zip(indices, pool.map(reason, indices), strict=True)
+        bad = {index: text for index, text in reasons if text is not None}
+    for text in bad.values():
+        log.warning("left out: %s", text)
+    if bad and len(bad) == len(indices):
+        first = bad[indices[0]]
+        raise ValueError(f"Expected files that can be used, but all {len(bad)} are bad: {first}")
+    return bad
+
+
+def one_size(paths: Sequence[Path], *, skip_bad: bool = False) -> bool:
     """Whether all images have the same size; reads headers only, until the first that differs."""
     sizes: set[tuple[int, int]] = set()
     for path in paths:
@@ -109,7 +140,8 @@ def one_size(paths: Sequence[Path]) -> bool:
             with Image.open(path) as image:
                 sizes.add(image.size)
         except _READ_ERRORS as error:
-            raise ValueError(_unreadable(path, error)) from error
+            if not skip_bad:
+                raise ValueError(_unreadable(path, error)) from error
         if len(sizes) > 1:
             return False
     return True

@@ -115,7 +115,7 @@ def class_part(folder: Path, class_names: tuple[str, ...]) -> FilePart:
 
 def _uniform(config: DataConfig, train: FilePart, test: FilePart) -> bool:
     """Whether all images have one size; if not, whatever makes training batches must be set."""
-    uniform = one_size([*train.images, *test.images])
+    uniform = one_size([*train.images, *test.images], skip_bad=config.skip_bad)
     if not uniform and config.resize is None and (config.crop_size is None or not config.augment):
         raise ValueError(
             f"Expected images of one size in {config.root}, or resize or crop_size to be set, "

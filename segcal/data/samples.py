@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         resize: side to resize every image to first; for classification only.
         augmenter: None to show images as they are.
         seed: of the augmentation.
+        skipped: why, by name, for samples that are not among `indices` because their files are bad.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         resize: int | None = None,
         augmenter: Augmenter | None = None,
         seed: int = 0,
+        skipped: Mapping[str, str] | None = None,
     ) -> None:
         self.part = part
         self.indices = [int(i) for i in indices]
         names = part.names
         self.names = [names[i] for i in self.indices]
+        self.skipped = dict(skipped or {})
         self._mean = torch.tensor(mean, dtype=torch.float32).view(3, 1, 1)
         self._std = torch.tensor(std, dtype=torch.float32).view(3, 1, 1)
         self._resize = resize

@@ -28,6 +28,8 @@ class DataConfig:
         download: Fetch the data set into root first, where its publisher allows that.
         holdout: Share of the training images kept apart for model selection and post-hoc fits.
         split_seed: Chooses the held-out images, whatever the seed of the training.
+        skip_bad: Look at all image and mask files first, and leave out, list and count those that
+            cannot be used; false stops at the first one met.
         limit: Use only this many images of each part, spread evenly over it, for a quick look.
         train_split: For voc2012: train, or trainaug (with SegmentationClassAug).
         augment: Augment the training images; false shows them as they are.
@@ -59,6 +61,7 @@ class DataConfig:
     download: bool = False
     holdout: float = 0.1
     split_seed: int = 0
+    skip_bad: bool = False
     limit: int | None = None
     train_split: str = "train"
     augment: bool = True

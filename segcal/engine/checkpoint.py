@@ -30,7 +30,13 @@ _MARK = "segcal_checkpoint"
 def save(path: Path, state: dict[str, Any]) -> None:
     """Write `state` (tensors, numbers, strings and containers of them) to `path`, or nothing."""
     with atomic_write(path, "wb") as file:
-        torch.save({_MARK: _FORMAT, **state}, file)
+        try:
+            torch.save({_MARK: _FORMAT, **state}, file)
+        except RuntimeError as error:
+            # After a failed write, to a full disk say, torch ends the file and complains of that.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 def save_last(folder: Path, state: dict[str, Any]) -> None:
@@ -86,9 +92,9 @@ def load_last(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Delete what a killed process was writing when it died."""
-    for name in (_NEXT, BEST):
+def remove_leftovers(folder: Path, *names: str) -> None:
+    """Delete what a killed process was writing when it died: checkpoints, and files of `names`."""
+    for name in (_NEXT, BEST, *names):
         for path in folder.glob(f".{name}.*"):
             path.unlink(missing_ok=True)
 

@@ -7,6 +7,7 @@ workers or restarts, so none of them can change what a run learns from.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, cast
 
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from segcal import distributed
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+_DIED = re.compile(r"DataLoader worker \(pid[^.]*")  # how torch begins to tell of it
 
 
 class Indexed(Protocol):
@@ -100,8 +102,14 @@ def permutation(samples: int, seed: int, epoch: int) -> list[int]:
     return torch.randperm(samples, generator=generator).tolist()
 
 
+class WorkerDied(RuntimeError):
+    """A process that prepares data ended without a word of its own: killed, or out of memory."""
+
+
 class Batches:
     """A data loader whose workers' errors arrive as they were raised, not as a traceback's text.
+
+    The death of a worker raises `WorkerDied`.
 
     Args:
         loader: where the batches come from.
@@ -121,6 +129,13 @@ class Batches:
                 yield batch
         except Exception as error:
             name, text = type(error).__name__, str(error)
+            # The cause, where there is one, knows the signal.
+            died = _DIED.match(str(error.__cause__)) or _DIED.match(text)
+            if died:
+                raise WorkerDied(
+                    f"{died[0]}; if memory or shared memory ran out, fewer --workers or a smaller "
+                    "--batch_size need less"
+                ) from None
             if not text.startswith(f"Caught {name} in DataLoader worker"):
                 raise
             raise type(error)(text.rpartition(f"{name}: ")[2].strip()) from None

@@ -11,12 +11,14 @@ posthoc/METHOD/        report.json and overlays/ of each post-hoc method, and th
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,6 +29,7 @@ import numpy as np
 
 from segcal.engine.grid import posthoc_markdown
 from segcal.engine.overlays import Drawn
+from segcal.files import name_file
 from segcal.metrics import Report
 from segcal.viz import (
     Entry,
@@ -40,6 +43,7 @@ from segcal.viz import (
 EVAL, COMPARISON = "eval", "comparison"  # folders
 REPORT, PAGE, STATE, SCALER = "report.json", "report.html", "state.npz", "scaler.safetensors"
 OVERLAYS, POSTHOC = "overlays", "posthoc"
+_ABANDONED = 24 * 3600  # seconds
 _OWNED = ("figures", OVERLAYS, POSTHOC)  # folders that are replaced as a whole
 
 
@@ -69,19 +73,35 @@ def require_writable(folder: Path) -> None:
 def new_contents(folder: Path) -> Iterator[Path]:
     """A folder to write to; what it holds moves into `folder` when the block ends well.
 
-    Files of other names that lie in `folder` stay.
+    Files of other names that lie in `folder` stay. If the block raises, `folder` is as it was.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(folder)
     staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    new, old = staging / "new", staging / "old"
     try:
-        yield staging
+        new.mkdir()
+        old.mkdir()
+        yield new
         folder.mkdir(exist_ok=True)
+        # Renames alone, which take no time and no space: nothing is ever half-copied.
         for name in _OWNED:
-            shutil.rmtree(folder / name, ignore_errors=True)
-        for path in staging.iterdir():
+            if (folder / name).exists():
+                os.replace(folder / name, old / name)
+        for path in new.iterdir():
             os.replace(path, folder / path.name)
+    except OSError as error:
+        name_file(error, folder)
+        raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Delete what killed processes were writing; what is younger may be a living one's."""
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}.????????"):
+        if path.is_dir() and time.time() - path.stat().st_mtime > _ABANDONED:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def write_pages(results: Sequence[Result], folder: Path, title: str) -> None:

@@ -78,7 +78,7 @@ class NetworkSource:
         self.num_images = len(part)
         self.num_classes, self.class_names = data.num_classes, data.class_names
         self.ignore_index, self.palette = data.ignore_index, data.palette
-        self.skipped: dict[str, str] = {}
+        self.skipped = dict(part.skipped)
         self._model, self._part, self._device = model.to(device).eval(), part, device
         self._batch_size, self._workers = batch_size if data.uniform else 1, workers
 

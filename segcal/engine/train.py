@@ -55,6 +55,7 @@ class Trainer:
         ignore_index: label that is not counted on the hold-out.
         device: where to train.
         uniform: whether the images of `holdout_set` have one size, so that they can be batched.
+        skipped: training and hold-out images that were left out as unreadable, for the log.
         folder: where log and checkpoints go; None: nowhere.
         config: kept in the checkpoints, for whoever builds the model again.
     """
@@ -71,12 +72,14 @@ class Trainer:
         ignore_index: int = 255,
         device: torch.device | str = "cpu",
         uniform: bool = True,
+        skipped: int = 0,
         folder: Path | None = None,
         config: dict[str, Any] | None = None,
     ) -> None:
         self.options, self.folder, self.config = options, folder, config or {}
         self.device = torch.device(device)
         self.num_classes, self.ignore_index, self.uniform = num_classes, ignore_index, uniform
+        self.skipped = skipped
         self.train_set, self.holdout_set = train_set, holdout_set
         self.scores = SCORES if holdout_set[0][1].ndim else SCORES_OF_IMAGES
         if options.select not in self.scores:
@@ -194,6 +197,8 @@ class Trainer:
                 self.save()  # the epoch's steps are done; its evaluation will be repeated
                 raise
             record |= {f"holdout/{name}": getattr(report, name) for name in self.scores}
+        if self.skipped:
+            record["skipped"] = self.skipped
         self.history.append(record)
         record["best"] = best_record(self.history, self.options.select) is record
         self._sums.clear()

@@ -1,0 +1,325 @@
+"""Processes killed, disks full, workers dead, files damaged: nothing is lost, and it is said."""
+
+import dataclasses
+import errno
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import segcal
+from segcal.cli import main
+from segcal.data import build
+from segcal.engine import checkpoint, results
+from tests import children
+from tests.saved import save_folder
+from tests.test_cli import write_masks
+from tests.test_eval_cli import QUICK, undrawn  # noqa: F401 (a fixture)
+from tests.test_resume import expect_equal, outcome
+
+KILLS = int(os.environ.get("SEGCAL_KILLS", 3))  # each of them a run killed and resumed
+RUN = ["--data.name", "digits", "--data.limit", "64", "--model.name", "resnet8", "--epochs", "3"]
+RUN += ["--batch_size", "16", "--save_every", "1", "--workers", "1", "--device", "cpu"]
+
+
+def train(folder, *arguments):
+    """`segcal train` in its own process; the settings that a run keeps must not tell runs apart."""
+    torch.set_num_threads(1)
+    folder.mkdir(exist_ok=True)
+    os.chdir(folder)
+    return main(["train", *RUN, "--out", "run", *arguments])
+
+
+def resumed(folder):
+    """What the run is in the end, if it is started again until it ends."""
+    process = children.start(train, folder, "--resume")
+    process.join(120)
+    assert process.exitcode == 0
+    assert {path.name for path in (folder / "run").iterdir()} == {
+        "config.yaml", "log.jsonl", "best.pt", "last.pt", "last.prev.pt",
+    }  # fmt: skip
+    return outcome(folder / "run")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What the run is if nobody kills it, and how many seconds it takes."""
+    folder = tmp_path_factory.mktemp("whole")
+    process = children.start(train, folder)
+    children.wait_for(folder / "run" / "config.yaml", process)
+    started = time.monotonic()
+    process.join(120)
+    assert process.exitcode == 0
+    return outcome(folder / "run"), time.monotonic() - started
+
+
+@pytest.mark.parametrize("number", range(KILLS))
+def test_killed_at_a_random_moment_of_training(tmp_path, whole, number):
+    expected, seconds = whole
+    process = children.start(train, tmp_path)
+    children.wait_for(tmp_path / "run" / "config.yaml", process)
+    time.sleep(random.Random(number).random() * seconds)
+    if process.is_alive():  # another run may be faster than the one that was timed
+        children.kill(process)
+    saved = checkpoint.load_last(tmp_path / "run")  # whole, whenever it was
+    assert saved is None or 0 < saved["learner"]["steps"] <= 12
+    expect_equal(resumed(tmp_path), expected)
+
+
+def stall(path, owner, name, calls):
+    """As on a disk that hangs: the n-th call of a function makes the file `path` and never ends."""
+    left = iter(range(calls - 1))
+    usual = getattr(owner, name)
+
+    def call(*args, **kwargs):
+        if next(left, None) is None:
+            path.touch()
+            time.sleep(1000)
+        return usual(*args, **kwargs)
+
+    setattr(owner, name, call)
+
+
+def train_stalled(folder, call):
+    stall(folder / "stalled", os, "fsync", call)
+    return train(folder)
+
+
+@pytest.mark.parametrize("call", [2, 6, 7])  # checkpoints of 4 steps come after the config: 2 to 5
+def test_killed_while_a_file_is_being_written(tmp_path, whole, call):
+    process = children.start(train_stalled, tmp_path, call)
+    children.wait_for(tmp_path / "stalled", process)
+    children.kill(process)
+    assert [path for path in (tmp_path / "run").iterdir() if path.name.startswith(".")]
+    expect_equal(resumed(tmp_path), whole[0])
+
+
+MOMENTS = {
+    "counting": (segcal.CalibrationMeter, "update", 3),
+    "writing": (json, "dumps", 2),
+    "moving": (os, "replace", 4),
+    "tidying up": (shutil, "rmtree", 1),
+}
+
+
+def evaluate(folder, moment, predictions):
+    """`segcal eval` that stalls at a moment; pages, which take seconds, are left out."""
+    results.write_figures = lambda *_: None
+    results.write_page = lambda entries, path, title: path.write_text(title)
+    if moment is not None:
+        stall(folder / "stalled", *MOMENTS[moment])
+    arguments = ["--predictions", str(predictions), "--overlays", "none", *QUICK]
+    return main(["eval", *arguments, "--posthoc", "ts", "--fit-predictions", str(predictions)])
+
+
+def contents(folder):
+    """What every file holds; of scalers the temperature: safetensors shuffles its own header."""
+    return {
+        str(path.relative_to(folder)): segcal.posthoc.load(path).temperature_
+        if path.suffix == ".safetensors"
+        else path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_while_evaluating(tmp_path, moment):
+    predictions = save_folder(tmp_path / "net", 4)
+    (predictions / "eval").mkdir()
+    (predictions / "eval" / "notes.txt").write_text("mine")
+    process = children.start(evaluate, tmp_path, None, predictions)
+    process.join(120)
+    assert process.exitcode == 0
+    before = contents(predictions / "eval")
+    assert {"notes.txt", "report.json", "posthoc/ts/report.json"} <= before.keys()
+    process = children.start(evaluate, tmp_path, moment, predictions)
+    children.wait_for(tmp_path / "stalled", process)
+    children.kill(process)
+    if moment in ("counting", "writing"):
+        assert contents(predictions / "eval") == before
+    (leftover,) = [path for path in predictions.iterdir() if path.name.startswith(".")] or [None]
+    if leftover is not None:  # it may be a living process's: it stays for a day
+        os.utime(leftover, (0, 0))
+    process = children.start(evaluate, tmp_path, None, predictions)
+    process.join(120)
+    assert process.exitcode == 0
+    assert contents(predictions / "eval") == before
+    assert not [path for path in predictions.iterdir() if path.name.startswith(".")]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 1 MiB, where the system allows one to be made."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small file system is not permitted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def expect_full(capsys, path):
+    """One line that says what happened and where, and nothing left over."""
+    err = capsys.readouterr().err
+    assert err.startswith("segcal: error: ") and err.count("\n") == 1
+    assert any(text in err for text in ("No space left on device", "File too large"))
+    assert str(path) in err
+    assert not [p for p in path.parent.iterdir() if p.name.startswith(".")]
+
+
+def fill(disk, leave):
+    """Take all space but `leave` bytes."""
+    free = shutil.disk_usage(disk).free
+    (disk / "filler").write_bytes(bytes(max(free - leave, 0)))
+
+
+def test_disk_full_while_training(small_disk, whole, capsys, monkeypatch):
+    """resnet8 has checkpoints of about 0.7 MB: the first fits, the second does not."""
+    monkeypatch.chdir(small_disk)
+    assert main(["train", *RUN, "--workers", "0", "--out", "run"]) == 1
+    expect_full(capsys, Path("run/last.next.pt"))
+    assert checkpoint.load(Path("run/last.pt"))["learner"]["steps"] == 1
+    # With room again, the run goes on to the end that it would have had.
+    shutil.copytree("run", small_disk.parent / "run")
+    expect_equal(resumed(small_disk.parent), whole[0])
+
+
+def test_disk_full_while_writing_a_report(small_disk, capsys, monkeypatch):
+    predictions = save_folder(small_disk / "net", 4)
+    monkeypatch.setattr(results, "write_figures", lambda *_: None)
+    arguments = ["--predictions", str(predictions), "--overlays", "none", *QUICK]
+    assert main(["eval", *arguments]) == 0
+    before = contents(predictions)
+    fill(small_disk, 40_000)  # the page is larger
+    capsys.readouterr()
+    assert main(["eval", *arguments]) == 1
+    expect_full(capsys, predictions / "eval")
+    assert contents(predictions) == before
+
+
+@pytest.mark.parametrize("limit", [100, 20_000, 200_000])
+def test_a_file_that_may_not_grow_leaves_the_old_one(tmp_path, limit):
+    """What a full disk does, for those who may not mount one: writes fail part of the way."""
+    meter = segcal.CalibrationMeter(19)
+    checkpoint.save_last(tmp_path, {"n": 1})
+    meter.save(tmp_path / "state.npz")
+    meter.compute().save(tmp_path / "report.json")
+    before = contents(tmp_path)
+    state = {"n": 2, "w": torch.randn(300, 300)}
+    bigger = segcal.CalibrationMeter(300)
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, usual[1]))
+    try:
+        for write, name in (
+            (lambda path: checkpoint.save(path, state), "last.pt"),
+            (bigger.save, "state.npz"),
+            (bigger.compute().save, "report.json"),
+        ):
+            with pytest.raises(OSError) as error:
+                write(tmp_path / name)
+            assert error.value.errno == errno.EFBIG
+            assert error.value.filename == str(tmp_path / name)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert contents(tmp_path) == before
+
+
+class DeadlyDigits:
+    """Kills the process that reads it, if that is a worker."""
+
+    def __init__(self, part, number):
+        self.part, self.names, self.number = part, part.names, number
+
+    def image(self, index):
+        return self.part.image(index)
+
+    def read(self, index):
+        if torch.utils.data.get_worker_info() is not None:
+            os.kill(os.getpid(), self.number)
+        return self.part.read(index)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGBUS])
+def test_a_worker_that_dies_is_named(tmp_path, monkeypatch, capfd, number):
+    digits = build.DATASETS["digits"]
+
+    def deadly(config):
+        source = digits(config)
+        return dataclasses.replace(source, train=DeadlyDigits(source.train, number))
+
+    monkeypatch.setitem(build.DATASETS, "digits", deadly)
+    assert main(["train", *RUN, "--out", str(tmp_path / "run")]) == 1
+    err = capfd.readouterr().err
+    last = err.replace("\0", "").splitlines()[-1]  # torch's own signal handler writes a zero
+    assert "Traceback" not in err
+    assert last.startswith("segcal: error: DataLoader worker (pid ")
+    assert {signal.SIGKILL: "Killed", signal.SIGBUS: "Bus error"}[number] in last
+    assert "fewer --workers" in last
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """Images with masks; in each part one image is cut short, and in train one mask is wrong."""
+    root = tmp_path / "own"
+    write_masks(root, count=16)
+    for part in ("train", "test"):
+        image = root / part / "images" / "5.jpg"
+        image.write_bytes(image.read_bytes()[:-200])
+    Image.fromarray(np.full((16, 16), 9, dtype=np.uint8)).save(root / "train" / "masks" / "7.png")
+    return root
+
+
+def own(root, out):
+    arguments = ["--data.name", "masks", "--data.root", str(root), "--data.num_classes", "2"]
+    arguments += ["--batch_size", "4", "--epochs", "1", "--device", "cpu", "--workers", "1"]
+    return [*arguments, "--model.width", "4", "--out", str(out)]
+
+
+def test_a_truncated_image_stops_the_run_and_is_named(damaged, tmp_path, capfd):
+    assert main(["train", *own(damaged, tmp_path / "run")]) == 2
+    err = capfd.readouterr().err
+    assert err.startswith("segcal: error: ") and err.count("\n") == 1
+    assert "5.jpg" in err or "7.png" in err
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_or_is_left_out_and_counted(damaged, tmp_path, capfd):
+    run = tmp_path / "run"
+    assert main(["train", *own(damaged, run), "--data.skip_bad", "true"]) == 0
+    out, err = capfd.readouterr()
+    assert "left out 2 training and hold-out images" in out
+    assert sorted(line[:16] for line in err.splitlines()) == ["segcal: left out"] * 3
+    (record,) = map(json.loads, (run / "log.jsonl").read_text().splitlines())
+    assert record["skipped"] == 2
+    assert main(["eval", str(run), *QUICK, "--overlays", "none"]) == 0
+    assert "left out 1 of 16 files" in capfd.readouterr().out
+    report = segcal.Report.load(run / "eval" / "report.json")
+    assert report.protocol.images == 15
+    assert str(damaged / "test" / "images" / "5.jpg") in (run / "eval" / "report.html").read_text()
+    # A run that does not say so can be judged so; its training images are not looked at again.
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("skip_bad: true", "skip_bad: false"))
+    assert main(["eval", str(run), *QUICK, "--overlays", "none"]) == 2
+    assert "5.jpg" in capfd.readouterr().err
+    assert main(["eval", str(run), *QUICK, "--overlays", "none", "--skip-bad"]) == 0
+
+
+def test_nothing_usable_is_an_error(tmp_path, capfd):
+    write_masks(tmp_path / "own", count=4)
+    for image in (tmp_path / "own" / "test" / "images").iterdir():
+        image.write_bytes(b"")
+    arguments = own(tmp_path / "own", tmp_path / "run")
+    assert main(["train", *arguments, "--data.skip_bad", "true"]) == 2
+    assert "all 4 are bad" in capfd.readouterr().err.splitlines()[-1]
