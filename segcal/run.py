@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,10 +57,21 @@ class Run:
     record: Record | None
 
 
-def open_run(folder: Path, *, weights: str = checkpoint.BEST, skip_bad: bool = False) -> Run:
-    """Open the run in `folder` with the weights in the file `weights`: best.pt or last.pt.
+def open_run(
+    folder: Path,
+    *,
+    weights: str = checkpoint.BEST,
+    skip_bad: bool = False,
+    shift: Mapping[str, Any] | None = None,
+) -> Run:
+    """Open the run in `folder`.
 
-    With `skip_bad`, or if the run says so, images that cannot be used are left out of its data.
+    Args:
+        folder: of the run.
+        weights: the file of its weights: best.pt or last.pt.
+        skip_bad: leave images that cannot be used out of its data; a run may say so itself.
+        shift: other values for options of its data that change the test images alone: rotation,
+            domain.
     """
     if not (folder / CONFIG).exists():
         raise FileNotFoundError(f"Expected a run with a {CONFIG} in {folder}, but there is none")
@@ -67,7 +79,12 @@ def open_run(folder: Path, *, weights: str = checkpoint.BEST, skip_bad: bool = F
     state = checkpoint.load(folder / weights)
     # A run may come from someone else: opening it fetches nothing to places that its settings name.
     skip_bad = skip_bad or config.data.skip_bad
-    source = replace(config.data, download=False, skip_bad=skip_bad)
+    source = replace(config.data, download=False, skip_bad=skip_bad, **(shift or {}))
+    if source.train_domain == "others" and source.domain != config.data.domain:
+        raise ValueError(
+            f"Expected domain {config.data.domain}, which the run in {folder} left out, "
+            f"but got {source.domain}: it was trained on that"
+        )
     data = build_data(source, seed=config.seed)
     # The checkpoint has all weights: the encoder's first ones need not be found again.
     bare = replace(config.model, encoder_weights=None)

@@ -10,7 +10,7 @@ import torch
 
 from segcal import distributed
 from segcal.commands.parser import Parser, at_least, checked, names, shard
-from segcal.commands.subjects import WHOLE, Subject, run_subject, saved_subject
+from segcal.commands.subjects import WHOLE, Subject, run_subject, saved_subject, shift_words
 from segcal.engine.judge import labelled, measure
 from segcal.engine.launch import choose_device, process_group
 from segcal.engine.log import describe_scores
@@ -49,7 +49,7 @@ def evaluate(arguments: Sequence[str], prog: str) -> None:
                 results.append(found)
                 continue
             alone = options.out is not None and len(inputs) == 1
-            home = found.home / _folder_name(options.shard)
+            home = found.home / _folder_name(options)
             results += _examine(found, options.out if alone else home, options)
         if len(inputs) > 1 and distributed.rank() == 0:
             with new_contents(comparison) as staging:
@@ -67,8 +67,11 @@ def _found(options: argparse.Namespace, device: torch.device) -> Iterator[Result
         yield saved_subject(path, fit, options)
 
 
-def _folder_name(shard: tuple[int, int]) -> str:
-    return EVAL if shard == WHOLE else f"{EVAL}-{shard[0] + 1}-of-{shard[1]}"
+def _folder_name(options: argparse.Namespace) -> str:
+    parts = [EVAL, *(words.replace(" ", "-") for words in shift_words(options))]
+    if options.shard != WHOLE:
+        parts.append(f"{options.shard[0] + 1}-of-{options.shard[1]}")
+    return "-".join(parts)
 
 
 def _examine(subject: Subject, folder: Path, options: argparse.Namespace) -> list[Result]:
@@ -128,6 +131,13 @@ def _parse(arguments: Sequence[str], prog: str) -> argparse.Namespace:
         "--split", choices=("test", "holdout"), default="test", help="part to judge a run on"
     )
     parser.add_argument(
+        "--rotation",
+        type=float,
+        metavar="DEGREES",
+        help="turn the test images of classification runs counter-clockwise",
+    )
+    parser.add_argument("--domain", help="test runs on this domain of their data (pacs)")
+    parser.add_argument(
         "--posthoc",
         type=checked(method_names),
         default=(),
@@ -139,6 +149,8 @@ def _parse(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     options = parser.parse_intermixed_args(arguments)
     if not options.inputs and not options.predictions:
         parser.error("Expected the folder of a run, or --predictions, but got neither")
+    if options.predictions and shift_words(options):
+        parser.error("Expected runs with --rotation and --domain, but got --predictions")
     if len(options.fit_predictions) not in (0, len(options.predictions)):
         parser.error(
             f"Expected one --fit-predictions for each of {len(options.predictions)} "

@@ -56,12 +56,19 @@ class Subject:
 
 def run_subject(folder: Path, options: argparse.Namespace, device: torch.device) -> Subject:
     """The run in `folder`, on the part of its data that is asked for."""
-    run = open_run(folder, weights=f"{options.weights}.pt", skip_bad=options.skip_bad)
+    run = open_run(
+        folder,
+        weights=f"{options.weights}.pt",
+        skip_bad=options.skip_bad,
+        shift=shift_of(options),
+    )
     if options.split == "holdout" and options.posthoc:
         raise ValueError(
             "Expected --split test with --posthoc: on the hold-out, methods would be judged on "
             "what they were fitted on"
         )
+    if options.split == "holdout" and shift_of(options):
+        raise ValueError("Expected --split test with --rotation and --domain: they change no other")
 
     def part(name: str, shard: tuple[int, int]) -> NetworkSource:
         samples = getattr(run.data, name)
@@ -75,13 +82,25 @@ def run_subject(folder: Path, options: argparse.Namespace, device: torch.device)
         )
 
     return Subject(
-        name=folder.resolve().name,
+        name=", ".join([folder.resolve().name, *shift_words(options)]),
         home=folder,
         source=part(options.split, options.shard),
         holdout=lambda: part("holdout", WHOLE),
         config=(folder / CONFIG).read_text(encoding="utf-8"),
         history=_read_log(folder / LOG),
     )
+
+
+def shift_of(options: argparse.Namespace) -> dict[str, Any]:
+    """What is changed in the test images of runs, by option of their data."""
+    asked = {"rotation": options.rotation, "domain": options.domain}
+    return {key: value for key, value in asked.items() if value is not None}
+
+
+def shift_words(options: argparse.Namespace) -> list[str]:
+    """The same in words: "rotation 45"."""
+    changes = shift_of(options).items()
+    return [f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in changes]
 
 
 def saved_subject(path: Path, fit: Path | None, options: argparse.Namespace) -> Subject:

@@ -69,6 +69,10 @@ STAND_INS = {
     "small/digits_imbalance100": StandIn("digits, imbalance 100, ResNet-8"),
     "small/cifar10_resnet8": StandIn("CIFAR-10 (2000 images), ResNet-8", ("cifar10_small",)),
     "small/mnist_resnet8": StandIn("MNIST (2000 images), ResNet-8", ("MNIST/raw",)),
+    "small/pacs_resnet8": StandIn("PACS (420 images), ResNet-8", ("pacs_small",)),
+    "small/tiny_imagenet_resnet8": StandIn(
+        "Tiny-ImageNet (at most 2000 images), ResNet-8", ("tiny-imagenet-200",)
+    ),
 }
 
 _CIFAR10, _CIFAR100 = ("cifar-10-batches-py",), ("cifar-100-python",)
@@ -91,12 +95,14 @@ EXPERIMENTS = {
     "tiny_imagenet_resnet34": Experiment(
         "Tiny-ImageNet, ResNet-34",
         ("tiny-imagenet-200",),
-        ("small/digits_resnet8",),
+        ("small/tiny_imagenet_resnet8", "small/digits_resnet8"),
     ),
     "newsgroups_gpcnn": Experiment(
-        "20 Newsgroups, global-pooling CNN", ("20news-bydate",), ("small/digits_resnet8",)
+        "20 Newsgroups, global-pooling CNN", ("20news-bydate-train",), ("small/digits_resnet8",)
     ),
-    "pacs_resnet18": Experiment("PACS, ResNet-18", ("PACS",), ("small/digits_resnet8",)),
+    "pacs_resnet18": Experiment(
+        "PACS, ResNet-18", ("PACS",), ("small/pacs_resnet8", "small/digits_resnet8")
+    ),
     "mnist_rotated_resnet20": Experiment(
         "Rotated MNIST, ResNet-20", ("MNIST/raw",), ("small/mnist_resnet8", "small/digits_resnet8")
     ),
