@@ -1,10 +1,13 @@
 """Tiny-ImageNet and Mendeley V2, from small copies in their official layouts."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from segcal.cli import main
 from segcal.data import DataConfig, build_data
 
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
@@ -109,8 +112,21 @@ def test_incomplete_xrays(xrays):
         build("mendeley", xrays)
 
 
-@pytest.mark.parametrize("name", ["tiny_imagenet", "mendeley", "newsgroups", "pacs"])
-def test_missing_data_says_where_to_put_what(name, tmp_path):
-    with pytest.raises(ValueError, match=f"Expected .* in {tmp_path}.*data/README.md") as caught:
-        build(name, tmp_path)
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(
+    ("config", "place"),
+    [
+        ("tiny_imagenet_resnet34", "tiny-imagenet-200"),
+        ("mendeley_resnet50", "chest_xray"),
+        ("pacs_resnet18", "PACS"),
+        ("newsgroups_gpcnn", "20news-bydate-train"),
+    ],
+)
+def test_missing_data_says_where_to_put_what(config, place, tmp_path, capfd):
+    path = Path(__file__).parents[1] / "configs" / f"{config}.yaml"
+    options = ["--data.root", str(tmp_path), "--data.download", "false"]
+    out = tmp_path / "run"
+    assert main(["train", "--config", str(path), *options, "--out", str(out)]) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("segcal: error: Expected ") and error.count("\n") == 1
+    assert str(tmp_path) in error and place in error and "data/README.md" in error
+    assert not out.exists()

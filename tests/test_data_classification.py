@@ -2,7 +2,6 @@
 
 import gzip
 import pickle
-import shutil
 import socket
 import struct
 
@@ -71,19 +70,31 @@ def test_svhn_matrices(tmp_path, monkeypatch):
     assert torch.equal(data.train[(1, 0)][0], data.train[(2, 0)][0])  # SVHN is not augmented
 
 
-def test_mnist_files(tmp_path):
+@pytest.mark.parametrize("packed", [False, True])
+def test_mnist_files(tmp_path, packed):
     folder = tmp_path / "MNIST" / "raw"
     folder.mkdir(parents=True)
     images = np.random.default_rng(0).integers(0, 256, (3, 28, 28), dtype=np.uint8)
+
+    def write(name, content):
+        path = folder / (f"{name}.gz" if packed else name)
+        path.write_bytes(gzip.compress(content) if packed else content)
+        return path
+
     for part in ("train", "t10k"):
         header = struct.pack(">IIII", 2051, 3, 28, 28)
-        (folder / f"{part}-images-idx3-ubyte").write_bytes(header + images.tobytes())
-        labels = struct.pack(">II", 2049, 3) + bytes([5, 0, 9])
-        (folder / f"{part}-labels-idx1-ubyte").write_bytes(labels)
+        write(f"{part}-images-idx3-ubyte", header + images.tobytes())
+        labels = write(f"{part}-labels-idx1-ubyte", struct.pack(">II", 2049, 3) + bytes([5, 0, 9]))
+    before = {path.name for path in folder.iterdir()}
     data = build("mnist", tmp_path)
     image, label = data.test[2]
     assert image.shape == (3, 28, 28) and label.item() == 9
     np.testing.assert_allclose(image[1].numpy(), (images[2] / 255 - 0.1307) / 0.3081, atol=1e-5)
+    assert {path.name for path in folder.iterdir()} == before  # the folder may be read-only
+    labels.write_bytes(labels.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=f"Expected MNIST's format in .*{labels.name}") as caught:
+        build("mnist", tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn", "mnist", "voc2012"])
@@ -98,13 +109,8 @@ def test_missing_data_says_how_to_get_it(name, download, tmp_path, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
-def test_real_mnist(tmp_path, shared_data):
-    folder = tmp_path / "MNIST" / "raw"
-    folder.mkdir(parents=True)
-    for path in (shared_data / "MNIST" / "raw").glob("*.gz"):
-        with gzip.open(path) as packed, open(folder / path.stem, "wb") as plain:
-            shutil.copyfileobj(packed, plain)
-    data = build("mnist", tmp_path, limit=100)
+def test_real_mnist(shared_data):
+    data = build("mnist", shared_data, limit=100)
     assert data.num_classes == 10 and len(data.test) == 100
     pixels = torch.stack([data.test[i][0] for i in range(100)])
     assert abs(pixels.mean()) < 0.1 and abs(pixels.std() - 1) < 0.1

@@ -209,3 +209,11 @@ def test_table_of_our_own_has_intervals_and_differences(tiny):
     found = row.split("|")[4].split("(")[0].strip(" *")
     means = [sum(report.ece for report in side) / 2 for side in (first, second)]
     assert float(found) == pytest.approx(100 * (means[1] - means[0]), abs=0.006)
+
+
+def test_missing_word_vectors_are_named(tmp_path):
+    """The messages can be fetched, GloVe cannot."""
+    path = tmp_path / "glove.6B.100d.txt"
+    assert experiments.missing("newsgroups_gpcnn", tmp_path) == str(path)
+    path.touch()
+    assert experiments.missing("newsgroups_gpcnn", tmp_path) is None

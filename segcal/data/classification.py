@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ from segcal.data.transforms import Augmentation
 
 _CIFAR_MEAN, _CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 _DIGITS = tuple(map(str, range(10)))
+_PARTS = ("train", "t10k")  # of MNIST
 
 
 def cifar10(config: DataConfig) -> Source:
@@ -41,15 +45,41 @@ def svhn(config: DataConfig) -> Source:
 
 
 def mnist(config: DataConfig) -> Source:
-    """MNIST: 60000 + 10000 images of 28x28, grey as three equal channels; no augmentation."""
-    train, test = _load(config, "MNIST", [{"train": True}, {"train": False}])
+    """MNIST: 60000 + 10000 images of 28x28, grey as three equal channels; no augmentation.
+
+    The files may be packed (.gz), as they are published.
+    """
+    folder = Path(config.root) / "MNIST" / "raw"
+    kinds = ("images-idx3", "labels-idx1")
+    files = {part: [_packed(folder / f"{part}-{kind}-ubyte") for kind in kinds] for part in _PARTS}
+    if not all(path.is_file() for paths in files.values() for path in paths):
+        _load(config, "MNIST", [{"train": True}, {"train": False}])  # fetched, or an error
+    arrays = {part: [_read_idx(_packed(path)) for path in paths] for part, paths in files.items()}
     return Source(
-        train=_part("train", train.data.numpy(), train.targets.numpy()),
-        test=_part("test", test.data.numpy(), test.targets.numpy()),
+        train=_part("train", *arrays["train"]),
+        test=_part("test", *arrays["t10k"]),
         class_names=_DIGITS,
         mean=(0.1307,) * 3,
         std=(0.3081,) * 3,
     )
+
+
+def _packed(path: Path) -> Path:
+    """The file, or its packed form if only that is there."""
+    packed = path.with_name(f"{path.name}.gz")
+    return packed if packed.is_file() and not path.is_file() else path
+
+
+def _read_idx(path: Path) -> np.ndarray:
+    """The uint8 array of a file in MNIST's format: the sizes in big-endian, then the values."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = file.read()
+        ndim = content[3]
+        shape = np.frombuffer(content, ">u4", ndim, offset=4).astype(int)
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * ndim).reshape(shape)
+    except (OSError, EOFError, zlib.error, IndexError, ValueError) as error:
+        raise ValueError(f"Expected MNIST's format in {path}, but {one_line(error)}") from error
 
 
 def _cifar(config: DataConfig, name: str) -> Source:

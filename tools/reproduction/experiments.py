@@ -145,11 +145,13 @@ def missing(config: str, data: Path) -> str | None:
     path = CONFIGS / f"{config}.yaml"
     if not path.exists():
         return f"configs/{config}.yaml"
-    needs = (STAND_INS.get(config) or EXPERIMENTS[config]).needs
-    if at_hand(needs, data):
-        return None
     settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return None if settings["data"].get("download") else str(data / needs[0])
+    needs = (STAND_INS.get(config) or EXPERIMENTS[config]).needs
+    if not at_hand(needs, data) and not settings["data"].get("download"):
+        return str(data / needs[0])
+    weights = Path(settings.get("model", {}).get("encoder_weights") or "")
+    local = data.joinpath(*weights.parts[1:])  # in place of data/
+    return str(local) if weights.parts[:1] == ("data",) and not local.exists() else None
 
 
 def config_name(experiment: str, scale: Scale, data: Path) -> str:
