@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
-from reproduction import cost
+from reproduction import cost, paper
 
 from segcal.config import load_config
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-NAMES = [p.stem for p in sorted(CONFIGS.glob("*.yaml")) if p.stem not in ("digits", "scenes")]
+NAMES = sorted({w.experiment for table in paper.tables().values() for w in table.wants()})
 
 
 def test_flops_of_resnet32():
