@@ -154,8 +154,13 @@ def test_a_run_from_messages_to_report(tmp_path, monkeypatch):
     assert values["caf\xe9"].eq(0).all() and values["moon"].abs().sum() > 0
     rounded = (1000 * run.model.encoder.weight).round() / 1000
     assert torch.allclose(rounded, run.model.encoder.weight, atol=1e-6)  # as in the file
-    quick = ["--resamples", "0", "--workers", "0", "--device", "cpu", "--posthoc", "none,ts"]
+    quick = ["--resamples", "0", "--workers", "0", "--device", "cpu", "--posthoc", "none,ts,lts"]
     assert main(["eval", str(tmp_path / "run"), *quick]) == 0
     report = segcal.Report.load(tmp_path / "run" / "eval" / "report.json")
     assert report.protocol.images == report.protocol.pixels == 36
     assert report.accuracy > 0.6 and report.class_names == GROUPS
+    scaler = segcal.posthoc.load(tmp_path / "run/eval/posthoc/lts/scaler.safetensors")
+    assert scaler(torch.randn(2, 3)).shape == (2, 3)  # fitted on logits alone, word numbers unseen
+    out = tmp_path / "text.pt2"
+    assert main(["export", str(tmp_path / "run"), "--size", "8x8", "--out", str(out)]) == 2
+    assert not out.exists()  # a text has no such size

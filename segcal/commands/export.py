@@ -73,4 +73,6 @@ def _size(text: str) -> tuple[int, int]:
 
 def _example(image: Tensor, size: tuple[int, int] | None) -> Tensor:
     batch = image[None]
+    if size is not None and batch.ndim != 4:
+        raise ValueError("Expected no --size for a network that reads text, but got one")
     return batch if size is None else interpolate(batch, size, mode="bilinear")

@@ -102,7 +102,9 @@ class NetworkSource:
         images = images.to(self._device, non_blocking=True)
         labels = labels.to(self._device, non_blocking=True)
         with torch.inference_mode():
-            return Predictions(names, "logits", self._model(images), labels, images)
+            logits = self._model(images)
+        shown = images if images.ndim == 4 else None  # word numbers are nothing to look at
+        return Predictions(names, "logits", logits, labels, shown)
 
     def image(self, index: int) -> np.ndarray | None:
         """(H, W, 3) uint8 RGB."""
