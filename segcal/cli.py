@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
 import sys
@@ -113,6 +114,8 @@ def run(command: Callable[[Sequence[str], str], None], arguments: Sequence[str],
     SEGCAL_TRACEBACK=1 in the environment shows where an error came from.
     """
     _log_to_stderr()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # the path of a result may be any bytes
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         command(arguments, prog)
     except Interrupted as stop:

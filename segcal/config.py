@@ -224,6 +224,8 @@ def _check_yaml(path: Path) -> None:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         raise ValueError(f"Expected YAML in {path}, but line {line}: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"Expected YAML in {path}, but {' '.join(str(error).split())}") from None
     if not isinstance(options, dict):
         raise ValueError(f"Expected options (key: value) in {path}, but got {options!r:.60}")
     for name, hint in get_type_hints(TrainConfig).items():
@@ -231,13 +233,16 @@ def _check_yaml(path: Path) -> None:
             raise ValueError(f"Expected options under {name} in {path}, but got {options[name]}")
 
 
-def _build(kind: type[_T], values: Mapping[str, Any]) -> _T:
+def _build(kind: type[_T], values: Mapping[str, Any], prefix: str = "") -> _T:
     """An instance of the dataclass `kind`, and of those inside it, from nested mappings."""
     hints = get_type_hints(kind)
     arguments = dict(values)
     for name, value in values.items():
+        if value is None and type(None) not in get_args(hints[name]):  # jsonargparse lets it pass
+            wanted = "options" if is_dataclass(hints[name]) else _wording(hints[name])
+            raise ValueError(f"Expected {prefix}{name} to be {wanted}, but got null")
         if is_dataclass(hints[name]):
-            arguments[name] = _build(hints[name], value)
+            arguments[name] = _build(hints[name], value, f"{prefix}{name}.")
     return kind(**arguments)
 
 

@@ -45,6 +45,11 @@ def name_file(error: BaseException, path: Path) -> None:
         error.filename = str(path)
 
 
+def utf8(text: str) -> str:
+    """`text` with ? for what no UTF-8 file can hold: a file's name may be any bytes."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def _umask() -> int:
     umask = os.umask(0)
     os.umask(umask)

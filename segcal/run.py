@@ -89,18 +89,9 @@ def open_run(
     # The checkpoint has all weights: the encoder's first ones need not be found again.
     bare = replace(config.model, encoder_weights=None)
     model = build_model(bare, num_classes=data.num_classes, words=data.words)
-    _load_weights(model, state["model"], folder / weights)
-    return Run(config, data, model.eval(), state["record"])
-
-
-def _load_weights(model: nn.Module, weights: dict[str, Any], path: Path) -> None:
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        detail = " ".join(str(error).split())
-        raise ValueError(
-            f"Expected weights of this model in {path}, but got {detail:.200}"
-        ) from None
+    with checkpoint.expect_whole(folder / weights):
+        model.load_state_dict(state["model"])
+        return Run(config, data, model.eval(), state["record"])
 
 
 def train_run(config: TrainConfig, *, resume: bool = False) -> list[Record]:
@@ -127,8 +118,9 @@ def train_run(config: TrainConfig, *, resume: bool = False) -> list[Record]:
         state = checkpoint.load_last(config.folder) if resume else None
         trainer = _build(config, device, restored=state is not None)
         if state is not None:
-            _expect_same(state["config"], to_dict(config), config.folder)
-            trainer.restore(state)
+            with checkpoint.expect_whole(config.folder / checkpoint.LAST):
+                _expect_same(state["config"], to_dict(config), config.folder)
+                trainer.restore(state)
         if distributed.rank() == 0:
             _prepare_folder(config)
             _announce(config, trainer)

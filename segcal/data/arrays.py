@@ -7,6 +7,7 @@ for it, and nothing is ever unpickled. Whatever is wrong with a file becomes one
 from __future__ import annotations
 
 import math
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -27,6 +28,13 @@ _HEADERS = {
 _LABEL_MODES = ("1", "L", "P", "I", "I;16", "I;16L", "I;16B")  # one channel, whole numbers
 
 
+# SyntaxError and TokenError come from numpy's header parser, RuntimeError from encrypted archives.
+_READ_ERRORS = (
+    *(OSError, ValueError, TypeError, OverflowError, RuntimeError, MemoryError),
+    *(SyntaxError, tokenize.TokenError, Image.DecompressionBombError),
+)
+
+
 class BadFile(ValueError):
     """A file that cannot be used; the message is one line that names it and says why."""
 
@@ -42,8 +50,7 @@ def naming(path: Path) -> Iterator[None]:
         raise BadFile(f"{path}: there is no such file") from None
     except (EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise BadFile(f"{path}: the file is truncated or damaged ({_line(error)})") from None
-    # SyntaxError comes from numpy's header parser, RuntimeError from encrypted archives.
-    except (OSError, ValueError, RuntimeError, SyntaxError, Image.DecompressionBombError) as error:
+    except _READ_ERRORS as error:
         raise BadFile(f"{path}: {_line(error)}") from None
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from segcal.data.source import ArrayPart, Label, Part
+from segcal.files import utf8
 
 log = logging.getLogger(__name__)
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
@@ -40,8 +41,8 @@ class FilePart:
     def names(self) -> Sequence[str]:
         """File names without their ending, after their class folder if they have one."""
         if self.labels and isinstance(self.labels[0], int):
-            return [f"{path.parent.name}/{path.stem}" for path in self.images]
-        return [path.stem for path in self.images]
+            return [utf8(f"{path.parent.name}/{path.stem}") for path in self.images]
+        return [utf8(path.stem) for path in self.images]
 
     def image(self, index: int) -> np.ndarray:
         """(H, W, 3) uint8 RGB."""

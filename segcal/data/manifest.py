@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import yaml
 
+from segcal.files import utf8
+
 Kind = Literal["logits", "probs"]
 Layout = Literal["chw", "hwc"]
 MANIFESTS = ("manifest.yaml", "manifest.yml", "manifest.json")  # JSON is YAML too
@@ -64,6 +66,8 @@ class PredictionFormat:
                 f"Expected class_names to be {self.num_classes} names, as num_classes says, "
                 f"but got {len(self.class_names)}"
             )
+        if self.class_names is not None:
+            object.__setattr__(self, "class_names", tuple(map(utf8, self.class_names)))
         for name in ("labels", "images"):
             folder = getattr(self, name)
             if folder is not None and not folder.is_dir():

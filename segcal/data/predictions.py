@@ -20,10 +20,12 @@ from torch.nn.functional import interpolate
 from segcal.data import arrays
 from segcal.data.arrays import BadFile
 from segcal.data.manifest import Kind, PredictionFormat, read_manifest
+from segcal.files import utf8
 from segcal.pixels import Pixels, flatten
 
 _SUFFIXES = (".npz", ".npy")
 _LABEL_SUFFIXES = (".png", ".npy")
+_MAX_ENLARGED = 256  # a side; more than any network, less than a few bytes need to fill memory
 _IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
@@ -73,7 +75,7 @@ class PredictionFolder:
     def __init__(self, path: str | Path, **stated: Any) -> None:
         self.path = Path(path)
         self._files = _list(self.path)
-        self.names = [file.stem for file in self._files]
+        self.names = [utf8(file.stem) for file in self._files]
         self.folder = self.path if self.path.is_dir() else self.path.parent
         manifest = read_manifest(self.path) if self.path.is_dir() else {}
         self.format = PredictionFormat(**{**manifest, **stated})
@@ -145,7 +147,8 @@ class PredictionFolder:
                 x = _enlarge(x, kind, y, align_corners=self.format.align_corners)
             _check_values(flatten(x, y, self.ignore_index), kind)
         one = len(x) == 1
-        names = [file.stem] if one else [f"{file.stem}:{row}" for row in range(len(x))]
+        name = self.names[index]
+        names = [name] if one else [f"{name}:{row}" for row in range(len(x))]
         return Predictions(names, kind, x, y)
 
     def image(self, index: int) -> np.ndarray | None:
@@ -266,6 +269,11 @@ def _enlarge(values: Tensor, kind: Kind, labels: Tensor, *, align_corners: bool)
         raise ValueError(
             f"Expected labels at least as large as the {kind}, {tuple(values.shape[2:])}, "
             f"but got {size}; labels are never shrunk, so resize the {kind} before saving"
+        )
+    if max(t / s for s, t in zip(values.shape[2:], size, strict=True)) > _MAX_ENLARGED:
+        raise ValueError(
+            f"Expected {kind} to be enlarged at most {_MAX_ENLARGED} times, "
+            f"but got {tuple(values.shape[2:])} for labels {size}"
         )
     arrays.check_size(4 * values.shape[1] * labels.numel(), f"{values.shape[1]} x {size} {kind}")
     wide = values.to(torch.promote_types(values.dtype, torch.float32))

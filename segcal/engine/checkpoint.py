@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import random
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,11 @@ def load(path: Path) -> dict[str, Any]:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()  # torch itself does not look at the checksums
         if damaged is not None:
-            raise ValueError(f"Expected a whole checkpoint, but {path} is damaged (in {damaged})")
+            raise zipfile.BadZipFile(damaged)
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (zipfile.BadZipFile, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # zipfile and torch raise many kinds for files that are damaged
         raise ValueError(
             f"Expected a checkpoint of segcal, but {path} is damaged or something else"
         ) from error
@@ -74,6 +77,19 @@ def load(path: Path) -> dict[str, Any]:
             "it was written by another version of segcal"
         )
     return state
+
+
+@contextmanager
+def expect_whole(path: Path) -> Iterator[None]:
+    """Turn what a checkpoint of the wrong contents leads to into one error that names it."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
+        detail = " ".join(str(error).split())
+        raise ValueError(
+            f"Expected a checkpoint of this run in {path}, but got {type(error).__name__}: "
+            f"{detail:.200}"
+        ) from error
 
 
 def load_last(folder: Path) -> dict[str, Any] | None:

@@ -82,6 +82,17 @@ def write_jsonl(path: Path, history: list[Record]) -> None:
         file.writelines(json.dumps(record) + "\n" for record in history)
 
 
+def require_history(history: list[Record], epochs: int) -> None:
+    """Raise a KeyError or TypeError unless these are the records of a run's first epochs."""
+    for number, record in enumerate(history, 1):
+        if record["epoch"] != number or isinstance(record["lr"], str):
+            raise KeyError(f"epoch {number}")
+        describe(record, epochs)
+        float(record["best"])
+    if len(history) == epochs:
+        describe_scores(history[-1], "holdout/")  # the last epoch is always evaluated
+
+
 def describe(record: Record, epochs: int) -> str:
     """One line about an epoch, for people: per cent and 1e-3 as the paper prints them."""
     terms = {k.removeprefix("train/"): v for k, v in record.items() if k.startswith("train/")}

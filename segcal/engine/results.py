@@ -39,10 +39,12 @@ from segcal.viz import (
     write_figures,
     write_page,
 )
+from segcal.viz.entry import tell_apart
 
 EVAL, COMPARISON = "eval", "comparison"  # folders
 REPORT, PAGE, STATE, SCALER = "report.json", "report.html", "state.npz", "scaler.safetensors"
 OVERLAYS, POSTHOC = "overlays", "posthoc"
+_MAX_NAME = 200  # bytes; systems allow 255, and an ending comes after it
 _ABANDONED = 24 * 3600  # seconds
 _OWNED = ("figures", OVERLAYS, POSTHOC)  # folders that are replaced as a whole
 
@@ -121,8 +123,9 @@ def write_result(result: Result, drawn: Sequence[Drawn], folder: Path) -> Result
     """Write `report.json` and the images drawn for it; the result with these as its overlays."""
     (folder / OVERLAYS if drawn else folder).mkdir(parents=True, exist_ok=True)
     overlays = []
-    for image in drawn:
-        overlay, stem = image.overlay, file_name(image.overlay.name)
+    stems = tell_apart([file_name(image.overlay.name) for image in drawn])
+    for image, stem in zip(drawn, stems, strict=True):
+        overlay = image.overlay
         overlays.append({"name": overlay.name, "file": f"{stem}.png", "ece": overlay.ece})
         (folder / OVERLAYS / f"{stem}.png").write_bytes(overlay.png)
         np.savez_compressed(folder / OVERLAYS / f"{stem}.npz", **image.arrays)
@@ -168,8 +171,9 @@ def entry_name(run: str, method: str) -> str:
 
 
 def file_name(name: str) -> str:
-    """A name as that of a file: letters, digits and + . _ - alone, and no dot in front."""
-    return re.sub(r"[^\w.+-]+", "-", name).strip(".-") or "image"
+    """A name as a file's: letters, digits and + . _ - alone, no dot in front, not too long."""
+    kept = re.sub(r"[^\w.+-]+", "-", name).encode("utf-8", "replace")[:_MAX_NAME]
+    return kept.decode("utf-8", "ignore").strip(".-") or "image"
 
 
 def _read_overlays(listed: Sequence[Mapping[str, Any]], folder: Path) -> list[Overlay]:

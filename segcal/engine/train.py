@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from segcal import distributed
-from segcal.engine import checkpoint
+from segcal.engine import checkpoint, log
 from segcal.engine.evaluate import evaluate
 from segcal.engine.launch import Interrupted, StopSignals
 from segcal.engine.learner import Learner
@@ -289,6 +289,7 @@ class Trainer:
             )
         self.learner.load_state_dict(state["learner"])
         self.history = state["history"]
+        log.require_history(self.history, self.options.epochs)
         self._sums.load_state_dict(state["sums"], self.device)
         self._seconds = state["seconds"]
         if self._epoch_is_whole:

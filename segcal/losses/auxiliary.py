@@ -66,10 +66,11 @@ def mmce(
     one pixel is drawn from each at an offset fixed by `seed`. Batches of at most `sample` valid
     pixels are used whole.
     """
-    if bandwidth <= 0 or sample < 2:
+    whole = isinstance(sample, int) and isinstance(seed, int)
+    if not (whole and bandwidth > 0 and sample >= 2 and 0 <= seed < 2**63):
         raise ValueError(
-            f"Expected bandwidth > 0 and sample >= 2, but got bandwidth={bandwidth}, "
-            f"sample={sample}"
+            f"Expected bandwidth > 0, a whole sample >= 2 and a whole seed >= 0, "
+            f"but got bandwidth={bandwidth}, sample={sample}, seed={seed}"
         )
     confidence, correct = statistics(pixels, "confidence", "correct")
     index, mine, drawn = _sample(pixels.valid, sample, seed, sync)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from segcal.files import atomic_write
+from segcal.files import atomic_write, utf8
 from segcal.metrics import rows, scores
 from segcal.metrics.scores import Array
 from segcal.metrics.tables import (
@@ -24,6 +24,7 @@ from segcal.metrics.tables import (
     Protocol,
     finite,
     frozen_array,
+    require_sums,
 )
 
 FORMAT = "segcal-report"
@@ -80,6 +81,8 @@ class Report:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "confusion", frozen_array(self.confusion, np.int64))
+        if self.class_names is not None:
+            object.__setattr__(self, "class_names", tuple(map(utf8, self.class_names)))
 
     @property
     def ece(self) -> float:
@@ -236,28 +239,32 @@ class Report:
                 classes=BinTable(**data["classes"]),
                 fine=FineHistogram(**data["fine"]),
                 confusion=data["confusion"],
-                nll_sum=data["nll_sum"],
-                brier_sum=data["brier_sum"],
+                nll_sum=float(data["nll_sum"]),
+                brier_sum=float(data["brier_sum"]),
                 class_names=None if names is None else tuple(names),
                 images=None if images is None else ImageStatistics.from_dict(images),
                 regions={n: cls.from_dict(part) for n, part in data["regions"].items()},
             )
-        except (KeyError, TypeError, AttributeError) as error:
+            report._check_sums()
+        except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
             raise ValueError(f"Expected a complete report, but got {error!r}") from None
-        report._check_shapes()
         return report
 
-    def _check_shapes(self) -> None:
-        k, b = self.protocol.num_classes, self.protocol.num_bins
-        f = len(self.fine.correct)
-        expected = {"top": (b,), "classes": (k, b)}
-        for name, shape in expected.items():
-            for array in getattr(self, name).sums:
-                if array.shape != shape:
-                    raise ValueError(f"Expected {name} tables of {shape}, but got {array.shape}")
-        shapes = (self.confusion.shape, self.fine.wrong.shape, self.fine.edges.shape)
-        if shapes != ((k, k), (f,), (f + 1,)):
-            raise ValueError(f"Expected a ({k}, {k}) confusion matrix and equal histograms")
+    def _check_sums(self) -> None:
+        """Raise a ValueError unless all tables have the sizes that the protocol says."""
+        p = self.protocol
+        for value in (p.num_classes, p.num_bins, p.images, p.pixels):
+            if type(value) is not int or value < 0:
+                raise ValueError(f"Expected whole numbers in the protocol, but got {value!r}")
+        k, b, f = p.num_classes, p.num_bins, self.fine.correct.size
+        require_sums("edges", (b + 1,), self.top.edges, self.classes.edges)
+        require_sums("top", (b,), *self.top.sums)
+        require_sums("classes", (k, b), *self.classes.sums)
+        require_sums("confusion", (k, k), self.confusion)
+        fine = self.fine
+        require_sums("fine", (f,), fine.correct, fine.wrong, fine.confidence_sum, fine.edges[1:])
+        if self.class_names is not None and len(self.class_names) != k:
+            raise ValueError(f"Expected {k} class_names, but got {len(self.class_names)}")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON; `path` is never half-written."""

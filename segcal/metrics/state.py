@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -96,7 +97,7 @@ def read_state(path: str | os.PathLike[str]) -> tuple[Settings, dict[str, Tensor
 _DAMAGE = (
     *(ValueError, KeyError, TypeError, AttributeError, EOFError, RuntimeError, SyntaxError),
     *(MemoryError, OverflowError, RecursionError, NotImplementedError),
-    *(zipfile.BadZipFile, zlib.error),
+    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
 )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from segcal.files import utf8
 from segcal.metrics import scores
 from segcal.metrics.scores import Array
 
@@ -33,6 +34,15 @@ def frozen_array(values: Any, dtype: type) -> Array:
     array: Array = np.array(values, dtype)
     array.setflags(write=False)
     return array
+
+
+def require_sums(name: str, shape: tuple[int, ...], *arrays: Array) -> None:
+    """Raise a ValueError unless all arrays have that shape and hold finite numbers from 0 on."""
+    for array in arrays:
+        if array.shape != shape:
+            raise ValueError(f"Expected {name} tables of {shape}, but got {array.shape}")
+        if not (np.isfinite(array) & (array >= 0)).all():
+            raise ValueError(f"Expected finite numbers of at least 0 in {name}, but got others")
 
 
 def _freeze(owner: object, **dtypes: type) -> None:
@@ -126,6 +136,9 @@ class ImageScore:
     ece: float
     pixels: int
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", utf8(self.name))
+
 
 @dataclass(frozen=True)
 class ImageStatistics:
@@ -154,11 +167,17 @@ class ImageStatistics:
     def from_dict(cls, data: Mapping[str, Any]) -> ImageStatistics:
         """The statistics that `to_dict` gave `data`."""
         return cls(
-            ece=math.nan if data["ece"] is None else data["ece"],
-            intervals={name: Interval(**interval) for name, interval in data["intervals"].items()},
-            worst=tuple(ImageScore(**image) for image in data["worst"]),
-            resamples=data["resamples"],
-            seed=data["seed"],
+            ece=math.nan if data["ece"] is None else float(data["ece"]),
+            intervals={
+                name: Interval(**{key: float(value) for key, value in interval.items()})
+                for name, interval in data["intervals"].items()
+            },
+            worst=tuple(
+                ImageScore(str(image["name"]), float(image["ece"]), int(image["pixels"]))
+                for image in data["worst"]
+            ),
+            resamples=int(data["resamples"]),
+            seed=int(data["seed"]),
         )
 
 

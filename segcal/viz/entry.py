@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from segcal.files import utf8
 from segcal.metrics import Report
 
 
@@ -22,6 +23,9 @@ class Overlay:
     name: str
     png: bytes
     ece: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", utf8(self.name))
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,11 @@ class Entry:
     config: str = ""
     overlays: Sequence[Overlay] = ()
     skipped: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for field in ("name", "config"):
+            object.__setattr__(self, field, utf8(getattr(self, field)))
+        object.__setattr__(self, "skipped", [utf8(line) for line in self.skipped])
 
 
 def distinct(entries: Sequence[Entry]) -> list[Entry]:

@@ -1,0 +1,1 @@
+"""Hostile inputs by the thousand; `python -m tests.fuzz.run --help` says how."""

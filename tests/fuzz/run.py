@@ -1,0 +1,139 @@
+"""Mutates valid inputs of every kind and sees that nothing worse than one line comes of them.
+
+python -m tests.fuzz.run                       1,000 cases of each target
+python -m tests.fuzz.run report --cases 50000  one target, for longer
+python -m tests.fuzz.run names --draw          with pages and figures, about 2 s a case
+python -m tests.fuzz.run labels --atheris      guided by coverage; pip install atheris
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from tests.fuzz.guard import Escaped, guarded
+from tests.fuzz.mutate import mutated
+from tests.fuzz.targets import TARGETS, draw_nothing
+
+
+def cases(name, count, seed, folder):
+    """Examples as they are, then mutations of them, always the same for a seed."""
+    target = TARGETS[name]
+    examples = target.examples(folder)
+    yield from examples[:count]
+    for number in range(len(examples), count):
+        rng = random.Random(f"{name} {seed} {number}")
+        yield mutated(rng, rng.choice(examples), target.kind)
+
+
+def warm_up(name, folder):
+    """Try a valid example unguarded: what is loaded late may look for libraries in its own way."""
+    place = folder / "warm"
+    place.mkdir()
+    TARGETS[name].attempt(TARGETS[name].examples(folder)[0], folder, place)
+    shutil.rmtree(place)
+
+
+def attempt(name, data, folder):
+    """Try one case in a place of its own; `Escaped` says what it did that it must not."""
+    place = folder / "case"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    with guarded(place):
+        TARGETS[name].attempt(data, folder, place)
+
+
+def main(arguments=None):
+    """Run; the exit status is the number of defects, at most 100."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(TARGETS))
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--draw", action="store_true", help="draw figures and pages")
+    parser.add_argument("--atheris", action="store_true", help="let atheris choose the mutations")
+    parser.add_argument("--keep", type=Path, help="folder for the inputs that show a defect")
+    options = parser.parse_args(arguments)
+    unknown = set(options.targets) - set(TARGETS)
+    if unknown:
+        parser.error(f"unknown target {unknown.pop()}; there are {', '.join(TARGETS)}")
+    torch.set_num_threads(1)
+    if not options.draw:
+        draw_nothing()
+    with tempfile.TemporaryDirectory(prefix="segcal-fuzz-") as folder:
+        if options.atheris:
+            return guided(options.targets[0], options.cases, Path(folder))
+        return min(
+            sum(search(name, options, Path(folder)) for name in options.targets or TARGETS), 100
+        )
+
+
+def search(name, options, folder):
+    """Try all cases of one target; how many kinds of defect were found."""
+    warm_up(name, folder)
+    started, found, count = time.monotonic(), {}, 0
+    for data in cases(name, options.cases, options.seed, folder):
+        count += 1
+        try:
+            attempt(name, data, folder)
+        except Escaped as escape:
+            kind = _kind(escape)
+            if kind not in found:
+                print(f"{name}: case {count}: {escape}\n    {kind}", flush=True)
+                if options.keep:
+                    options.keep.mkdir(parents=True, exist_ok=True)
+                    (options.keep / f"{name}-{count}").write_bytes(data)
+            found[kind] = found.get(kind, 0) + 1
+    seconds = time.monotonic() - started
+    print(f"{name}: {count} cases, {len(found)} defects, {seconds:.0f} s", flush=True)
+    return len(found)
+
+
+def _kind(escape):
+    """Where an exception came from: the same place is the same defect."""
+    trace = (escape.__cause__ or escape).__traceback__
+    frames = []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        frames.append(f"{Path(code.co_filename).name}:{trace.tb_lineno} {code.co_name}")
+        trace = trace.tb_next
+    return " < ".join(reversed(frames[-6:]))
+
+
+def guided(name, count, folder):
+    """The same attempts, with inputs that atheris makes; it ends the process at a defect."""
+    import atheris
+
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    for number, data in enumerate(TARGETS[name].examples(folder)):
+        (corpus / str(number)).write_bytes(data)
+
+    def vary(data, size, seed):
+        rng = random.Random(seed)
+        return (
+            mutated(rng, data, TARGETS[name].kind)[:size]
+            if rng.random() < 0.5
+            else atheris.Mutate(data, size)
+        )
+
+    atheris.instrument_all()
+    atheris.Setup(
+        [sys.argv[0], f"-runs={count}", "-max_len=100000", str(corpus)],
+        lambda data: attempt(name, data, folder),
+        custom_mutator=vary,
+    )
+    atheris.Fuzz()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,317 @@
+"""Everything that reads a file someone else may have made, with valid examples to start from."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import yaml
+from PIL import Image
+
+import segcal
+from segcal.config import load_config, parse_train
+from segcal.data.build import build_data
+from segcal.data.files import read_image, read_mask
+from segcal.engine import results
+from segcal.losses import build_loss
+from segcal.models.build import build_model
+from tests.fuzz.guard import command
+from tests.saved import CLASSES, logits_and_labels
+from tests.synthetic_reports import synthetic_report
+
+EVAL = ("--device", "cpu", "--workers", "0", "--resamples", "4")
+RUN = ("--data.name", "digits", "--data.limit", "16", "--model.name", "resnet8", "--epochs", "1")
+RUN += ("--batch_size", "8", "--workers", "0", "--device", "cpu")
+
+
+class Payload:
+    """Makes a folder when it is unpickled."""
+
+    def __reduce__(self):
+        return os.mkdir, ("pwned",)
+
+
+@dataclass(frozen=True)
+class Target:
+    """One kind of input.
+
+    Attributes:
+        kind: of mutation, see `mutate.mutated`.
+        examples: the files to start from, given a folder to work in.
+        attempt: reads a file, given the same folder and another one for what it writes.
+    """
+
+    kind: str
+    examples: object
+    attempt: object
+
+
+def npz(**arrays):
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def png(array, **options):
+    buffer = io.BytesIO()
+    image = Image.fromarray(array)
+    if options.pop("palette", False):
+        image = image.convert("P")
+    image.save(buffer, "PNG", **options)
+    return buffer.getvalue()
+
+
+def pt(state):
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+# Settings
+
+
+def config_examples(_):
+    config, _ = parse_train(RUN)
+    from segcal.config import to_dict
+
+    dumped = yaml.safe_dump(to_dict(config)).encode()
+    hostile = b"out: !!python/object/apply:os.system ['touch pwned']\n"
+    return [dumped, b"loss: fl+mdca\noptim: {lr: 0.1}\ndata: {name: digits}\n", dumped + hostile]
+
+
+def config_attempt(data, _, out):
+    path = out / "config.yaml"
+    path.write_bytes(data)
+    config = load_config(path)
+    if config.data.name != "digits" or config.data.download:
+        return
+    source = build_data(config.data, seed=config.seed)
+    if config.model.name in ("resnet8", "small_unet") and config.model.width <= 64:
+        bare = config.model
+        build_model(bare, num_classes=source.num_classes)
+    build_loss(config.loss, **config.hyper)
+
+
+def loss_examples(_):
+    specs = ("nll", "FL+MDCA", "ls+dca", "flsd", "brier+mmce")
+    hypers = ({}, {"gamma": 2.0, "beta": 5}, {"alpha": 0.1}, {"gamma": 3}, {"sample": 8, "seed": 1})
+    return [json.dumps({"spec": s, **h}).encode() for s, h in zip(specs, hypers, strict=True)]
+
+
+def loss_attempt(data, _, out):
+    given = json.loads(data)
+    if not isinstance(given, dict) or not isinstance(given.get("spec"), str):
+        return
+    options = {k: v for k, v in given.items() if k != "spec" and isinstance(v, (int, float))}
+    criterion = build_loss(given["spec"], **options)
+    logits = torch.linspace(-3, 3, 60).reshape(2, 3, 10).requires_grad_()
+    criterion(logits, torch.arange(20).reshape(2, 10) % 3).backward()
+
+
+# What networks left
+
+
+def prediction_examples(_):
+    logits, labels = logits_and_labels(0, size=4)
+    probs = np.exp(logits) / np.exp(logits).sum(0)
+    image = np.zeros((4, 4, 3), np.uint8)
+    return [
+        npz(logits=logits, labels=labels, image=image),
+        npz(probs=probs.astype(np.float16), labels=labels.astype(np.int64)),
+        npz(logits=logits[:, 0].T, labels=labels[0] % CLASSES),
+        npz(logits=logits[:, ::2, ::2], labels=labels),
+        npz(logits=np.array([Payload()], dtype=object), labels=labels),
+    ]
+
+
+def prediction_attempt(data, _, out):
+    folder = out / "in"
+    folder.mkdir()
+    (folder / "a.npz").write_bytes(data)
+    command("eval", "--predictions", folder, "--out", out / "eval", *EVAL)
+
+
+def label_examples(_):
+    labels = logits_and_labels(0, size=4)[1]
+    return [
+        png(labels),
+        png(labels, palette=True),
+        png(labels.astype(np.uint16)),
+        png(labels == 1),
+        png(labels, optimize=True),
+    ]
+
+
+def label_attempt(data, _, out):
+    for name in ("in", "labels"):
+        (out / name).mkdir()
+    np.save(out / "in" / "a.npy", logits_and_labels(0, size=4)[0])
+    path = out / "labels" / "a.png"
+    path.write_bytes(data)
+    stated = ("--kind", "logits", "--labels", path.parent, "--images", path.parent)
+    command("eval", "--predictions", out / "in", *stated, "--out", out / "eval", *EVAL)
+    with contextlib.suppress(ValueError):
+        read_image(path)
+    read_mask(path, num_classes=CLASSES, ignore_index=255)
+
+
+def manifest_examples(_):
+    stated = {"kind": "logits", "layout": "chw", "num_classes": 3, "class_names": ["a", "b", "c"]}
+    stated |= {"ignore_index": 255, "align_corners": True, "labels": "l"}
+    return [yaml.safe_dump(stated).encode(), b"kind: logits\n", b'{"labels": "../in/l"}']
+
+
+def manifest_attempt(data, _, out):
+    (out / "in" / "l").mkdir(parents=True)
+    logits, labels = logits_and_labels(0, size=4)
+    np.save(out / "in" / "a.npy", logits)
+    np.save(out / "in" / "l" / "a.npy", labels)
+    (out / "in" / "manifest.yaml").write_bytes(data)
+    command("eval", "--predictions", out / "in", "--out", out / "eval", *EVAL)
+
+
+def state_examples(folder):
+    examples = []
+    for per_image in (False, True):
+        meter = segcal.CalibrationMeter(3, 4, per_image=per_image, class_names=("a", "b", "c"))
+        logits, labels = (torch.from_numpy(x)[None] for x in logits_and_labels(0, size=4))
+        meter.update(logits, labels, names=["<b>"])
+        meter.save(folder / "state.npz")
+        examples.append((folder / "state.npz").read_bytes())
+    return [*examples, npz(settings=np.array([Payload()], dtype=object))]
+
+
+def state_attempt(data, _, out):
+    (out / "a.npz").write_bytes(data)
+    where = ("--out", out / "b.npz", "--report", out / "page", "--resamples", "4")
+    command("merge", out / "a.npz", *where)
+
+
+# What segcal left
+
+
+def report_examples(folder):
+    report = synthetic_report(3, side=8, images=2, per_image=True, names=("a", "b", "c"))
+    entry = segcal.viz.Entry(
+        "run", report, [{"epoch": 1, "train/loss": 2.0}], "loss: nll", (), ["x"]
+    )
+    results.write_result(results.Result("run", "ts", entry), [], folder / "written")
+    report.save(folder / "plain.json")
+    return [(folder / "written" / "report.json").read_bytes(), (folder / "plain.json").read_bytes()]
+
+
+def report_attempt(data, _, out):
+    (out / "a.json").write_bytes(data)
+    (out / "overlays").mkdir()
+    (out / "overlays" / "odd.png").write_bytes(data)
+    command("report", out / "a.json", "--out", out / "page")
+
+
+def trained(folder):
+    """A finished run, made once."""
+    run = folder / "run"
+    if not run.exists():
+        assert command("train", *RUN, "--out", run) == 0
+    return run
+
+
+def checkpoint_examples(folder):
+    run = trained(folder)
+    return [
+        (run / "last.pt").read_bytes(),
+        (run / "best.pt").read_bytes(),
+        pt({"segcal_checkpoint": 1, "model": Payload()}),
+        pickle.dumps(Payload()),
+    ]
+
+
+def checkpoint_attempt(data, folder, out):
+    run = out / "run"
+    run.mkdir()
+    shutil.copy(trained(folder) / "config.yaml", run)
+    for name in ("last.pt", "best.pt"):
+        (run / name).write_bytes(data)
+    command("eval", run, "--split", "holdout", "--overlays", "none", *EVAL)
+    command("train", "--resume", "--out", run)
+
+
+def scaler_examples(folder):
+    batches = [tuple(torch.from_numpy(x)[None] for x in logits_and_labels(0))]
+    examples = []
+    for scaler in (segcal.TemperatureScaling(), segcal.DirichletCalibration()):
+        scaler.fit(batches).save(folder / "scaler.safetensors")
+        examples.append((folder / "scaler.safetensors").read_bytes())
+    return examples
+
+
+def scaler_attempt(data, _, out):
+    (out / "a.safetensors").write_bytes(data)
+    scaler = segcal.posthoc.load(out / "a.safetensors")
+    with contextlib.suppress(ValueError):
+        scaler(torch.zeros(1, 3, 2, 2))
+
+
+# Names
+
+
+def name_examples(_):
+    names = (
+        "../../up",
+        "/etc/passwd",
+        "<script>alert(1)</script>",
+        "a\0b",
+        "con",
+        "..",
+        "",
+        "\udcff",
+    )
+    return [name.encode("utf-8", "surrogateescape") for name in (*names, "ä" * 200, "a" * 4000)]
+
+
+def name_attempt(data, _, out):
+    """An image, a class and a run of that name: it is only text, whatever it looks like."""
+    name = data.decode("utf-8", "surrogateescape")
+    meter = segcal.CalibrationMeter(3, 4, per_image=True, class_names=(name, "b", "<i>"))
+    logits, labels = (torch.from_numpy(x)[None] for x in logits_and_labels(0, size=4))
+    meter.update(logits, labels, names=[name])
+    report = meter.compute(resamples=4)
+    overlay = segcal.viz.Overlay(name, png(np.zeros((4, 4, 3), np.uint8)), 0.5)
+    drawn = [results.Drawn(overlay, {"labels": np.zeros(2)})]
+    entry = segcal.viz.Entry(name, report, (), name, (), [name])
+    with results.new_contents(out / "eval") as staging:
+        written = results.write_result(results.Result(name, "none", entry), drawn, staging)
+        results.write_pages([written], staging, name)
+    inside = {path.parent.name for path in (out / "eval" / "overlays").iterdir()}
+    assert inside == {"overlays"}
+    again = results.read_result(out / "eval" / "report.json")
+    results.write_pages([again], out, name)
+    meter.save(out / "state.npz")
+    assert segcal.CalibrationMeter.load(out / "state.npz").names == [name.replace("\0", " ")]
+
+
+TARGETS = {
+    "config": Target("yaml", config_examples, config_attempt),
+    "loss": Target("json", loss_examples, loss_attempt),
+    "predictions": Target("zip", prediction_examples, prediction_attempt),
+    "labels": Target("png", label_examples, label_attempt),
+    "manifest": Target("yaml", manifest_examples, manifest_attempt),
+    "state": Target("zip", state_examples, state_attempt),
+    "report": Target("json", report_examples, report_attempt),
+    "checkpoint": Target("zip", checkpoint_examples, checkpoint_attempt),
+    "scaler": Target("bytes", scaler_examples, scaler_attempt),
+    "names": Target("bytes", name_examples, name_attempt),
+}
+
+
+def draw_nothing():
+    """Leave figures and pages out, which take seconds each, but read what they are made of."""
+    results.write_figures = lambda entries, folder: None
+    results.write_page = lambda entries, path, title: Path(path).write_text(repr(entries)[:100])

@@ -1,0 +1,174 @@
+"""Files made to do harm, and what fuzzing has found: each is one line, or is only text."""
+
+import io
+import os
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import segcal
+from segcal.cli import main
+from segcal.config import load_config
+from segcal.data.arrays import BadFile
+from segcal.data.predictions import PredictionFolder
+from segcal.engine import checkpoint
+from segcal.losses import build_loss
+from tests.fuzz.targets import Payload, npz, pt
+from tests.saved import logits_and_labels, save_folder
+from tests.synthetic_reports import synthetic_report
+
+HOSTILE = ["<script>alert(1)</script>", "../../up", "'\"><img src=x onerror=alert(1)>", "{{7*7}}"]
+
+
+def test_names_are_only_text(tmp_path, monkeypatch):
+    """Images, classes and the run have hostile names; the page is real, and nothing leaves it."""
+    monkeypatch.chdir(tmp_path)
+    names = [f"{n}{name}".replace("/", "∕") for n, name in enumerate(HOSTILE)]  # a slash look-alike
+    folder = tmp_path / names[0]
+    for index, name in enumerate(names):
+        save_folder(folder, 1, first=index)
+        os.rename(folder / f"im{index:03d}.npz", folder / f"{name}.npz")
+    os.rename(save_folder(tmp_path / "x", 1) / "im000.npz", os.fsencode(folder) + b"/\xff.npz")
+    (tmp_path / "x").rmdir()
+    (folder / "manifest.yaml").write_text(yaml.safe_dump({"class_names": HOSTILE[:3]}))
+    quick = ["--resamples", "4", "--device", "cpu", "--num-overlays", "2", "--out", "out"]
+    assert main(["eval", "--predictions", str(folder), *quick]) == 0
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert page.count("<script") == 1  # the page's own
+    assert "<img src=x" not in page
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([names[0], "out"])
+    report = segcal.Report.load(tmp_path / "out" / "report.json")
+    assert {image.name for image in report.worst_images} == {*names, "?"}
+    assert len(list((tmp_path / "out" / "overlays").iterdir())) == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "out: !!python/object/apply:os.mkdir [pwned]",
+        "!!python/object/apply:os.mkdir [pwned]: 1",
+        "loss: !!python/name:os.system ''",
+        "loss: \0",
+        "loss: 2020-99-99",
+        "a: " + "[" * 1000,
+        "loss: null",
+        "epochs: null",
+        "optim: null",
+        "data: {name: null}",
+    ],
+)
+def test_configs(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ValueError, match="Expected|Unknown"):
+        load_config(tmp_path / "c.yaml")
+    assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
+
+
+def header(text):
+    """An archive whose array has a header of that text."""
+    line = text.encode() + b"\n"
+    array = b"\x93NUMPY\x01\x00" + len(line).to_bytes(2, "little") + line + bytes(64)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name in ("logits", "labels", "settings"):
+            archive.writestr(f"{name}.npy", array)
+    return buffer.getvalue()
+
+
+ARCHIVES = {
+    "pickle": npz(logits=np.array([Payload()], dtype=object), settings=np.array([Payload()])),
+    "open bracket": header("{'descr': '<f4', 'fortran_order': False, 'shape': (2, "),
+    "huge": header("{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999999,)}"),
+    "overflow": header("{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999999999999,)}"),
+    "not a zip": b"PK\x05\x06" + bytes(18),
+}
+
+
+@pytest.mark.parametrize("case", ARCHIVES)
+def test_archives(tmp_path, monkeypatch, case):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "a.npz"
+    path.write_bytes(ARCHIVES[case])
+    with pytest.raises(BadFile, match="a.npz: "):
+        PredictionFolder(path)[0]
+    with pytest.raises(ValueError, match="a.npz: expected a saved CalibrationMeter"):
+        segcal.CalibrationMeter.load(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_state_is_as_large_as_it_says(tmp_path):
+    meter = segcal.CalibrationMeter(3)
+    state = {name: tensor.numpy() for name, tensor in meter.state_dict().items()}
+    text = bytes(state["settings"]).replace(b'"num_classes": 3', b'"num_classes": 3000000')
+    path = tmp_path / "state.npz"
+    path.write_bytes(npz(**{**state, "settings": np.frombuffer(text, np.uint8)}))
+    with pytest.raises(ValueError, match="the settings say 3000000 classes"):
+        segcal.CalibrationMeter.load(path)
+
+
+def test_labels_much_larger_than_their_predictions(tmp_path):
+    """A few bytes of PNG or npz could otherwise ask for any amount of work."""
+    logits = logits_and_labels(0)[0]
+    np.savez_compressed(tmp_path / "a.npz", logits=logits, labels=np.zeros((8, 9000), np.uint8))
+    with pytest.raises(BadFile, match="enlarged at most 256 times"):
+        PredictionFolder(tmp_path)[0]
+
+
+@pytest.mark.parametrize("field", ["top", "fine", "confusion"])
+def test_reports_with_numbers_past_int64(field, tmp_path):
+    data = synthetic_report(3, side=4, images=1).to_dict()
+    if field == "confusion":
+        data["confusion"][0][0] = 10**30
+    else:
+        data[field]["edges" if field == "top" else "correct"][0] = 10**400
+    with pytest.raises(ValueError, match="Expected a complete report"):
+        segcal.Report.from_dict(data)
+
+
+@pytest.mark.parametrize("options", [{"seed": 0.5}, {"seed": -1}, {"sample": 8.5}, {"seed": 2**70}])
+def test_odd_options_of_mmce(options):
+    logits = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match="Expected bandwidth > 0, a whole sample"):
+        build_loss("nll+mmce", **options)(logits, torch.tensor([0, 1]))
+
+
+CHECKPOINTS = {
+    "payload": pt({"segcal_checkpoint": 1, "model": Payload()}),
+    "nothing in it": pt({"segcal_checkpoint": 1}),
+    "other weights": pt({"segcal_checkpoint": 1, "model": {"w": torch.zeros(2)}, "record": None}),
+    "no weights": pt({"segcal_checkpoint": 1, "model": 3, "config": 3, "samples": "x"}),
+}
+
+
+@pytest.mark.parametrize("case", CHECKPOINTS)
+def test_checkpoints(runs, tmp_path, monkeypatch, capsys, case):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_bytes((runs / "digits" / "config.yaml").read_bytes())
+    for name in ("best.pt", "last.pt"):
+        (tmp_path / "run" / name).write_bytes(CHECKPOINTS[case])
+    for command in (["eval", "run"], ["train", "--resume", "--out", "run"]):
+        assert main(command) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("segcal: error: Expected ") and err.count("\n") == 1
+        assert "run/" in err
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_history_that_is_none(runs, tmp_path, capsys):
+    state = checkpoint.load(runs / "digits" / "last.pt")
+    state.pop("segcal_checkpoint")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_bytes((runs / "digits" / "config.yaml").read_bytes())
+    records = state["history"]
+    odd = [{**record, "lr": "x"} for record in records]
+    for history in ([{}, {}], [3, 4], records[::-1], odd, records[:1] + [{"epoch": 2}]):
+        checkpoint.save(run / "last.pt", {**state, "history": history})
+        assert main(["train", "--resume", "--out", str(run)]) == 2
+        assert "Expected a checkpoint of this run in" in capsys.readouterr().err
