@@ -3,6 +3,7 @@
 import random
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,14 +12,15 @@ from segcal.config import load_config
 from segcal.data.manifest import read_manifest
 from segcal.engine import results
 from segcal.losses import build_loss
+from tests.fuzz.files import Payload, pt
 from tests.fuzz.guard import Escaped, guarded
 from tests.fuzz.mutate import mutated
 from tests.fuzz.run import attempt, cases, warm_up
-from tests.fuzz.targets import TARGETS, Payload, pt
+from tests.fuzz.targets import TARGETS
 
 # The examples as they are, and some mutations; cheap targets get more.
-COUNTS = dict.fromkeys(TARGETS, 30) | {"loss": 200, "state": 60, "scaler": 60, "checkpoint": 8}
-COUNTS |= {"config": 15, "names": 12}
+COUNTS = dict.fromkeys(TARGETS, 20) | {"loss": 100, "state": 40, "scaler": 40, "checkpoint": 7}
+COUNTS |= {"config": 10, "names": 12, "labels": 12}
 
 
 @pytest.fixture
@@ -78,6 +80,7 @@ def test_the_guard_lets_pass_what_may_happen(tmp_path):
         raise ValueError("Expected this")
 
 
+@settings(max_examples=50)
 @given(spec=st.text(max_size=20), value=st.one_of(st.floats(), st.integers(), st.none()))
 def test_any_loss_spec(spec, value):
     try:
@@ -94,11 +97,9 @@ TREE = st.recursive(
 KEYS = st.sampled_from(["loss", "epochs", "optim", "data", "model", "seed", "class_weights", "out"])
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(options=st.dictionaries(KEYS, TREE, max_size=4))
 def test_any_config_is_read_or_refused_in_one_line(options, tmp_path_factory):
-    import yaml
-
     path = tmp_path_factory.mktemp("config") / "c.yaml"
     path.write_text(yaml.safe_dump(options), encoding="utf-8", errors="surrogatepass")
     try:

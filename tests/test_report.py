@@ -89,7 +89,7 @@ def test_reports_differ_where_their_numbers_do():
         (lambda d: d.pop("top"), "complete report"),
         (lambda d: d["protocol"].update(surprise=1), "complete report"),
         (lambda d: d["top"]["count"].pop(), "top tables of"),
-        (lambda d: d["confusion"].pop(), "confusion matrix"),
+        (lambda d: d["confusion"].pop(), "confusion tables of"),
     ],
 )
 def test_bad_files_are_named(tmp_path, spoil, message):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import os
 import pickle
 import shutil
 from dataclasses import dataclass
@@ -14,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import yaml
-from PIL import Image
 
 import segcal
 from segcal.config import load_config, parse_train
@@ -23,6 +20,7 @@ from segcal.data.files import read_image, read_mask
 from segcal.engine import results
 from segcal.losses import build_loss
 from segcal.models.build import build_model
+from tests.fuzz.files import Payload, npz, png, pt
 from tests.fuzz.guard import command
 from tests.saved import CLASSES, logits_and_labels
 from tests.synthetic_reports import synthetic_report
@@ -30,13 +28,6 @@ from tests.synthetic_reports import synthetic_report
 EVAL = ("--device", "cpu", "--workers", "0", "--resamples", "4")
 RUN = ("--data.name", "digits", "--data.limit", "16", "--model.name", "resnet8", "--epochs", "1")
 RUN += ("--batch_size", "8", "--workers", "0", "--device", "cpu")
-
-
-class Payload:
-    """Makes a folder when it is unpickled."""
-
-    def __reduce__(self):
-        return os.mkdir, ("pwned",)
 
 
 @dataclass(frozen=True)
@@ -52,27 +43,6 @@ class Target:
     kind: str
     examples: object
     attempt: object
-
-
-def npz(**arrays):
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    return buffer.getvalue()
-
-
-def png(array, **options):
-    buffer = io.BytesIO()
-    image = Image.fromarray(array)
-    if options.pop("palette", False):
-        image = image.convert("P")
-    image.save(buffer, "PNG", **options)
-    return buffer.getvalue()
-
-
-def pt(state):
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
 
 
 # Settings
