@@ -138,6 +138,12 @@ def test_odd_options_of_mmce(options):
         build_loss("nll+mmce", **options)(logits, torch.tensor([0, 1]))
 
 
+@pytest.mark.parametrize("value", [True, None, "3", float("nan"), float("inf"), 10**400])
+def test_odd_options_of_any_loss(value):
+    with pytest.raises(ValueError, match="Expected gamma to be a finite number"):
+        build_loss("fl", gamma=value)
+
+
 CHECKPOINTS = {
     "payload": pt({"segcal_checkpoint": 1, "model": Payload()}),
     "nothing in it": pt({"segcal_checkpoint": 1}),

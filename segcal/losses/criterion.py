@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -75,6 +76,7 @@ class Criterion(nn.Module):
                 f"Expected hyper-parameters of {self.spec!r} "
                 f"({', '.join(sorted(known)) or 'it has none'}), but got {', '.join(unknown)}"
             )
+        _require_numbers(self.hyper)
         self.beta = 1.0 if beta is None else beta
         self._options = {
             name: {key: value for key, value in hyper.items() if key in accepted[name]}
@@ -117,6 +119,15 @@ class Criterion(nn.Module):
         """What printing the module shows."""
         hyper = "".join(f", {key}={value}" for key, value in self.hyper.items())
         return f"{self.spec!r}, ignore_index={self.ignore_index}{hyper}"
+
+
+def _require_numbers(hyper: dict[str, float]) -> None:
+    for name, value in hyper.items():
+        if value is None and name == "beta":
+            continue
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if not number or not abs(value) < 1e30:  # NaN is not, either
+            raise ValueError(f"Expected {name} to be a finite number, but got {value!r:.60}")
 
 
 def parse_spec(spec: str) -> tuple[str, str | None]:
