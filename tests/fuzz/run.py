@@ -3,7 +3,6 @@
 python -m tests.fuzz.run                       1,000 cases of each target
 python -m tests.fuzz.run report --cases 50000  one target, for longer
 python -m tests.fuzz.run names --draw          with pages and figures, about 2 s a case
-python -m tests.fuzz.run labels --atheris      guided by coverage; pip install atheris
 """
 
 from __future__ import annotations
@@ -59,7 +58,6 @@ def main(arguments=None):
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--draw", action="store_true", help="draw figures and pages")
-    parser.add_argument("--atheris", action="store_true", help="let atheris choose the mutations")
     parser.add_argument("--keep", type=Path, help="folder for the inputs that show a defect")
     options = parser.parse_args(arguments)
     unknown = set(options.targets) - set(TARGETS)
@@ -69,8 +67,6 @@ def main(arguments=None):
     if not options.draw:
         draw_nothing()
     with tempfile.TemporaryDirectory(prefix="segcal-fuzz-") as folder:
-        if options.atheris:
-            return guided(options.targets[0], options.cases, Path(folder))
         return min(
             sum(search(name, options, Path(folder)) for name in options.targets or TARGETS), 100
         )
@@ -106,33 +102,6 @@ def _kind(escape):
         frames.append(f"{Path(code.co_filename).name}:{trace.tb_lineno} {code.co_name}")
         trace = trace.tb_next
     return " < ".join(reversed(frames[-6:]))
-
-
-def guided(name, count, folder):
-    """The same attempts, with inputs that atheris makes; it ends the process at a defect."""
-    import atheris
-
-    corpus = folder / "corpus"
-    corpus.mkdir()
-    for number, data in enumerate(TARGETS[name].examples(folder)):
-        (corpus / str(number)).write_bytes(data)
-
-    def vary(data, size, seed):
-        rng = random.Random(seed)
-        return (
-            mutated(rng, data, TARGETS[name].kind)[:size]
-            if rng.random() < 0.5
-            else atheris.Mutate(data, size)
-        )
-
-    atheris.instrument_all()
-    atheris.Setup(
-        [sys.argv[0], f"-runs={count}", "-max_len=100000", str(corpus)],
-        lambda data: attempt(name, data, folder),
-        custom_mutator=vary,
-    )
-    atheris.Fuzz()
-    return 0
 
 
 if __name__ == "__main__":
