@@ -126,7 +126,7 @@ def _require_numbers(hyper: dict[str, float]) -> None:
         if value is None and name == "beta":
             continue
         number = isinstance(value, Real) and not isinstance(value, bool)
-        if not number or not abs(value) < 1e30:  # NaN is not, either
+        if not number or not abs(value) < 1e18:  # NaN is not, nor what int64 cannot hold
             raise ValueError(f"Expected {name} to be a finite number, but got {value!r:.60}")
 
 

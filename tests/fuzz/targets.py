@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch._dynamo  # torch loads it late, and makes a folder then
 import yaml
 
 import segcal
