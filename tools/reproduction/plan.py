@@ -6,7 +6,7 @@ the hold-out is the one reported. Here the first seed tries the grid and the oth
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Literal
@@ -32,9 +32,22 @@ USUAL = {"mdca": 1.0, "dca": 10.0, "mmce": 2.0, "fl": 3.0}  # without a grid
 
 
 def grid(
-    loss: str, scale: Scale, *, tune: bool = True, gamma_fixed: bool = False
+    loss: str,
+    scale: Scale,
+    *,
+    tune: bool = True,
+    gamma_fixed: bool = False,
+    own: Mapping[str, tuple[float, ...]] | None = None,
 ) -> tuple[Hyper, ...]:
-    """The hyper-parameters to try for `loss`; one set if there is nothing to choose."""
+    """The hyper-parameters to try for `loss`; one set if there is nothing to choose.
+
+    Args:
+        loss: the training loss.
+        scale: whose grid of `GRIDS`.
+        tune: whether there are grids at all, or the usual values alone.
+        gamma_fixed: whether focal loss has its usual gamma.
+        own: values to try by name, instead of the grid.
+    """
     base, _, aux = loss.partition("+")
     axes = []
     for name, term in (("beta", aux), ("gamma", base)):
@@ -43,6 +56,8 @@ def grid(
             continue
         if not tune or (gamma_fixed and term == "fl"):
             values = (USUAL[term],)
+        elif own is not None and name in own:
+            values = own[name]
         axes.append([(name, float(value)) for value in values])
     return tuple(product(*axes))
 

@@ -78,9 +78,10 @@ class Setting:
             loss=loss,
             grid=plan.grid(
                 loss,
-                "small" if found.small_grids else self.scale,
+                self.scale,
                 tune=self.tune,
                 gamma_fixed=found.gamma_fixed,
+                own=found.grids.get(loss) if self.scale == "full" else None,
             ),
             seeds=self.seeds,
             evaluations=evaluations,
