@@ -176,7 +176,10 @@ def _write(entry: Entry, setting: Setting, command: str, into: Path | None) -> l
     )
     if into is not None:
         render.put_into(into, f"reproduce {entry.name} --scale {setting.scale}", sheet)
-    return render.write(sheet, folder)
+    drawn = (
+        figures.write(figures.of_table(entry), entry.name, setting, folder) if entry.drawn else []
+    )
+    return [*render.write(sheet, folder), *drawn]
 
 
 def _remarks(entry: paper.Table, setting: Setting) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from reproduction import plan
-from reproduction.paper import Want
+from reproduction.paper import Table, Want
 from reproduction.plan import Method
 from reproduction.results import Setting
 from segcal import viz
@@ -90,6 +90,23 @@ def overlaid_diagrams(setting: Setting, pairs: Pairs) -> Figure:
         reports = {loss: report(setting, experiment, loss) for loss in losses}
         viz.reliability_diagram(reports, ax, counts=False)
     return figure
+
+
+def of_table(table: Table) -> Drawing:
+    """The reliability diagram beside a table of our own."""
+
+    def draw(setting: Setting) -> dict[str, Figure]:
+        reports = {}
+        for row in table.drawn:
+            want = table.want(row, table.columns[0])
+            assert want is not None  # such tables have no averages
+            if found := setting.reports(want):
+                reports[row] = found[0]
+        figure = new_figure(5.4, 5.4)
+        viz.reliability_diagram(reports, figure.subplots(), counts=False)
+        return {"": figure} if reports else {}
+
+    return Drawing(lambda setting: setting.methods(table), draw)
 
 
 def wrong_confidences(setting: Setting, pairs: Pairs) -> Figure:

@@ -52,6 +52,7 @@ class Table:
         experiment: the one of the whole table, where neither rows nor columns name it.
         notes: doubts about the paper's numbers.
         comparisons: pairs of rows whose difference is shown; in tables of our own.
+        drawn: rows in the reliability diagram beside a table of our own.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Table:
     experiment: str | None
     notes: tuple[str, ...]
     comparisons: tuple[tuple[str, str], ...] = ()
+    drawn: tuple[str, ...] = ()
 
     def want(self, row: str, column: str) -> Want | None:
         """What the numbers at `row` and `column` are measured on; None for an average."""
@@ -126,6 +128,7 @@ def own_tables() -> dict[str, Table]:
             experiment=None,
             notes=(),
             comparisons=tuple((first, second) for first, second in entry["compare"]),
+            drawn=tuple(entry["draw"]),
         )
         for name, entry in entries.items()
     }

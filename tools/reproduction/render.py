@@ -137,7 +137,12 @@ def ours(number: Number) -> str:
 
 
 def verdicts(sheet: Sheet) -> list[str]:
-    """How often adding MDCA to a base loss helps, here and in the paper, for each metric."""
+    """How often adding MDCA to a base loss helps, here and in the paper, for each metric.
+
+    Tables of our own have differences with intervals instead.
+    """
+    if not sheet.table.values:
+        return []
     by_place = {(n.metric, *_names(sheet.table, n)): n for n in sheet.numbers}
     found = []
     for metric in sheet.table.units:
@@ -147,15 +152,12 @@ def verdicts(sheet: Sheet) -> list[str]:
             if m == metric and loss.endswith("+mdca") and base and number.column != AVERAGE:
                 pairs.append((number, base))
         if pairs:
-            here = [(a.mean, b.mean) for a, b in pairs if a.mean is not None and b.mean is not None]
-            said = (
-                f"Against its base loss, MDCA {'lowers' if metric in DOWN else 'raises'} "
-                f"{METRICS[metric]} in {_better(here, metric)} cases here"
-            )
-            printed = [(a.printed, b.printed) for a, b in pairs]
-            paper = [(a, b) for a, b in printed if a is not None and b is not None]
+            here = [(a.mean, b.mean) for a, b in pairs]
+            paper = [(a.printed, b.printed) for a, b in pairs]
             found.append(
-                f"{said} and in {_better(paper, metric)} in the paper." if paper else f"{said}."
+                f"Against its base loss, MDCA {'lowers' if metric in DOWN else 'raises'} "
+                f"{METRICS[metric]} in {_better(here, metric)} cases here and in "
+                f"{_better(paper, metric)} in the paper."
             )
     return found
 
@@ -169,9 +171,10 @@ def _names(table: Table, number: Number) -> tuple[str, str]:
     return loss, " / ".join(named.values())
 
 
-def _better(pairs: Sequence[tuple[float, float]], metric: str) -> str:
-    better = sum(a < b if metric in DOWN else a > b for a, b in pairs)
-    return f"{better} of {len(pairs)}"
+def _better(pairs: Sequence[tuple[float | None, float | None]], metric: str) -> str:
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    better = sum(a < b if metric in DOWN else a > b for a, b in known)
+    return f"{better} of {len(known)}"
 
 
 def to_markdown(sheet: Sheet) -> str:
