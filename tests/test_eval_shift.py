@@ -25,7 +25,9 @@ def undrawn(monkeypatch):
 
 @pytest.fixture
 def digits(runs, tmp_path):
-    return shutil.copytree(runs / "digits", tmp_path / "digits")
+    # Other tests may have evaluated the run where it is.
+    evaluated = shutil.ignore_patterns("eval*")
+    return shutil.copytree(runs / "digits", tmp_path / "digits", ignore=evaluated)
 
 
 def test_turned_digits(digits):

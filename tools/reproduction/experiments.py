@@ -67,7 +67,7 @@ STAND_INS = {
     "small/digits_imbalance10": StandIn("digits, imbalance 10, ResNet-8"),
     "small/digits_imbalance50": StandIn("digits, imbalance 50, ResNet-8"),
     "small/digits_imbalance100": StandIn("digits, imbalance 100, ResNet-8"),
-    "small/cifar10_resnet8": StandIn("CIFAR-10 (2000 images), ResNet-8", ("cifar10_small",)),
+    "small/cifar10_resnet8": StandIn("CIFAR-10 (1000 images), ResNet-8", ("cifar10_small",)),
     "small/mnist_resnet8": StandIn("MNIST (2000 images), ResNet-8", ("MNIST/raw",)),
     "small/pacs_resnet8": StandIn("PACS (420 images), ResNet-8", ("pacs_small",)),
     "small/tiny_imagenet_resnet8": StandIn(
