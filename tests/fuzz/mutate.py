@@ -89,7 +89,8 @@ def _zip(rng, data):
     with zipfile.ZipFile(buffer, "w", rng.choice((0, 0, 8))) as archive, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # names may be doubled on purpose
         for name, content in members:
-            archive.writestr(name, content)
+            # An entry made by hand has a fixed date; otherwise it would be the time of day.
+            archive.writestr(zipfile.ZipInfo(name), content, archive.compression)
     return buffer.getvalue()
 
 
