@@ -78,7 +78,7 @@ def diagrams_and_histograms(setting: Setting, pairs: Pairs) -> Figure:
         for column, loss in enumerate(losses):
             shown = report(setting, experiment, loss)
             viz.reliability_diagram(shown, row[column], counts=False).set_title(loss)
-            viz.confidence_histogram(shown, row[column + 2]).set_title(loss)
+            viz.confidence_histogram(shown, row[column + 2]).set_title(loss, loc="right")
     return figure
 
 

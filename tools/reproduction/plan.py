@@ -28,7 +28,7 @@ GRIDS: dict[str, dict[str, dict[str, tuple[float, ...]]]] = {
         "gamma": {"fl": (1, 3)},
     },
 }
-USUAL = {"mdca": 1.0, "dca": 10.0, "mmce": 2.0, "fl": 3.0}  # without a grid
+USUAL = {"mdca": 1.0, "dca": 1.0, "mmce": 2.0, "fl": 3.0}  # without a grid
 
 
 def grid(
