@@ -102,14 +102,15 @@ def test_command(tmp_path, capsys):
         meter.save(path)
     assert main(["compare", str(paths[0].parent), str(paths[1]), "--resamples", "100"]) == 0
     found = paired_differences([first], [second], resamples=100)
-    row = capsys.readouterr().out.splitlines()[-1].split("|")
+    *_, header, _, row = (line.split("|") for line in capsys.readouterr().out.splitlines())
     assert row[1].strip() == str(paths[1])
+    row = dict(zip((name.strip() for name in header), (cell.strip() for cell in row), strict=True))
     ece = found["ece"]
     assert ece.sure and ece.value < 0
-    assert row[2].strip() == (
+    assert row["ECE (%)"] == (
         f"{100 * ece.value:+.2f}* ({100 * ece.low:+.2f} to {100 * ece.high:+.2f})"
     )
-    assert row[3].strip().startswith(f"{1000 * found['sce'].value:+.2f}")
+    assert row["SCE (1e-3)"].startswith(f"{1000 * found['sce'].value:+.2f}")
 
     assert main(["compare", str(paths[1])]) == 2
     assert "Expected two states or more to compare, but got 1" in capsys.readouterr().err

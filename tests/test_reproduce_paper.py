@@ -160,5 +160,7 @@ def test_grids_are_the_papers(loss, candidates):
 
 
 def test_segmentation_fixes_gamma():
-    assert plan.grid("fl", "full", gamma_fixed=True) == ((("gamma", 3.0),),)
-    assert len(plan.grid("fl+mdca", "full", gamma_fixed=True)) == 6
+    grids = experiments.EXPERIMENTS["voc2012_deeplabv3plus_xception65"].grids
+    assert plan.grid("fl", "full", own=grids["fl"]) == ((("gamma", 3.0),),)
+    assert len(plan.grid("fl+mdca", "full", own=grids["fl+mdca"])) == 6
+    assert {dict(h)["gamma"] for h in plan.grid("fl+mdca", "full", own=grids["fl+mdca"])} == {3}

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from segcal.commands.parser import Parser, at_least
-from segcal.engine.results import STATE
+from segcal.engine.results import STATE, state_path
 from segcal.metrics import CalibrationMeter, Difference, paired_differences
-
-_UNITS = {"ece": ("ECE", "%", 100), "sce": ("SCE", "1e-3", 1000)}
-_UNITS |= {"accuracy": ("accuracy", "%", 100), "miou": ("mIoU", "%", 100)}
+from segcal.metrics.rows import COLUMNS
 
 
 def compare(arguments: Sequence[str], prog: str) -> None:
@@ -30,7 +28,7 @@ def compare(arguments: Sequence[str], prog: str) -> None:
     options = parser.parse_intermixed_args(arguments)
     if len(options.states) < 2:
         raise ValueError(f"Expected two states or more to compare, but got {len(options.states)}")
-    paths = [path / STATE if path.is_dir() else path for path in options.states]
+    paths = [state_path(path) for path in options.states]
     first, *others = (CalibrationMeter.load(path) for path in paths)
     rows = []
     for path, meter in zip(paths[1:], others, strict=True):
@@ -45,16 +43,13 @@ def compare(arguments: Sequence[str], prog: str) -> None:
 
 def to_table(rows: Sequence[tuple[str, Mapping[str, Difference]]]) -> str:
     """A markdown table with a row for each model."""
+    columns = [column for column in COLUMNS if column.score in rows[0][1]]
     lines = [
-        "| | " + " | ".join(f"{title} ({unit})" for title, unit, _ in _UNITS.values()) + " |",
-        "|---|" + "---:|" * len(_UNITS),
+        "| | " + " | ".join(column.heading for column in columns) + " |",
+        "|---|" + "---:|" * len(columns),
     ]
     for name, differences in rows:
-        cells = [_cell(differences[score], factor) for score, (_, _, factor) in _UNITS.items()]
+        texts = [differences[column.score].texts(column.scale) for column in columns]
+        cells = [f"{value} ({interval})" for value, interval in texts]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def _cell(difference: Difference, factor: int) -> str:
-    value, low, high = (factor * x for x in (difference.value, difference.low, difference.high))
-    return f"{value:+.2f}{'*' if difference.sure else ''} ({low:+.2f} to {high:+.2f})"

@@ -20,6 +20,7 @@ from segcal.engine.results import (
     new_contents,
     read_result,
     require_writable,
+    state_path,
     write_pages,
     write_result,
 )
@@ -43,7 +44,7 @@ def merge(arguments: Sequence[str], prog: str) -> None:
         "--resamples", type=at_least(0), default=1000, help="of the bootstrap over images"
     )
     options = parser.parse_intermixed_args(arguments)
-    paths = [path / STATE if path.is_dir() else path for path in options.states]
+    paths = [state_path(path) for path in options.states]
     for folder in filter(None, (options.report, options.out and options.out.parent)):
         require_writable(folder)
     meters = [CalibrationMeter.load(path) for path in paths]

@@ -64,6 +64,11 @@ class Result:
     entry: Entry
 
 
+def state_path(path: Path) -> Path:
+    """The saved state that `path` names: a file, or the one in a folder of results."""
+    return path / STATE if path.is_dir() else path
+
+
 def require_writable(folder: Path) -> None:
     """Raise if `folder` cannot be made or written to: better known before the work than after."""
     place = next(place for place in (folder, *folder.absolute().parents) if place.exists())

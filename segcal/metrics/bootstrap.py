@@ -6,7 +6,7 @@ Pixels of one image are not independent, so the unit that is resampled is the im
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -19,6 +19,7 @@ LEVEL = 0.95
 TAIL = (1 - LEVEL) / 2
 WORST = 20  # images listed in a report
 _BLOCK = 100  # resamples at a time, which bounds memory
+Sums = Mapping[str, Array]  # sums of images by their names in `ImageSums`, images first
 
 
 def image_statistics(
@@ -34,44 +35,96 @@ def image_statistics(
         resamples: bootstrap resamples; 0 for no intervals.
         seed: of the resampling.
     """
-    pixels = images.pixels.numpy()
-    order = [i for i in sorted(range(len(names)), key=names.__getitem__) if pixels[i]]
-    sums = {name: tensor.numpy()[order] for name, tensor in images.tensors().items()}
+    names, sums = sorted_sums(images, names)
     ece = np.abs(sums["top_gap"]).sum(1) / sums["pixels"]  # (I,)
     worst = np.argsort(-ece, kind="stable")[:WORST]
+    intervals: dict[str, Interval] = {}
+    if len(ece) > 1 and resamples > 0:
+        (drawn,) = resample([sums], resamples=resamples, seed=seed)
+        intervals = drawn.intervals()
     return ImageStatistics(
         ece=float(ece.mean()) if len(ece) else math.nan,
-        intervals=_intervals(sums, resamples, seed) if len(ece) > 1 and resamples > 0 else {},
-        worst=tuple(
-            ImageScore(names[order[i]], float(ece[i]), int(sums["pixels"][i])) for i in worst
-        ),
+        intervals=intervals,
+        worst=tuple(ImageScore(names[i], float(ece[i]), int(sums["pixels"][i])) for i in worst),
         resamples=resamples,
         seed=seed,
     )
 
 
-def _intervals(sums: dict[str, Array], resamples: int, seed: int) -> dict[str, Interval]:
-    """The interval of each score, from sums with the images on the first axis."""
-    n = len(sums["pixels"])
+def sorted_sums(images: ImageSums, names: Sequence[str]) -> tuple[list[str], Sums]:
+    """Names and sums of the images that have pixels, in the order of their names."""
+    pixels = images.pixels.numpy()
+    order = [i for i in sorted(range(len(names)), key=names.__getitem__) if pixels[i]]
+    return (
+        [names[i] for i in order],
+        {name: tensor.numpy()[order] for name, tensor in images.tensors().items()},
+    )
+
+
+def resample(models: Sequence[Sums], *, resamples: int, seed: int) -> list[Resampled]:
+    """The scores of models over resamples of their images, which are drawn alike for all.
+
+    Args:
+        models: sums of the same images, at least two, in the same order.
+        resamples: how often as many images are drawn, with replacement.
+        seed: of the draws.
+    """
+    n = len(models[0]["pixels"])
     generator = np.random.default_rng(seed)
-    gaps = {"ece": Gaps(sums["top_gap"], sums["pixels"])}
-    gaps["sce"] = Gaps(sums["class_gap"], sums["pixels"])
-    accuracy, miou = [], []
+    found = [Resampled(sums) for sums in models]
     for start in range(0, resamples, _BLOCK):
         size = min(_BLOCK, resamples - start)
         weights = generator.multinomial(n, np.full(n, 1 / n), size=size).astype(np.float64)
-        pixels = weights @ sums["pixels"]
+        for model in found:
+            model.take(weights)
+    return found
+
+
+class Resampled:
+    """The scores of one model over resamples of its images: ece, sce, accuracy and miou."""
+
+    def __init__(self, sums: Sums) -> None:
+        self._sums = sums
+        self._gaps = {
+            "ece": Gaps(sums["top_gap"], sums["pixels"]),
+            "sce": Gaps(sums["class_gap"], sums["pixels"]),
+        }
+        self._drawn: list[dict[str, Array]] = []
+
+    def _of_overlap(self, weights: Array) -> dict[str, Array]:
+        """(R,) of each score without bins, for R weightings (R, I) of the images."""
         names = ("intersection", "predicted", "truth")
-        overlap = [weights @ sums[name] for name in names]  # each (R, K)
-        accuracy.append(overlap[0].sum(1) / pixels)
-        miou.append(scores.miou(*overlap))
-        for gap in gaps.values():
+        overlap = [weights @ self._sums[name] for name in names]  # each (R, K)
+        accuracy = overlap[0].sum(1) / (weights @ self._sums["pixels"])
+        return {"accuracy": accuracy, "miou": scores.miou(*overlap)}
+
+    def take(self, weights: Array) -> None:
+        """Take in R resamples: how often each image was drawn (R, I)."""
+        self._drawn.append(self._of_overlap(weights))
+        pixels = weights @ self._sums["pixels"]
+        for gap in self._gaps.values():
             gap.resample(weights, pixels)
-    return {
-        **{name: gap.interval() for name, gap in gaps.items()},
-        "accuracy": _percentile_interval(np.concatenate(accuracy)),
-        "miou": _percentile_interval(np.concatenate(miou)),
-    }
+
+    def _draws(self) -> dict[str, Array]:
+        return {
+            name: np.concatenate([block[name] for block in self._drawn])
+            for name in ("accuracy", "miou")
+        }
+
+    def intervals(self) -> dict[str, Interval]:
+        """The interval of each score, from all resamples taken in."""
+        return {
+            **{name: gap.interval() for name, gap in self._gaps.items()},
+            **{name: _percentile_interval(draws) for name, draws in self._draws().items()},
+        }
+
+    def noise(self) -> dict[str, tuple[float, Array]]:
+        """Each score of all images, and (R,) what noise added to it in each resample."""
+        whole = self._of_overlap(np.ones((1, len(self._sums["pixels"]))))
+        return {
+            **{name: (gap.estimate, gap.added) for name, gap in self._gaps.items()},
+            **{n: (float(whole[n][0]), draws - whole[n]) for n, draws in self._draws().items()},
+        }
 
 
 def _percentile_interval(draws: Array) -> Interval:

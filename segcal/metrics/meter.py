@@ -203,9 +203,10 @@ class CalibrationMeter:
 
     def _image_statistics(self, resamples: int, seed: int) -> ImageStatistics:
         names = [name or f"image {i}" for i, name in enumerate(self._names)]
-        return image_statistics(self._image_sums(), names, resamples=resamples, seed=seed)
+        return image_statistics(self.image_sums(), names, resamples=resamples, seed=seed)
 
-    def _image_sums(self) -> ImageSums:
+    def image_sums(self) -> ImageSums:
+        """The sums of each image, in the order of `names`; none unless `per_image`."""
         empty = ImageSums.zeros(0, self.settings.num_classes, self.settings.num_bins)
         return ImageSums.cat([empty, *self._images])
 
@@ -244,7 +245,7 @@ class CalibrationMeter:
         self._sums = self._sums.clone().to(device)  # tensors of inference mode are read-only
         distributed.sum_(*self._sums.tensors().values())
         if self.settings.per_image:
-            images = self._image_sums().tensors().items()
+            images = self.image_sums().tensors().items()
             self._images = [
                 ImageSums(**{name: distributed.concatenate(t.to(device)) for name, t in images})
             ]
@@ -256,7 +257,7 @@ class CalibrationMeter:
     def state_dict(self) -> dict[str, Tensor]:
         """Everything, as plain tensors on the CPU that share nothing with the meter."""
         state = {name: t.to("cpu", copy=True) for name, t in self._sums.tensors().items()}
-        for name, tensor in self._image_sums().tensors().items():
+        for name, tensor in self.image_sums().tensors().items():
             state[f"image.{name}"] = tensor.clone()
         state["names"] = encode_names(self._names)
         state["synced"] = torch.tensor(self._synced)

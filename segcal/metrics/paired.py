@@ -11,14 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from segcal.metrics import scores
-from segcal.metrics.bootstrap import LEVEL, TAIL, Gaps
+from segcal.metrics.bootstrap import LEVEL, TAIL, Sums, resample, sorted_sums
 from segcal.metrics.meter import CalibrationMeter
 from segcal.metrics.scores import Array
-from segcal.metrics.state import decode_names
 
-_BLOCK = 100  # resamples at a time, which bounds memory
-_Sums = Mapping[str, Array]  # images first
+_Drawn = tuple[float, Array]  # a score, and (R,) what noise added to it in each resample
 
 
 @dataclass(frozen=True)
@@ -34,6 +31,11 @@ class Difference:
     def sure(self) -> bool:
         """Whether the interval leaves out 0: the models differ beyond the choice of images."""
         return self.low > 0 or self.high < 0
+
+    def texts(self, scale: float) -> tuple[str, str]:
+        """The difference and its interval times `scale`, with a star where it is `sure`."""
+        value, low, high = (scale * x for x in (self.value, self.low, self.high))
+        return f"{value:+.2f}{'*' if self.sure else ''}", f"{low:+.2f} to {high:+.2f}"
 
 
 def paired_differences(
@@ -60,20 +62,12 @@ def paired_differences(
         ValueError: no meters, other settings, no sums of images, fewer than two images, or other
             pixels.
     """
-    names, sides = _same_images(first, second)
-    n = len(names)
-    generator = np.random.default_rng(seed)
-    models = [[_Resampled(sums) for sums in side] for side in sides]
-    for start in range(0, resamples, _BLOCK):
-        size = min(_BLOCK, resamples - start)
-        weights = generator.multinomial(n, np.full(n, 1 / n), size=size).astype(np.float64)
-        for model in (model for side in models for model in side):
-            model.resample(weights)
-    before, after = (_mean_over_seeds([model.scores() for model in side]) for side in models)
+    if not (first and second):
+        raise ValueError(f"Expected meters of two models, but got {len(first)} and {len(second)}")
+    drawn = resample(_same_images([*first, *second]), resamples=resamples, seed=seed)
+    noise = [model.noise() for model in drawn]
+    before, after = (_mean_over_seeds(n) for n in (noise[: len(first)], noise[len(first) :]))
     return {name: _difference(before[name], after[name]) for name in before}
-
-
-_Drawn = tuple[float, Array]  # a score, and (R,) what noise added to it in each resample
 
 
 def _mean_over_seeds(seeds: Sequence[Mapping[str, _Drawn]]) -> dict[str, _Drawn]:
@@ -92,52 +86,15 @@ def _difference(before: _Drawn, after: _Drawn) -> Difference:
     return Difference(value, float(low), float(high))
 
 
-class _Resampled:
-    """The scores of one meter over resamples of its images."""
-
-    def __init__(self, sums: _Sums) -> None:
-        self._sums = sums
-        self._gaps = {
-            name: Gaps(sums[f"{kind}_gap"], sums["pixels"])
-            for name, kind in (("ece", "top"), ("sce", "class"))
-        }
-        everything = self._of_overlap(np.ones((1, len(sums["pixels"]))))
-        self._estimates = {name: float(values[0]) for name, values in everything.items()}
-        self._drawn: list[dict[str, Array]] = []
-
-    def _of_overlap(self, weights: Array) -> dict[str, Array]:
-        """(R,) of each score without bins, for R weightings (R, I) of the images."""
-        names = ("intersection", "predicted", "truth")
-        overlap = [weights @ self._sums[name] for name in names]  # each (R, K)
-        accuracy = overlap[0].sum(1) / (weights @ self._sums["pixels"])
-        return {"accuracy": accuracy, "miou": scores.miou(*overlap)}
-
-    def resample(self, weights: Array) -> None:
-        """Take in R resamples: how often each image was drawn (R, I)."""
-        self._drawn.append(self._of_overlap(weights))
-        pixels = weights @ self._sums["pixels"]
-        for gap in self._gaps.values():
-            gap.resample(weights, pixels)
-
-    def scores(self) -> dict[str, _Drawn]:
-        """Each score, and what noise added to it in all resamples taken in."""
-        return {name: (gap.estimate, gap.added) for name, gap in self._gaps.items()} | {
-            name: (value, np.concatenate([block[name] for block in self._drawn]) - value)
-            for name, value in self._estimates.items()
-        }
-
-
-def _same_images(
-    first: Sequence[CalibrationMeter], second: Sequence[CalibrationMeter]
-) -> tuple[list[str], list[list[_Sums]]]:
-    """The names of the images with pixels, in order, and the sums of each meter of each side."""
-    if not (first and second):
-        raise ValueError(f"Expected meters of two models, but got {len(first)} and {len(second)}")
-    for meter in (*first, *second):
-        first[0].settings.require_equal(meter.settings)
-    sides = [[_sorted_sums(meter) for meter in side] for side in (first, second)]
-    names, sums = sides[0][0]
-    for other, theirs in (entry for side in sides for entry in side):
+def _same_images(meters: Sequence[CalibrationMeter]) -> list[Sums]:
+    """The sums of each meter, in the order of the images' names."""
+    for meter in meters:
+        meters[0].settings.require_equal(meter.settings)
+    if not meters[0].settings.per_image:
+        raise ValueError("Expected meters with per_image=True, but got one without sums of images")
+    found = [sorted_sums(meter.image_sums(), meter.names) for meter in meters]
+    names, sums = found[0]
+    for other, theirs in found:
         if other != names:
             odd = sorted(set(names) ^ set(other)) or ["images of the same name"]
             raise ValueError(f"Expected meters of the same images, but {odd[0]!r} is in one alone")
@@ -147,14 +104,4 @@ def _same_images(
             )
     if len(names) < 2:
         raise ValueError(f"Expected at least two images to resample, but got {len(names)}")
-    return names, [[sums for _, sums in side] for side in sides]
-
-
-def _sorted_sums(meter: CalibrationMeter) -> tuple[list[str], _Sums]:
-    if not meter.settings.per_image:
-        raise ValueError("Expected meters with per_image=True, but got one without sums of images")
-    state = meter.state_dict()
-    names = decode_names(state["names"])
-    sums = {k[6:]: v.numpy() for k, v in state.items() if k.startswith("image.")}
-    order = [i for i in sorted(range(len(names)), key=names.__getitem__) if sums["pixels"][i]]
-    return [names[i] for i in order], {name: array[order] for name, array in sums.items()}
+    return [sums for _, sums in found]

@@ -36,7 +36,6 @@ def grid(
     scale: Scale,
     *,
     tune: bool = True,
-    gamma_fixed: bool = False,
     own: Mapping[str, tuple[float, ...]] | None = None,
 ) -> tuple[Hyper, ...]:
     """The hyper-parameters to try for `loss`; one set if there is nothing to choose.
@@ -45,8 +44,7 @@ def grid(
         loss: the training loss.
         scale: whose grid of `GRIDS`.
         tune: whether there are grids at all, or the usual values alone.
-        gamma_fixed: whether focal loss has its usual gamma.
-        own: values to try by name, instead of the grid.
+        own: values to try by name, instead of the grid's.
     """
     base, _, aux = loss.partition("+")
     axes = []
@@ -54,10 +52,7 @@ def grid(
         values = GRIDS[scale][name].get(term)
         if values is None:
             continue
-        if not tune or (gamma_fixed and term == "fl"):
-            values = (USUAL[term],)
-        elif own is not None and name in own:
-            values = own[name]
+        values = (own or {}).get(name, values) if tune else (USUAL[term],)
         axes.append([(name, float(value)) for value in values])
     return tuple(product(*axes))
 

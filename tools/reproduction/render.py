@@ -98,7 +98,10 @@ class Sheet:
             "* where it leaves out 0",
             [f"{METRICS[metric]} ({unit})" for metric, unit in self._units()],
             [
-                (f"{c.first} → {c.second}", [_signed(c, m, unit) for m, unit in self._units()])
+                (
+                    f"{c.first} → {c.second}",
+                    [c.differences[m].texts(FACTORS[unit]) for m, unit in self._units()],
+                )
                 for c in self.comparisons
             ],
         )
@@ -116,15 +119,6 @@ def _interval(number: Number) -> str:
         return ""
     low, high = number.interval
     return f"{low:.2f} to {high:.2f}"
-
-
-def _signed(comparison: Comparison, metric: str, unit: str) -> tuple[str, str]:
-    found, factor = comparison.differences[metric], FACTORS[unit]
-    star = "*" if found.sure else ""
-    return (
-        f"{factor * found.value:+.2f}{star}",
-        f"{factor * found.low:+.2f} to {factor * found.high:+.2f}",
-    )
 
 
 def ours(number: Number) -> str:

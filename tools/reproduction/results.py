@@ -72,17 +72,11 @@ class Setting:
         evaluations: frozenset[Evaluation] = frozenset({plan.PLAIN}),
     ) -> Method:
         """A loss on an experiment, with the paper's grid of hyper-parameters."""
-        found = experiments.EXPERIMENTS[experiment]
+        grids = experiments.EXPERIMENTS[experiment].grids
         return Method(
             config=experiments.config_name(experiment, self.scale, self.data),
             loss=loss,
-            grid=plan.grid(
-                loss,
-                self.scale,
-                tune=self.tune,
-                gamma_fixed=found.gamma_fixed,
-                own=found.grids.get(loss) if self.scale == "full" else None,
-            ),
+            grid=plan.grid(loss, self.scale, tune=self.tune, own=grids.get(loss)),
             seeds=self.seeds,
             evaluations=evaluations,
         )
