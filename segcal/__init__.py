@@ -22,9 +22,9 @@ _EXPORTS = {
     "MatrixScaling": "segcal.posthoc",
     "DirichletCalibration": "segcal.posthoc",
     "LocalTemperatureScaling": "segcal.posthoc",
-    "evaluate": "segcal.engine.evaluate",
+    "evaluate": "segcal.evaluation.evaluate",
 }
-_MODULES = ("losses", "metrics", "posthoc", "viz", "data", "models", "engine")
+_MODULES = ("losses", "metrics", "posthoc", "viz", "data", "models", "training", "evaluation")
 
 __all__ = ["__version__", *_EXPORTS]
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from segcal.engine.launch import Interrupted
-from segcal.engine.log import Diverged, describe_scores
-from segcal.engine.order import WorkerDied
+from segcal.runtime import Interrupted
+from segcal.training.loader import WorkerDied
+from segcal.training.log import Diverged, describe_scores
 
 VOC_CONFIG = "configs/voc2012_deeplabv3plus_xception65.yaml"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -23,8 +23,8 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def train(arguments: Sequence[str], prog: str) -> None:
     """Train a network; `--help` lists the options."""
     from segcal.config import parse_train
-    from segcal.engine.train import best_record
     from segcal.run import train_run
+    from segcal.training.trainer import best_record
 
     config, resume = parse_train(arguments, prog)
     try:

@@ -15,10 +15,10 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from segcal.data.build import DataConfig
-from segcal.engine.options import TrainOptions
 from segcal.files import atomic_write
 from segcal.losses import hyper_names
 from segcal.models.build import ModelConfig
+from segcal.training.options import TrainOptions
 
 CONFIG = "config.yaml"
 _T = TypeVar("_T")

@@ -25,12 +25,12 @@ from segcal.config import (
     with_defaults,
 )
 from segcal.data.build import Splits, build_data
-from segcal.engine import checkpoint
-from segcal.engine.launch import choose_device, process_group, seed_everything
-from segcal.engine.log import Record
-from segcal.engine.train import LOG, Trainer
 from segcal.losses import build_loss
 from segcal.models.build import build_model
+from segcal.runtime import choose_device, process_group, seed_everything
+from segcal.training import checkpoint
+from segcal.training.log import Record
+from segcal.training.trainer import LOG, Trainer
 
 log = logging.getLogger(__name__)
 

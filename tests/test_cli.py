@@ -16,10 +16,10 @@ import yaml
 from PIL import Image
 
 from segcal.cli import main
-from segcal.engine import checkpoint
 from segcal.run import open_run
+from segcal.training import checkpoint
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[1]
 QUICK = shlex.split(
     "--data.name digits --data.limit 64 --model.name resnet20 --epochs 2 --workers 0"
 )

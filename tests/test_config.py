@@ -15,8 +15,7 @@ from segcal.config import (
     to_dict,
     with_defaults,
 )
-
-ROOT = Path(__file__).parents[1]
+from tests.support import ROOT
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,8 +10,9 @@ import torch
 
 from segcal.data.manifest import PredictionFormat
 from segcal.data.predictions import PredictionFolder
+from tests.support import ROOT
 
-TEXT = (Path(__file__).parents[1] / "docs" / "predictions.md").read_text()
+TEXT = (ROOT / "docs" / "predictions.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, flags=re.S)
 CLASSES, H, W = 21, 40, 52
 

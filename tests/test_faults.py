@@ -20,12 +20,13 @@ from PIL import Image
 import segcal
 from segcal.cli import main
 from segcal.data import build
-from segcal.engine import checkpoint, results
-from tests import children
-from tests.saved import save_folder
+from segcal.evaluation import results
+from segcal.training import checkpoint
+from tests.commands.test_eval import QUICK, undrawn  # noqa: F401 (a fixture)
+from tests.support import children
+from tests.support.saved import save_folder
 from tests.test_cli import write_masks
-from tests.test_eval_cli import QUICK, undrawn  # noqa: F401 (a fixture)
-from tests.test_resume import expect_equal, outcome
+from tests.training.test_resume import expect_equal, outcome
 
 KILLS = int(os.environ.get("SEGCAL_KILLS", 3))  # each of them a run killed and resumed
 RUN = ["--data.name", "digits", "--data.limit", "64", "--model.name", "resnet8", "--epochs", "3"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import segcal
 from segcal.config import load_config
 from segcal.data.manifest import read_manifest
-from segcal.engine import results
+from segcal.evaluation import results
 from segcal.losses import build_loss
 from tests.fuzz.files import Payload, pt
 from tests.fuzz.guard import Escaped, guarded

@@ -14,11 +14,12 @@ from segcal.cli import main
 from segcal.config import load_config
 from segcal.data.arrays import BadFile
 from segcal.data.predictions import PredictionFolder
-from segcal.engine import checkpoint, results
+from segcal.evaluation import results
 from segcal.losses import build_loss
+from segcal.training import checkpoint
 from tests.fuzz.files import Payload, npz, pt
-from tests.saved import logits_and_labels, save_folder
-from tests.synthetic_reports import synthetic_report
+from tests.support.saved import logits_and_labels, save_folder
+from tests.support.synthetic_reports import synthetic_report
 
 HOSTILE = ["<script>alert(1)</script>", "../../up", "'\"><img src=x onerror=alert(1)>", "{{7*7}}"]
 

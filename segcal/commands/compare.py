@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from segcal.commands.parser import Parser, at_least
-from segcal.engine.results import STATE, state_path
+from segcal.evaluation.results import STATE, state_path
 from segcal.metrics import CalibrationMeter, Difference, paired_differences
 from segcal.metrics.rows import COLUMNS
 

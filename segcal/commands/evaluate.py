@@ -11,12 +11,10 @@ import torch
 from segcal import distributed
 from segcal.commands.parser import Parser, at_least, checked, names, shard
 from segcal.commands.subjects import WHOLE, Subject, run_subject, saved_subject, shift_words
-from segcal.engine.judge import labelled, measure
-from segcal.engine.launch import choose_device, process_group
-from segcal.engine.log import describe_scores
-from segcal.engine.overlays import choose, draw, require_images
-from segcal.engine.repair import fit_scalers, method_names
-from segcal.engine.results import (
+from segcal.evaluation.calibrate import fit_scalers, method_names
+from segcal.evaluation.judge import labelled, measure
+from segcal.evaluation.overlays import choose, draw, require_images
+from segcal.evaluation.results import (
     COMPARISON,
     EVAL,
     PAGE,
@@ -32,6 +30,8 @@ from segcal.engine.results import (
     write_result,
 )
 from segcal.metrics import Report
+from segcal.runtime import choose_device, process_group
+from segcal.training.log import describe_scores
 from segcal.viz import Entry
 
 

@@ -10,12 +10,12 @@ from torch.nn.functional import interpolate
 
 from segcal.commands.evaluate import add_run_arguments
 from segcal.commands.parser import Parser, checked
-from segcal.engine import export as exporting
-from segcal.engine.launch import choose_device
-from segcal.engine.repair import NONE, fit_scalers, method_names
-from segcal.engine.results import require_writable
-from segcal.engine.source import NetworkSource
+from segcal.evaluation import export as exporting
+from segcal.evaluation.calibrate import NONE, fit_scalers, method_names
+from segcal.evaluation.results import require_writable
+from segcal.evaluation.sources import NetworkSource
 from segcal.run import open_run
+from segcal.runtime import choose_device
 
 
 def export(arguments: Sequence[str], prog: str) -> None:

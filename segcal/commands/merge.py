@@ -10,8 +10,8 @@ from pathlib import Path
 
 from segcal.commands.evaluate import describe_report
 from segcal.commands.parser import Parser, at_least
-from segcal.engine.judge import labelled
-from segcal.engine.results import (
+from segcal.evaluation.judge import labelled
+from segcal.evaluation.results import (
     PAGE,
     REPORT,
     STATE,

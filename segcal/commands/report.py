@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from segcal.commands.parser import Parser
-from segcal.engine.results import (
+from segcal.evaluation.results import (
     COMPARISON,
     EVAL,
     PAGE,

@@ -14,9 +14,9 @@ import torch
 from segcal.config import CONFIG
 from segcal.data.predictions import PredictionFolder
 from segcal.data.samples import Samples
-from segcal.engine.source import FileSource, NetworkSource, Source
-from segcal.engine.train import LOG
+from segcal.evaluation.sources import FileSource, NetworkSource, Source
 from segcal.run import open_run
+from segcal.training.trainer import LOG
 
 WHOLE = (0, 1)  # the shard that is everything
 _Sharded = TypeVar("_Sharded", PredictionFolder, Samples)

@@ -18,13 +18,13 @@ import segcal
 from segcal.config import load_config, parse_train
 from segcal.data.build import build_data
 from segcal.data.files import read_image, read_mask
-from segcal.engine import results
+from segcal.evaluation import results
 from segcal.losses import build_loss
 from segcal.models.build import build_model
 from tests.fuzz.files import Payload, npz, png, pt
 from tests.fuzz.guard import command
-from tests.saved import CLASSES, logits_and_labels
-from tests.synthetic_reports import synthetic_report
+from tests.support.saved import CLASSES, logits_and_labels
+from tests.support.synthetic_reports import synthetic_report
 
 EVAL = ("--device", "cpu", "--workers", "0", "--resamples", "4")
 RUN = ("--data.name", "digits", "--data.limit", "16", "--model.name", "resnet8", "--epochs", "1")

@@ -14,13 +14,13 @@ import torch
 from benchmarks.measure import measure, print_ratios
 from segcal.config import TrainConfig, parse_train
 from segcal.data.build import build_data
-from segcal.engine.launch import seed_everything
-from segcal.engine.log import Progress
-from segcal.engine.optim import build_optimizer
-from segcal.engine.order import Batch, EpochOrder, train_loader
-from segcal.engine.train import Trainer
 from segcal.losses import build_loss
 from segcal.models.build import build_model
+from segcal.runtime import seed_everything
+from segcal.training.loader import Batch, EpochOrder, train_loader
+from segcal.training.log import Progress
+from segcal.training.optim import build_optimizer
+from segcal.training.trainer import Trainer
 
 BASELINE = "bare loop"
 

@@ -15,14 +15,14 @@ from reproduction.store import Store
 from segcal.config import load_config, parse_train
 from segcal.data.build import Splits, build_data
 from segcal.data.samples import Samples
-from segcal.engine.judge import labelled, measure
-from segcal.engine.launch import choose_device
-from segcal.engine.log import Diverged
-from segcal.engine.repair import fit_scalers
-from segcal.engine.source import NetworkSource
-from segcal.engine.train import best_record
+from segcal.evaluation.calibrate import fit_scalers
+from segcal.evaluation.judge import labelled, measure
+from segcal.evaluation.sources import NetworkSource
 from segcal.run import Run as Opened
 from segcal.run import open_run, train_run
+from segcal.runtime import choose_device
+from segcal.training.log import Diverged
+from segcal.training.trainer import best_record
 
 OUTPUT = "output.txt"
 RESAMPLES = 1000

@@ -19,9 +19,9 @@ from reproduction.paper import Table, Want
 from reproduction.plan import Method
 from reproduction.results import Setting
 from segcal import viz
-from segcal.engine.train import LOG
 from segcal.files import atomic_write
 from segcal.metrics import Report
+from segcal.training.trainer import LOG
 from segcal.viz.figure import new_figure, png, svg, themed
 from segcal.viz.palette import run_style
 

@@ -15,7 +15,7 @@ from reproduction import runner
 from reproduction.plan import Evaluation, Method, Run
 from reproduction.runner import Workshop
 from reproduction.store import Store
-from segcal.engine.launch import Interrupted
+from segcal.runtime import Interrupted
 
 
 def work_together(

@@ -1,1 +1,0 @@
-"""Training and evaluating: the loops around models, losses and meters."""

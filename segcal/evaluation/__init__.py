@@ -1,0 +1,1 @@
+"""Evaluation: predictions of networks and files, their reports, post-hoc fits and results."""

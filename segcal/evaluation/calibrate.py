@@ -1,0 +1,149 @@
+"""The place where post-hoc methods are fitted: the network runs once, its logits are read often."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from segcal import distributed
+from segcal.data.predictions import Predictions
+from segcal.evaluation.judge import with_progress
+from segcal.evaluation.sources import FileSource, Source
+from segcal.posthoc import SCALERS, Scaler
+
+log = logging.getLogger(__name__)
+NONE = "none"  # the network as it is
+_READS_IMAGES = "lts"
+
+
+def method_names(text: str) -> tuple[str, ...]:
+    """The post-hoc methods in a text such as none,ts,dc: short names, without "none".
+
+    In the order of `SCALERS`, so that a page made again from the files lists them alike.
+    """
+    names = dict.fromkeys(name.strip().lower() for name in text.split(","))
+    for name in names:
+        if name not in SCALERS and name != NONE:
+            raise ValueError(
+                f"Expected post-hoc methods among {', '.join([NONE, *SCALERS])}, but got {name!r}"
+            )
+    return tuple(name for name in SCALERS if name in names)
+
+
+def fit_scalers(
+    methods: Sequence[str], holdout: Callable[[], Source], *, title: str = ""
+) -> dict[str, Scaler | None]:
+    """The fitted scaler of each method by its short name, and before them None for "none".
+
+    What a fit warns of, such as that it made nothing better, is logged in one line.
+
+    Args:
+        methods: short names.
+        holdout: makes the predictions to fit on; not called if there are no methods.
+        title: of the progress bar.
+    """
+    scalers: dict[str, Scaler | None] = {NONE: None}
+    if not methods:
+        return scalers
+    source = holdout()
+    with _rereadable(source, images=_READS_IMAGES in methods, title=title) as batches:
+        for method in methods:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                scalers[method] = SCALERS[method](ignore_index=source.ignore_index).fit(batches)
+            for warning in caught:
+                log.warning("%s", warning.message)
+    if source.skipped:
+        log.warning("left out %d files of the hold-out that cannot be used", len(source.skipped))
+    return scalers
+
+
+@contextmanager
+def _rereadable(
+    source: Source, *, images: bool, title: str
+) -> Iterator[Iterable[tuple[Tensor, ...]]]:
+    if isinstance(source, FileSource):  # is in files already
+        yield _Files(source)
+        return
+    with tempfile.TemporaryDirectory(prefix="segcal-") as folder:
+        yield record(source, Path(folder), images=images, title=title)
+
+
+class _Files:
+    """Saved predictions as batches of (logits, labels)."""
+
+    def __init__(self, source: FileSource) -> None:
+        self._source = source
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        for batch in self._source:
+            yield batch.logits, batch.labels
+            del batch  # before the next is read
+
+
+class Recording:
+    """Batches of (logits, labels) or (logits, labels, images) that were written to files.
+
+    Args:
+        folder: of the files.
+        count: of the batches.
+        device: to put them on.
+    """
+
+    def __init__(self, folder: Path, count: int, device: torch.device) -> None:
+        self._folder, self._count, self._device = folder, count, device
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        for number in range(self._count):
+            parts = sorted(self._folder.glob(f"{number}.*.npy"))  # logits, labels, images
+            arrays = [np.load(path, allow_pickle=False) for path in parts]
+            yield tuple(torch.from_numpy(array).to(self._device) for array in arrays)
+
+
+def record(source: Source, folder: Path, *, images: bool = False, title: str = "") -> Recording:
+    """Run once over this process's share of `source`, keeping its predictions in `folder`.
+
+    That takes 4 bytes a pixel and class on the disk, and one batch at a time in memory.
+
+    Args:
+        source: the predictions.
+        folder: an empty one.
+        images: keep the images too.
+        title: of the progress bar.
+    """
+    count, device = 0, torch.device("cpu")
+    for batch in with_progress(source, title):
+        if count == 0:
+            _check_space(source, batch, folder)
+        parts = [batch.logits.float(), batch.labels]
+        if images and batch.images is not None:
+            parts.append(batch.images)
+        for number, part in enumerate(parts):
+            np.save(folder / f"{count}.{number}.npy", part.cpu().numpy(), allow_pickle=False)
+        count, device = count + 1, batch.values.device
+        del batch, parts, part  # before the next is made
+    return Recording(folder, count, device)
+
+
+def _check_space(source: Source, batch: Predictions, folder: Path) -> None:
+    """Refuse to begin what cannot be finished; all batches are taken to be like `batch`."""
+    batches = source.num_images / distributed.world_size() / len(batch.names)
+    needed = 4 * batch.values.numel() * batches / 2**30
+    free = shutil.disk_usage(folder).free / 2**30
+    if needed > free:
+        raise ValueError(
+            f"Expected {needed:.1f} GiB free in {folder.parent} for the logits of the hold-out, "
+            f"but got {free:.1f} GiB; TMPDIR names another folder"
+        )

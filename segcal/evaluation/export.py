@@ -1,0 +1,129 @@
+"""The place where a network and its scaler become one file that gives calibrated probabilities."""
+
+from __future__ import annotations
+
+import io
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from segcal.evaluation.evaluate import eval_mode, logits_of, resize
+from segcal.files import atomic_write
+from segcal.posthoc import Scaler
+
+TOLERANCE = 1e-4  # between the probabilities of the file and of PyTorch
+
+
+class Calibrated(nn.Module):
+    """Images (N, channels, *) to calibrated probabilities (N, C, *S).
+
+    Coarse logits of segmentation are enlarged to the images first, as they are for evaluation.
+
+    Args:
+        model: to logits, alone or as `segcal.evaluate` takes them.
+        scaler: fitted on such logits; None leaves the probabilities as they are.
+    """
+
+    def __init__(self, model: nn.Module, scaler: Scaler | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.scaler = scaler
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Calibrated probabilities, in float32 at least."""
+        logits = logits_of(self.model(images))
+        if logits.ndim == 4 and images.ndim == 4:
+            logits = resize(logits, images.shape[-2:])
+        if self.scaler is not None:
+            logits = self.scaler(logits, images)
+        return logits.softmax(1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+
+def export(
+    model: nn.Module, scaler: Scaler | None, example: Tensor, path: str | os.PathLike[str]
+) -> float:
+    """Write `Calibrated(model, scaler)` for any batch size, and check it against PyTorch.
+
+    Args:
+        model: as for `Calibrated`; put in eval mode for this and left as it was found.
+        scaler: as for `Calibrated`.
+        example: (N, channels, *) images as the model takes them; their size is the file's.
+        path: ending in .pt2 for torch.export, or in .onnx, which needs the extra `segcal[onnx]`.
+
+    Returns:
+        The largest difference to PyTorch's probabilities on the example.
+
+    Raises:
+        ValueError: another ending, a missing package, a model that cannot be traced, or a
+            difference above 1e-4. Nothing is written then.
+    """
+    path = Path(path)
+    require_exportable(path)
+    # Tracing takes a size of 1 for a constant, so the batch has at least 2.
+    batch = example if len(example) > 1 else torch.cat([example, example])
+    with eval_mode(model) as network, torch.no_grad():
+        calibrated = Calibrated(network, scaler).eval()
+        expected = calibrated(batch)
+        content, found = _WRITERS[path.suffix](_trace(calibrated, batch, path), batch)
+    difference = float((found.to(expected) - expected).abs().max())
+    if not difference <= TOLERANCE:
+        raise ValueError(
+            f"{path}: expected probabilities within {TOLERANCE:g} of PyTorch's, "
+            f"but they differ by {difference:g}"
+        )
+    with atomic_write(path, "wb") as file:
+        file.write(content)
+    return difference
+
+
+def require_exportable(path: Path) -> None:
+    """Raise if `path` has another ending than `export` writes, or its packages are missing."""
+    if path.suffix not in _WRITERS:
+        raise ValueError(f"Expected a path ending in {' or '.join(_WRITERS)}, but got {path}")
+    missing = [name for name in _NEEDED.get(path.suffix, ()) if find_spec(name) is None]
+    if missing:
+        raise ValueError(
+            f"{path}: expected the packages {', '.join(missing)}: pip install 'segcal[onnx]'"
+        )
+
+
+def _trace(module: nn.Module, batch: Tensor, path: Path) -> torch.export.ExportedProgram:
+    try:
+        return torch.export.export(
+            module, (batch,), dynamic_shapes=({0: torch.export.Dim("batch")},)
+        )
+    except Exception as error:  # whatever the model's own code makes torch.export stumble on
+        reason = next((line for line in str(error).splitlines() if line.strip()), "")
+        raise ValueError(
+            f"{path}: expected a model that torch.export can trace, but got "
+            f"{type(error).__name__}: {reason}"
+        ) from error
+
+
+def _as_pt2(program: torch.export.ExportedProgram, batch: Tensor) -> tuple[bytes, Tensor]:
+    """The content of the file, and what it gives for `batch`."""
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    buffer.seek(0)
+    return buffer.getvalue(), torch.export.load(buffer).module()(batch)
+
+
+def _as_onnx(program: torch.export.ExportedProgram, batch: Tensor) -> tuple[bytes, Tensor]:
+    """The content of the file, and what it gives for `batch`."""
+    import onnxruntime  # an extra
+
+    converted = torch.onnx.export(
+        program, dynamo=True, input_names=["images"], output_names=["probs"], verbose=False
+    )
+    assert converted is not None
+    content = converted.model_proto.SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"images": batch.cpu().numpy()})
+    return content, torch.from_numpy(found)
+
+
+_WRITERS = {".pt2": _as_pt2, ".onnx": _as_onnx}
+_NEEDED = {".onnx": ("onnx", "onnxruntime", "onnxscript")}

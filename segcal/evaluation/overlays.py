@@ -1,0 +1,117 @@
+"""The place where images are chosen and drawn with their calibration, and the arrays are kept."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from segcal.data.arrays import BadFile
+from segcal.data.predictions import Predictions
+from segcal.evaluation.judge import count, new_meter, repaired
+from segcal.evaluation.sources import Source
+from segcal.metrics import Report
+from segcal.viz import Overlay, calibration_gap, overlay_panel
+
+log = logging.getLogger(__name__)
+WORST, RANDOM, NONE = "worst", "random", "none"
+
+
+def require_images(which: str, source: Source) -> None:
+    """Raise if `which` (see `choose`) names images that `source` does not have."""
+    for name in _names(which):
+        if name not in source.names:
+            raise ValueError(
+                "Expected overlays worst, random, none or names of images such as "
+                f"{source.names[0]}, but got {name}"
+            )
+
+
+def choose(which: str, number: int, source: Source, report: Report) -> list[int]:
+    """Indices of the images to draw.
+
+    Args:
+        which: worst (by each image's own ECE), random (always the same ones), none, or the names
+            of images, with commas between them.
+        number: how many at most; does not limit names.
+        source: the images.
+        report: of `source`; it knows the worst.
+    """
+    index = {name: i for i, name in enumerate(source.names) if name not in source.skipped}
+    if which == NONE or number < 1:
+        return []
+    if which == RANDOM:
+        order = np.random.default_rng(0).permutation(len(index))
+        return [list(index.values())[i] for i in sorted(order[:number])]
+    names = _names(which) or [image.name for image in report.worst_images[:number]]
+    return [index[name] for name in names if name in index]
+
+
+def _names(which: str) -> list[str]:
+    words = [] if which in (WORST, RANDOM, NONE) else which.split(",")
+    return [word.strip() for word in words]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """An image with its calibration.
+
+    Attributes:
+        overlay: the panel.
+        arrays: what it is drawn from: labels, prediction, confidence and gap, each (H, W), and
+            image, (H, W, 3), if there is one. The gap is NaN where pixels are ignored.
+    """
+
+    overlay: Overlay
+    arrays: Mapping[str, Any]
+
+
+def draw(
+    source: Source, indices: Sequence[int], scalers: Mapping[str, nn.Module | None]
+) -> dict[str, list[Drawn]]:
+    """The chosen images by name of scaler, as each scaler repairs them; none where S = ()."""
+    drawn: dict[str, list[Drawn]] = {name: [] for name in scalers}
+    for index in indices:
+        batch = source[index]
+        if batch.labels.ndim == 3:
+            image = _image(source, index)
+            for name, scaler in scalers.items():
+                drawn[name].append(_draw(source, image, repaired(batch, scaler)))
+    return drawn
+
+
+def _image(source: Source, index: int) -> np.ndarray | None:
+    try:
+        return source.image(index)
+    except BadFile as error:
+        log.warning("drawn without its image: %s", error)
+        return None
+
+
+def _draw(source: Source, image: np.ndarray | None, batch: Predictions) -> Drawn:
+    meter = new_meter(source)
+    count(meter, batch)
+    probs, labels = batch.probs[0].float().cpu().numpy(), batch.labels[0].cpu().numpy()
+    png = overlay_panel(
+        image,
+        probs,
+        labels,
+        class_names=source.class_names,
+        palette=source.palette,
+        ignore_index=source.ignore_index,
+        name=batch.names[0],
+    )
+    gap = calibration_gap(probs, labels, ignore_index=source.ignore_index)
+    arrays = {
+        "labels": labels,
+        "prediction": probs.argmax(0),
+        "confidence": probs.max(0),
+        "gap": gap.astype(np.float32),
+    }
+    if image is not None:
+        arrays["image"] = image
+    return Drawn(Overlay(batch.names[0], png, meter.compute().ece), arrays)

@@ -1,0 +1,209 @@
+"""The place for the folder that an evaluation leaves behind, written whole or not at all.
+
+report.json            the numbers, and all that the page says besides
+report.html            the page
+table.md  table.csv    the numbers as tables
+state.npz              the sums behind the numbers, for `segcal merge`; if asked for
+figures/               every diagram, as PNG and SVG
+overlays/              a panel for each chosen image, PNG, and the arrays behind it, NPZ
+posthoc/METHOD/        report.json and overlays/ of each post-hoc method, and the fitted scaler
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import math
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from segcal.evaluation.grid import posthoc_markdown
+from segcal.evaluation.overlays import Drawn
+from segcal.files import name_file
+from segcal.metrics import Report
+from segcal.viz import (
+    Entry,
+    Overlay,
+    comparison_csv,
+    comparison_markdown,
+    write_figures,
+    write_page,
+)
+from segcal.viz.entry import tell_apart
+
+EVAL, COMPARISON = "eval", "comparison"  # folders
+REPORT, PAGE, STATE, SCALER = "report.json", "report.html", "state.npz", "scaler.safetensors"
+OVERLAYS, POSTHOC = "overlays", "posthoc"
+_MAX_NAME = 200  # bytes; systems allow 255, and an ending comes after it
+_ABANDONED = 24 * 3600  # seconds
+_OWNED = ("figures", OVERLAYS, POSTHOC)  # folders that are replaced as a whole
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of judging one network, as it is or after one post-hoc method.
+
+    Attributes:
+        run: name of the network.
+        method: short name of the post-hoc method; none for the network as it is.
+        entry: what is shown of it.
+    """
+
+    run: str
+    method: str
+    entry: Entry
+
+
+def state_path(path: Path) -> Path:
+    """The saved state that `path` names: a file, or the one in a folder of results."""
+    return path / STATE if path.is_dir() else path
+
+
+def require_writable(folder: Path) -> None:
+    """Raise if `folder` cannot be made or written to: better known before the work than after."""
+    place = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise ValueError(f"Expected a folder for results at {folder}, but cannot write to {place}")
+
+
+@contextmanager
+def new_contents(folder: Path) -> Iterator[Path]:
+    """A folder to write to; what it holds moves into `folder` when the block ends well.
+
+    Files of other names that lie in `folder` stay. If the block raises, `folder` is as it was.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(folder)
+    staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    new, old = staging / "new", staging / "old"
+    try:
+        new.mkdir()
+        old.mkdir()
+        yield new
+        folder.mkdir(exist_ok=True)
+        # Renames alone, which take no time and no space: nothing is ever half-copied.
+        for name in _OWNED:
+            if (folder / name).exists():
+                os.replace(folder / name, old / name)
+        for path in new.iterdir():
+            os.replace(path, folder / path.name)
+    except OSError as error:
+        name_file(error, folder)
+        raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Delete what killed processes were writing; what is younger may be a living one's."""
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}.????????"):
+        if path.is_dir() and time.time() - path.stat().st_mtime > _ABANDONED:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def write_pages(results: Sequence[Result], folder: Path, title: str) -> None:
+    """Write page, tables and figures of `results` into `folder`."""
+    entries = [result.entry for result in results]
+    tables = comparison_markdown(entries)
+    if any(result.method != "none" for result in results):
+        reports = {(r.run, r.method): r.entry.report for r in results}
+        tables += "\n" + posthoc_markdown(reports)
+    (folder / "table.md").write_text(tables, encoding="utf-8")
+    (folder / "table.csv").write_text(comparison_csv(entries), encoding="utf-8")
+    write_figures(entries, folder / "figures")
+    write_page(entries, folder / PAGE, title=title)
+
+
+def write_result(result: Result, drawn: Sequence[Drawn], folder: Path) -> Result:
+    """Write `report.json` and the images drawn for it; the result with these as its overlays."""
+    (folder / OVERLAYS if drawn else folder).mkdir(parents=True, exist_ok=True)
+    overlays = []
+    stems = tell_apart([file_name(image.overlay.name) for image in drawn])
+    for image, stem in zip(drawn, stems, strict=True):
+        overlay = image.overlay
+        overlays.append({"name": overlay.name, "file": f"{stem}.png", "ece": overlay.ece})
+        (folder / OVERLAYS / f"{stem}.png").write_bytes(overlay.png)
+        np.savez_compressed(folder / OVERLAYS / f"{stem}.npz", **image.arrays)
+    about = {
+        "run": result.run,
+        "method": result.method,
+        "skipped": list(result.entry.skipped),
+        "overlays": overlays,
+        "config": result.entry.config,
+        "history": [dict(record) for record in result.entry.history],
+    }
+    text = json.dumps(_finite({**result.entry.report.to_dict(), "about": about}), allow_nan=False)
+    (folder / REPORT).write_text(text + "\n", encoding="utf-8")
+    return replace(result, entry=replace(result.entry, overlays=[d.overlay for d in drawn]))
+
+
+def read_result(path: Path) -> Result:
+    """The result in a `report.json`, or in any file that `Report.save` wrote.
+
+    Raises:
+        ValueError: the file is neither; the message names it.
+    """
+    report = Report.load(path)
+    about = json.loads(path.read_text(encoding="utf-8")).get("about", {})
+    try:
+        run, method = str(about.get("run", _name(path))), str(about.get("method", "none"))
+        entry = Entry(
+            name=entry_name(run, method),
+            report=report,
+            history=[dict(record) for record in about.get("history", [])],
+            config=str(about.get("config", "")),
+            overlays=_read_overlays(about.get("overlays", []), path.parent / OVERLAYS),
+            skipped=[str(line) for line in about.get("skipped", [])],
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: Expected a report of segcal, but got {error!r}") from None
+    return Result(run, method, entry)
+
+
+def entry_name(run: str, method: str) -> str:
+    """What tables call a run after a post-hoc method."""
+    return run if method == "none" else f"{run} + {method.upper()}"
+
+
+def file_name(name: str) -> str:
+    """A name as a file's: letters, digits and + . _ - alone, no dot in front, not too long."""
+    kept = re.sub(r"[^\w.+-]+", "-", name).encode("utf-8", "replace")[:_MAX_NAME]
+    return kept.decode("utf-8", "ignore").strip(".-") or "image"
+
+
+def _read_overlays(listed: Sequence[Mapping[str, Any]], folder: Path) -> list[Overlay]:
+    """The panels that are still there."""
+    found = []
+    for item in listed:
+        path = folder / Path(item["file"]).name  # no other folder, whatever the report says
+        if path.is_file():
+            ece = None if item["ece"] is None else float(item["ece"])
+            found.append(Overlay(str(item["name"]), path.read_bytes(), ece))
+    return found
+
+
+def _name(path: Path) -> str:
+    """What to call a report that does not say: its run, or its file."""
+    if path.name == REPORT:
+        parent = path.resolve().parent
+        return parent.parent.name if parent.name == EVAL else parent.name
+    return path.stem
+
+
+def _finite(value: Any) -> Any:
+    """`value` with null for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

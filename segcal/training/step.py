@@ -1,0 +1,135 @@
+"""The place for one optimiser step: forward, loss, backward and update, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from segcal import distributed
+from segcal.losses import Criterion
+from segcal.training.ema import WeightAverage
+from segcal.training.loader import Batch
+from segcal.training.optim import build_optimizer, set_lr
+from segcal.training.options import TrainOptions
+
+_AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Learner:
+    """A model with everything that changes when it takes a step.
+
+    Args:
+        model: (N, …) images to (N, C, *S) logits; trained in place.
+        criterion: the loss.
+        options: how to train.
+        device: where to train.
+
+    Attributes:
+        model: the bare model, without the wrappers of processes and compiler.
+        evaluated: the model to evaluate and to keep: the averaged one if there is an average.
+    """
+
+    def __init__(
+        self, model: nn.Module, criterion: Criterion, options: TrainOptions, device: torch.device
+    ) -> None:
+        self.options, self.device = options, device
+        self._layout = torch.channels_last if options.channels_last else torch.preserve_format
+        if distributed.is_distributed() and options.sync_bn and device.type == "cuda":
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        self.model = model.to(device, memory_format=self._layout)  # type: ignore[call-overload]
+        self.criterion = criterion.to(device)
+        self.optimizer = build_optimizer(self.model, options.optim)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=options.precision == "fp16")
+        self._ddp: DistributedDataParallel | None = None
+        if distributed.is_distributed():
+            self._ddp = DistributedDataParallel(
+                self.model, device_ids=[device] if device.type == "cuda" else None
+            )
+        self._forward: nn.Module = self._ddp or self.model
+        if options.compile:
+            self._forward = torch.compile(self._forward)  # type: ignore[assignment]
+        # After DistributedDataParallel has given all processes the weights of the first.
+        self.ema = None if options.ema is None else WeightAverage(self.model, options.ema)
+        self.steps = 0
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The averaged model if there is one, else the model itself."""
+        return self.model if self.ema is None else self.ema.model
+
+    def step(self, pieces: Sequence[Batch], lr_factor: float) -> dict[str, Tensor]:
+        """Take one step on a batch that comes in pieces; the loss terms, still on the device."""
+        self.model.train()
+        set_lr(self.optimizer, lr_factor)
+        totals: dict[str, Tensor] = {}
+        for number, (images, labels) in enumerate(pieces, 1):
+            with self._without_sync(number < len(pieces)):
+                terms = self._terms(images, labels)
+                self.scaler.scale(terms["loss"] / len(pieces)).backward()
+            for name, term in terms.items():
+                share = term.detach() / len(pieces)
+                totals[name] = totals[name] + share if name in totals else share
+        self._update()
+        return totals
+
+    def _terms(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        layout = self._layout if images.ndim == 4 else torch.preserve_format
+        images = images.to(self.device, non_blocking=True, memory_format=layout)
+        labels = labels.to(self.device, non_blocking=True)
+        amp = _AMP.get(self.options.precision)
+        with torch.autocast(self.device.type, dtype=amp, enabled=amp is not None):
+            logits = self._forward(images)
+        return self.criterion.terms(logits, labels)
+
+    def _without_sync(self, wanted: bool) -> AbstractContextManager[Any]:
+        """Leave gradients unreduced: those of all pieces but the last travel with the last."""
+        return self._ddp.no_sync() if wanted and self._ddp is not None else nullcontext()
+
+    def _update(self) -> None:
+        if self.options.optim.clip is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.options.optim.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.steps += 1
+        if self.ema is not None:
+            self.ema.update(self.model, self.steps)
+
+    def share_buffers(self) -> None:
+        """Give all processes the buffers of the first: running means differ between them."""
+        if distributed.is_distributed():
+            for buffer in self.evaluated.buffers():
+                dist.broadcast(buffer, 0)
+
+    def is_finite(self) -> bool:
+        """Whether all weights are. Waits for the device."""
+        flags = [p.isfinite().all() for p in self.model.parameters()]
+        return bool(torch.stack(flags).all())
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on, but for the generators and the data."""
+        return {
+            "steps": self.steps,
+            "model": self.model.state_dict(),
+            "ema": None if self.ema is None else self.ema.model.state_dict(),
+            "criterion": self.criterion.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        self.steps = state["steps"]
+        self.model.load_state_dict(state["model"])
+        if self.ema is not None:
+            self.ema.model.load_state_dict(state["ema"])
+        self.criterion.load_state_dict(state["criterion"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])

@@ -1,0 +1,298 @@
+"""The place for the training loop: epochs, hold-out, log and checkpoints, for every task.
+
+What a run learns depends on its options and data alone. Its checkpoint holds all that the rest of
+the run depends on, so a run that is cut anywhere and restored ends with the same weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from segcal import distributed
+from segcal.evaluation.evaluate import evaluate
+from segcal.losses import Criterion
+from segcal.metrics import Report
+from segcal.runtime import Interrupted, StopSignals
+from segcal.training import checkpoint, log
+from segcal.training.loader import Batch, EpochOrder, Indexed, eval_loader, train_loader
+from segcal.training.log import Diverged, LossSums, Progress, Record, Scalars, describe, write_jsonl
+from segcal.training.optim import lr_factor
+from segcal.training.options import HIGHER_IS_BETTER, TrainOptions
+from segcal.training.step import Learner
+
+LOG = "log.jsonl"
+SCORES = ("nll", "accuracy", "miou", "ece", "sce")  # of the hold-out, in the log
+SCORES_OF_IMAGES = ("nll", "accuracy", "ece", "sce")  # where a label is one number
+_AGREE_EVERY = 10  # steps between asking the other processes whether one was told to stop
+_CHECK_EVERY = 50  # steps between looks for NaN on a device with a queue
+
+
+def best_record(history: list[Record], select: str) -> Record | None:
+    """The first epoch with the best hold-out score `select`, among those evaluated."""
+    sign = 1 if HIGHER_IS_BETTER[select] else -1
+    evaluated = [record for record in history if record.get(f"holdout/{select}") is not None]
+    return max(evaluated, key=lambda record: sign * record[f"holdout/{select}"], default=None)
+
+
+class Trainer:
+    """Trains a model, watches it on a hold-out, and keeps checkpoints of it.
+
+    Args:
+        model: (N, …) images to (N, C, *S) logits; trained in place.
+        criterion: as `segcal.build_loss` gives it.
+        train_set: indexed by `(epoch, index)`; items are an image and its label.
+        holdout_set: indexed by a number; items likewise.
+        options: how to train.
+        num_classes: C.
+        ignore_index: label that is not counted on the hold-out.
+        device: where to train.
+        uniform: whether the images of `holdout_set` have one size, so that they can be batched.
+        skipped: training and hold-out images that were left out as unreadable, for the log.
+        folder: where log and checkpoints go; None: nowhere.
+        config: kept in the checkpoints, for whoever builds the model again.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        criterion: Criterion,
+        train_set: Indexed,
+        holdout_set: Indexed,
+        *,
+        options: TrainOptions,
+        num_classes: int,
+        ignore_index: int = 255,
+        device: torch.device | str = "cpu",
+        uniform: bool = True,
+        skipped: int = 0,
+        folder: Path | None = None,
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        self.options, self.folder, self.config = options, folder, config or {}
+        self.device = torch.device(device)
+        self.num_classes, self.ignore_index, self.uniform = num_classes, ignore_index, uniform
+        self.skipped = skipped
+        self.train_set, self.holdout_set = train_set, holdout_set
+        self.scores = SCORES if holdout_set[0][1].ndim else SCORES_OF_IMAGES
+        if options.select not in self.scores:
+            raise ValueError(
+                f"Expected select to be one of {', '.join(self.scores)}, but got {options.select}"
+            )
+        self.steps_per_epoch = self._order().steps_per_epoch
+        self.total_steps = options.epochs * self.steps_per_epoch
+        self.learner = Learner(model, criterion, options, self.device)
+        self.history: list[Record] = []  # one record an epoch, when it is evaluated and logged
+        self._sums = LossSums()
+        self._seconds = 0.0  # of the epoch under way
+        self._stop = StopSignals()
+
+    def _order(self, first_step: int = 0) -> EpochOrder:
+        return EpochOrder(
+            len(self.train_set),
+            batch_size=self.options.batch_size,
+            accumulate=self.options.accumulate,
+            epochs=self.options.epochs,
+            seed=self.options.seed,
+            first_step=first_step,
+        )
+
+    def fit(self) -> list[Record]:
+        """Train what is left to train; the records of all epochs.
+
+        Raises:
+            Interrupted: SIGINT or SIGTERM came; the run was saved after the step under way.
+            Diverged: a loss term or the weights are no longer finite; nothing of it was saved.
+        """
+        progress = Progress(
+            self.total_steps,
+            self.learner.steps,
+            batch_size=self.options.batch_size,
+            shown=distributed.rank() == 0 and self.folder is not None,
+        )
+        scalars = None
+        if self.options.tensorboard and self.folder is not None and distributed.rank() == 0:
+            scalars = Scalars(self.folder, self.learner.steps)
+        loader = train_loader(
+            self.train_set,
+            self._order(self.learner.steps),
+            workers=self.options.workers,
+            pin=self.device.type == "cuda",
+        )
+        stream = iter(loader)
+        try:
+            with self._stop:
+                while len(self.history) < self.options.epochs:
+                    end = (len(self.history) + 1) * self.steps_per_epoch
+                    self.advance(stream, end, progress)
+                    record = self._close_epoch(progress)
+                    progress.say(describe(record, self.options.epochs))
+                    if scalars is not None:
+                        scalars.write(record)
+        except RuntimeError:
+            # A signal that went to the workers too: the loader complains of their death. The step
+            # may be half done, so what counts is the last checkpoint.
+            if self._stop.received:
+                raise Interrupted(self._stop.received) from None
+            raise
+        finally:
+            progress.close()
+            if scalars is not None:
+                scalars.close()
+        return self.history
+
+    def advance(self, stream: Iterator[Batch], end: int, progress: Progress) -> None:
+        """Take steps on the batches of `stream` until `end` are done since the beginning."""
+        started = time.monotonic() - self._seconds
+        while self.learner.steps < end:
+            pieces = list(itertools.islice(stream, self.options.accumulate))
+            terms = self.learner.step(pieces, self._lr_factor(self.learner.steps))
+            self._sums.add(terms, self.learner.steps)
+            self._seconds = time.monotonic() - started
+            self._after_step(progress, last=self.learner.steps == end)
+
+    def _lr_factor(self, step: int) -> float:
+        return lr_factor(
+            self.options.schedule, step, total=self.total_steps, per_epoch=self.steps_per_epoch
+        )
+
+    def _after_step(self, progress: Progress, *, last: bool) -> None:
+        step, save_every = self.learner.steps, self.options.save_every
+        if self.device.type == "cpu" or step % _CHECK_EVERY == 0:
+            self._sums.check()
+        if progress.due:
+            self._sums.check()
+            epoch = f"{len(self.history) + 1}/{self.options.epochs}"
+            progress.show(step, epoch, self._sums.means())
+        # Processes must stop at the same step, and asking the others costs a round trip.
+        ask = not distributed.is_distributed() or step % _AGREE_EVERY == 0 or last
+        signal = self._stop.agreed() if ask else 0
+        if signal or (save_every is not None and step % save_every == 0 and not last):
+            self.save()
+        if signal:
+            raise Interrupted(signal)
+
+    def _close_epoch(self, progress: Progress) -> Record:
+        """Evaluate, log and save the epoch whose steps are done."""
+        self._expect_finite()
+        epoch = len(self.history) + 1
+        record: Record = {
+            "epoch": epoch,
+            "step": self.learner.steps,
+            "lr": self.options.optim.lr * self._lr_factor(self.learner.steps - 1),
+            "seconds": round(self._seconds, 3),
+            **{f"train/{name}": value for name, value in self._sums.means().items()},
+        }
+        if epoch % self.options.eval_every == 0 or epoch == self.options.epochs:
+            try:
+                report = self._evaluate(progress)
+            except Interrupted:
+                self.save()  # the epoch's steps are done; its evaluation will be repeated
+                raise
+            record |= {f"holdout/{name}": getattr(report, name) for name in self.scores}
+        if self.skipped:
+            record["skipped"] = self.skipped
+        self.history.append(record)
+        record["best"] = best_record(self.history, self.options.select) is record
+        self._sums.clear()
+        self._seconds = 0.0
+        self.save()
+        self._write_summary()
+        return record
+
+    def _evaluate(self, progress: Progress) -> Report:
+        self.learner.share_buffers()
+        loader = eval_loader(
+            self.holdout_set,
+            batch_size=self.options.batch_size // distributed.world_size() if self.uniform else 1,
+            workers=self.options.workers,
+            pin=self.device.type == "cuda",
+            before_each=self._expect_no_signal,
+        )
+        return evaluate(
+            self.learner.evaluated,
+            loader,
+            num_classes=self.num_classes,
+            ignore_index=self.ignore_index,
+            device=self.device,
+            progress=progress.terminal,
+        )
+
+    def _expect_no_signal(self) -> None:
+        """Cut an evaluation short on a signal, where no other process would wait in vain."""
+        if self._stop.received and not distributed.is_distributed():
+            raise Interrupted(self._stop.received)
+
+    def save(self) -> None:
+        """Write `last.pt`. Every process must call it; the first writes."""
+        self._expect_finite()
+        generators = [checkpoint.rng_state()] * distributed.world_size()
+        if distributed.is_distributed():
+            dist.all_gather_object(generators, checkpoint.rng_state())
+        if self.folder is None or distributed.rank() != 0:
+            return
+        state = {
+            "model": self.learner.evaluated.state_dict(),
+            "learner": self.learner.state_dict(),
+            "history": self.history,
+            "sums": self._sums.state_dict(),
+            "seconds": self._seconds,
+            "generators": generators,
+            "samples": len(self.train_set),
+            "record": self.history[-1] if self._epoch_is_whole else None,
+            "config": self.config,
+        }
+        checkpoint.save_last(self.folder, state)
+
+    def _expect_finite(self) -> None:
+        self._sums.check()
+        if not self.learner.is_finite():
+            raise Diverged(f"the weights are no longer finite after step {self.learner.steps}")
+
+    @property
+    def _epoch_is_whole(self) -> bool:
+        """Whether the weights are those that the last record in the history is about."""
+        return 0 < self.learner.steps == len(self.history) * self.steps_per_epoch
+
+    def _write_summary(self) -> None:
+        """Bring log.jsonl and best.pt in line with the history; both can be made from last.pt."""
+        if self.folder is None or distributed.rank() != 0:
+            return
+        if self.history[-1]["best"]:
+            state = {
+                "model": self.learner.evaluated.state_dict(),
+                "record": self.history[-1],
+                "config": self.config,
+            }
+            checkpoint.save(self.folder / checkpoint.BEST, state)
+        write_jsonl(self.folder / LOG, self.history)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `checkpoint.load_last` gave."""
+        samples = len(self.train_set)
+        if state["samples"] != samples:
+            raise ValueError(
+                f"Expected the {state['samples']} training samples that the run began with, "
+                f"but got {samples}"
+            )
+        if len(state["history"]) > self.options.epochs:
+            raise ValueError(
+                f"Expected epochs >= {len(state['history'])}, which are done, "
+                f"but got {self.options.epochs}"
+            )
+        self.learner.load_state_dict(state["learner"])
+        self.history = state["history"]
+        log.require_history(self.history, self.options.epochs)
+        self._sums.load_state_dict(state["sums"], self.device)
+        self._seconds = state["seconds"]
+        if self._epoch_is_whole:
+            self._write_summary()
+        if len(state["generators"]) == distributed.world_size():
+            checkpoint.set_rng_state(state["generators"][distributed.rank()])

@@ -1,0 +1,318 @@
+"""`segcal eval` and `segcal report`, from the command line to the files they leave."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import segcal
+from segcal.cli import COMMANDS, main
+from segcal.data.predictions import PredictionFolder
+from segcal.evaluation import results
+from tests.support import ROOT
+from tests.support.saved import logits_and_labels, save_folder
+
+QUICK = ["--resamples", "20", "--workers", "0", "--device", "cpu"]
+
+
+def files(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pages and figures, which take seconds, are left out."""
+    monkeypatch.setattr(results, "write_figures", lambda entries, folder: None)
+
+    def write_page(entries, path, title):
+        path.write_text("\n".join([title, *(line for entry in entries for line in entry.skipped)]))
+
+    monkeypatch.setattr(results, "write_page", write_page)
+
+
+@pytest.fixture(scope="module")
+def evaluated(runs, tmp_path_factory):
+    """A copy of the run seg, evaluated."""
+    run = tmp_path_factory.mktemp("evaluated") / "seg"
+    shutil.copytree(runs / "seg", run)
+    assert main(["eval", str(run), *QUICK, "--num-overlays", "2"]) == 0
+    return run
+
+
+def test_a_run_is_judged_and_everything_is_written(evaluated):
+    folder = evaluated / "eval"
+    report = segcal.Report.load(folder / "report.json")
+    assert report.protocol.images == 5
+    assert report.class_names == ("sky", "road", "<b>car</b>")
+    assert report.intervals["ece"].low <= report.intervals["ece"].high
+    page = (folder / "report.html").read_text()
+    assert "&lt;b&gt;car&lt;/b&gt;" in page
+    assert "<b>car</b>" not in page
+    assert "crop_size" in page  # the settings
+    written = files(folder)
+    assert {
+        "table.md",
+        "table.csv",
+        "figures/reliability.png",
+        "figures/reliability.svg",
+    } <= written
+    worst = [image.name for image in report.worst_images[:2]]
+    assert {f"overlays/{name}.{kind}" for name in worst for kind in ("png", "npz")} <= written
+    (row,) = csv.DictReader((folder / "table.csv").open())
+    assert float(row["ECE (%)"]) == pytest.approx(100 * report.ece)
+    assert not [path for path in evaluated.iterdir() if path.name.startswith(".")]
+
+
+def test_the_numbers_are_those_of_the_best_weights(runs, undrawn):
+    from segcal.run import open_run
+
+    assert main(["eval", str(runs / "seg"), *QUICK, "--overlays", "none"]) == 0
+    report = segcal.Report.load(runs / "seg" / "eval" / "report.json")
+    run = open_run(runs / "seg")
+    meter = segcal.CalibrationMeter(3)
+    with torch.no_grad():
+        for image, label in run.data.test:
+            meter.update(run.model(image[None]), label[None])
+    assert report.ece == pytest.approx(meter.compute().ece, rel=1e-9)
+    assert not (runs / "seg" / "eval" / "overlays").exists()
+
+
+def test_holdout_and_other_weights_and_bins(runs, tmp_path, undrawn):
+    arguments = [
+        "--split",
+        "holdout",
+        "--weights",
+        "last",
+        "--num-bins",
+        "10",
+        "--overlays",
+        "none",
+    ]
+    assert main(["eval", str(runs / "seg"), *QUICK, *arguments, "--out", str(tmp_path / "o")]) == 0
+    report = segcal.Report.load(tmp_path / "o" / "report.json")
+    assert (report.protocol.images, report.protocol.num_bins) == (3, 10)
+
+
+def test_classification_and_post_hoc_methods(runs, capsys, undrawn):
+    assert main(["eval", str(runs / "digits"), *QUICK, "--posthoc", "none,ts,vs"]) == 0
+    out = capsys.readouterr().out
+    assert "mIoU" not in out
+    folder = runs / "digits" / "eval"
+    assert not (folder / "overlays").exists()
+    before = segcal.Report.load(folder / "report.json")
+    after = segcal.Report.load(folder / "posthoc" / "ts" / "report.json")
+    assert after.accuracy == before.accuracy  # a temperature changes no prediction
+    assert after.nll != before.nll
+    scaler = segcal.posthoc.load(folder / "posthoc" / "ts" / "scaler.safetensors")
+    assert scaler.temperature_ > 0
+    assert segcal.Report.load(folder / "posthoc" / "vs" / "report.json").protocol.images == 40
+    assert out.splitlines()[-1] == f"report: {folder / 'report.html'}"
+    table = (folder / "table.md").read_text()
+    assert "| digits + TS |" in table
+    assert "| model | SCE (1e-3) none | SCE (1e-3) ts | SCE (1e-3) vs |" in table
+
+
+def test_several_are_compared_and_reports_may_stand_for_runs(runs, tmp_path, capsys, undrawn):
+    copy = tmp_path / "other"
+    shutil.copytree(runs / "seg", copy)
+    arguments = [str(copy), *QUICK, "--overlays", "none"]
+    assert main(["eval", *arguments]) == 0
+    report = copy / "eval" / "report.json"
+    assert main(["eval", str(report), *arguments]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"comparison: {copy / 'eval' / 'comparison' / 'report.html'}"
+    )
+    out = tmp_path / "all"
+    assert main(["eval", *arguments, str(report), "--out", str(out)]) == 0
+    assert files(out) == {"report.html", "table.md", "table.csv"}
+    rows = list(csv.DictReader((out / "table.csv").open()))
+    assert [row["model"] for row in rows] == ["other", "other-2"]
+    assert rows[0]["ECE (%)"] == rows[1]["ECE (%)"]
+
+
+def test_report_makes_the_page_again_without_a_network(evaluated, tmp_path, monkeypatch):
+    run = tmp_path / "seg"
+    shutil.copytree(evaluated / "eval", run / "eval")  # and nothing else of the run
+    monkeypatch.setattr(torch.nn.Module, "__call__", lambda *_: pytest.fail("used a network"))
+    assert main(["report", str(run), "--out", str(tmp_path / "again")]) == 0
+    for name in ("report.html", "table.md", "table.csv"):
+        assert (tmp_path / "again" / name).read_bytes() == (run / "eval" / name).read_bytes()
+    assert files(tmp_path / "again" / "figures") == files(run / "eval" / "figures")
+
+
+def test_report_takes_all_reports_of_a_run(runs, tmp_path, undrawn, capsys):
+    arguments = ["--posthoc", "vs,ts,dc", "--overlays", "none", "--out", str(tmp_path / "eval")]
+    assert main(["eval", str(runs / "digits"), *QUICK, *arguments]) == 0
+    assert main(["report", str(tmp_path)]) == 0
+    page = tmp_path.parent / "comparison" / "report.html"
+    assert capsys.readouterr().out.splitlines()[-1] == f"report: {page}"
+    assert (page.parent / "table.md").read_text() == (tmp_path / "eval" / "table.md").read_text()
+
+
+def test_saved_predictions(tmp_path, capsys, undrawn):
+    folder = save_folder(tmp_path / "net", 8, temperature=3.0)
+    fit = save_folder(tmp_path / "fit", 8, first=100, temperature=3.0)
+    arguments = ["--posthoc", "ts", "--fit-predictions", str(fit), "--num-overlays", "1"]
+    assert main(["eval", "--predictions", str(folder), *arguments, *QUICK]) == 0
+    assert capsys.readouterr().out.splitlines()[0].startswith("net: accuracy")
+    before = segcal.Report.load(folder / "eval" / "report.json")
+    after = segcal.Report.load(folder / "eval" / "posthoc" / "ts" / "report.json")
+    assert after.ece < before.ece
+    assert len(PredictionFolder(folder)) == 8  # results lie beside, not among them
+
+
+def test_every_flag_of_the_format(tmp_path, undrawn):
+    (tmp_path / "p").mkdir()
+    (tmp_path / "l").mkdir()
+    (tmp_path / "i").mkdir()
+    for index in range(3):
+        logits, labels = logits_and_labels(index)
+        labels[labels == 255] = 9
+        np.save(tmp_path / "p" / f"{index}.npy", logits.transpose(1, 2, 0)[::2, ::2])
+        Image.fromarray(labels).save(tmp_path / "l" / f"{index}.png")
+        Image.new("RGB", labels.shape).save(tmp_path / "i" / f"{index}.png")
+    arguments = ["--kind", "logits", "--layout", "hwc", "--labels", str(tmp_path / "l")]
+    arguments += ["--images", str(tmp_path / "i"), "--ignore-index", "9", "--num-classes", "3"]
+    arguments += ["--class-names", "a,b,c", "--align-corners", "--overlays", "1"]
+    out = tmp_path / "out"
+    predictions = ["--predictions", str(tmp_path / "p"), "--out", str(out)]
+    assert main(["eval", *predictions, *arguments, *QUICK]) == 0
+    report = segcal.Report.load(out / "report.json")
+    assert report.class_names == ("a", "b", "c")
+    assert report.protocol.pixels == 3 * (64 - 2)
+    with np.load(out / "overlays" / "1.npz") as arrays:
+        assert arrays["image"].shape == (8, 8, 3)
+
+
+def bad_logits():
+    nan = logits_and_labels(1)[0]
+    nan[0, 3, 3] = np.nan
+    return nan
+
+
+BAD = {
+    "missing label": {"logits": logits_and_labels(1)[0]},
+    "wrong shape": {"logits": logits_and_labels(1)[0][:, 1:], "labels": np.zeros((4, 8), int)},
+    "class out of range": {"logits": logits_and_labels(1)[0], "labels": np.full((8, 8), 40)},
+    "nan": {"logits": bad_logits(), "labels": np.zeros((8, 8), int)},
+    "object array": {"logits": np.array([None, 1]), "labels": np.zeros((8, 8), int)},
+    "truncated": None,
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_file_is_one_line_and_nothing_is_written(tmp_path, capsys, case):
+    folder = save_folder(tmp_path / "net")
+    bad = folder / "im002.npz"
+    if BAD[case] is None:
+        bad.write_bytes(bad.read_bytes()[:200])
+    else:
+        np.savez(bad, **BAD[case])
+    before = files(tmp_path)
+    assert main(["eval", "--predictions", str(folder), *QUICK]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith(f"segcal: error: {bad}: ")
+    assert files(tmp_path) == before
+
+
+def test_bad_files_are_skipped_counted_and_listed_on_request(tmp_path, capsys, undrawn):
+    folder = save_folder(tmp_path / "net", 10)
+    for number, contents in enumerate(BAD.values()):
+        path = folder / f"im00{number}.npz"
+        if contents is None:
+            path.write_bytes(b"PK")
+        else:
+            np.savez(path, **contents)
+    assert (
+        main(["eval", "--predictions", str(folder), "--skip-bad", *QUICK, "--overlays", "none"])
+        == 0
+    )
+    assert "left out 6 of 10 files" in capsys.readouterr().out
+    report = segcal.Report.load(folder / "eval" / "report.json")
+    assert report.protocol.images == 4
+    skipped = json.loads((folder / "eval" / "report.json").read_text())["about"]["skipped"]
+    page = (folder / "eval" / "report.html").read_text()
+    for number in range(6):
+        assert f"im00{number}.npz: " in skipped[number]
+        assert f"im00{number}.npz" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "Expected the folder of a run, or --predictions"),
+        (["nowhere"], "nowhere"),
+        (["nowhere.json"], "nowhere.json"),
+        (["--predictions", "nowhere"], "nowhere does not exist"),
+        (["--posthoc", "tz", "x"], "none, ts, vs, ms, dc"),
+        (["--split", "train", "x"], "--split"),
+        (["--num-bins", "0", "x"], "at least 1"),
+        (["--num-bins", "many", "x"], "--num-bins"),
+        (["--device", "toaster", "x"], "toaster"),
+        (["--unknown", "x"], "--unknown"),
+        (["--predictions", "{saved}", "--posthoc", "ts"], "Expected --fit-predictions"),
+        (["--predictions", "{saved}", "--fit-predictions", "a", "b"], "one --fit-predictions"),
+        (["--predictions", "{saved}", "--overlays", "im9"], "names of images such as im000"),
+        (["--predictions", "{saved}", "--labels", "nowhere"], "Expected labels to be a folder"),
+        (["{seg}", "--split", "holdout", "--posthoc", "ts"], "fitted on"),
+        (["{seg}", "--out", "{file}/x"], "cannot write to"),
+    ],
+)
+def test_wrong_arguments_are_one_line(runs, tmp_path, capsys, arguments, reason):
+    (tmp_path / "file").write_text("")
+    places = {
+        "saved": save_folder(tmp_path / "saved", 2),
+        "seg": runs / "seg",
+        "file": tmp_path / "file",
+    }
+    assert main(["eval", *(a.format(**places) for a in arguments), "--workers", "0"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith("segcal: error: ")
+    assert reason in err
+
+
+@pytest.mark.parametrize(
+    ("contents", "reason"),
+    [("{", "odd.json"), ("{}", "odd.json"), ("[1]", "odd.json"), (None, "odd.json")],
+)
+def test_report_names_what_is_no_report(tmp_path, capsys, contents, reason):
+    if contents is not None:
+        (tmp_path / "odd.json").write_text(contents)
+    assert main(["report", str(tmp_path / "odd.json"), "--out", str(tmp_path / "out")]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert reason in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_report_of_a_run_that_was_not_evaluated(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    assert main(["report", str(tmp_path / "run")]) == 2
+    assert "run segcal eval first" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["eval", "report", "export"])
+def test_commands_are_listed_and_explain_themselves(command, capsys):
+    assert command in COMMANDS
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    assert f"usage: segcal {command}" in capsys.readouterr().out
+
+
+def test_the_tool_is_the_command(tmp_path):
+    tool = [sys.executable, ROOT / "tools" / "eval_calib.py", "--predictions", "nowhere"]
+    done = subprocess.run(tool, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "segcal: error: Expected a folder of predictions, but nowhere does not exist\n"
+    )

@@ -1,0 +1,121 @@
+"""Test images turned and classes thinned out, against formulas written out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from segcal.data import DataConfig, build_data
+from segcal.data.shift import imbalanced, turn
+from tests.data.test_classification import write_cifar
+
+
+def turned_literally(image, degrees):
+    """Bilinear, pixel by pixel: where does each pixel of the turned image come from?"""
+    height, width = image.shape[:2]
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    out = np.zeros(image.shape)
+    for row in range(height):
+        for column in range(width):
+            x, y = column - (width - 1) / 2, (height - 1) / 2 - row  # y grows upward
+            # Turning back clockwise finds the point that came here.
+            from_x, from_y = cos * x + sin * y, -sin * x + cos * y
+            c, r = from_x + (width - 1) / 2, (height - 1) / 2 - from_y
+            if not (-0.5 <= c < width - 0.5 and -0.5 <= r < height - 0.5):
+                continue
+            left, top = math.floor(c), math.floor(r)
+            for i in (0, 1):
+                for j in (0, 1):
+                    weight = (1 - abs(r - top - i)) * (1 - abs(c - left - j))
+                    i_in, j_in = np.clip(top + i, 0, height - 1), np.clip(left + j, 0, width - 1)
+                    out[row, column] += weight * image[i_in, j_in]
+    return out
+
+
+@pytest.mark.parametrize("degrees", [15, 30, 45, 60, 75, -20])
+@pytest.mark.parametrize("size", [(28, 28), (9, 14)])
+def test_turned_images_are_bilinear(degrees, size):
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    expected = turned_literally(image, degrees)
+    difference = np.abs(turn(image, degrees) - expected)
+    assert np.percentile(difference, 98) <= 1  # of 255: rounding
+    # At the very rim a rounding error decides whether a pixel is in or out.
+    assert (difference > 1.01).mean() < 0.02
+
+
+def test_a_quarter_turn_is_counter_clockwise():
+    image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    assert (turn(image, 90) == np.rot90(image)).all()
+    assert (turn(image, 0) == image).all()
+
+
+def test_corners_are_black():
+    turned = turn(np.full((28, 28, 3), 255, np.uint8), 45)
+    assert not turned[0, 0].any() and not turned[-1, -1].any() and (turned[14, 14] == 255).all()
+
+
+def test_only_test_images_are_turned():
+    upright = build_data(DataConfig("digits", augment=False), seed=0)
+    turned = build_data(DataConfig("digits", augment=False, rotation=30), seed=0)
+    assert turned.test.names == upright.test.names
+    for part in ("train", "holdout"):
+        mine, theirs = getattr(turned, part)[3], getattr(upright, part)[3]
+        assert torch.equal(mine[0], theirs[0])
+    shown = turned.test.image(5)
+    assert (shown == turn(upright.test.image(5), 30)).all()
+    image, label = turned.test[5]
+    np.testing.assert_allclose(image[0].numpy(), (shown[..., 0] / 255 - 0.5) / 0.5, atol=1e-6)
+    assert label == upright.test[5][1]
+
+
+@pytest.mark.parametrize("factor", [10, 50, 100])
+def test_imbalance_follows_the_paper(factor):
+    classes = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 5000))
+    chosen = imbalanced(classes, num_classes=10, factor=factor, seed=0)
+    counts = np.bincount(classes[chosen])
+    assert counts.tolist() == [int(5000 * factor ** (-c / 9)) for c in range(10)]
+    assert counts[0] == 5000 and counts[9] == 5000 // factor
+    assert len(set(chosen)) == len(chosen) and (np.diff(chosen) > 0).all()
+    again = imbalanced(classes, num_classes=10, factor=factor, seed=0)
+    other = imbalanced(classes, num_classes=10, factor=factor, seed=1)
+    assert (again == chosen).all() and set(other) != set(chosen)
+
+
+def test_imbalanced_digits_have_a_balanced_test_set():
+    full = build_data(DataConfig("digits"), seed=0)
+    data = build_data(DataConfig("digits", imbalance=10, augment=False), seed=3)
+    classes = [int(part[i][1]) for part in (data.train, data.holdout) for i in range(len(part))]
+    counts = np.bincount(classes, minlength=10)
+    smallest = counts[0]  # of all classes before, because the first keeps as many
+    assert counts.tolist() == [int(smallest * 10 ** (-c / 9)) for c in range(10)]
+    assert data.test.names == full.test.names
+    assert not set(data.train.names) & set(data.holdout.names)
+    again = build_data(DataConfig("digits", imbalance=10), seed=4)
+    assert again.train.names == data.train.names  # whatever the seed of the training
+
+
+def test_imbalanced_cifar(tmp_path, monkeypatch):
+    """Each of the five files has one image of class 1 and one of class 7, and no other class."""
+    write_cifar(tmp_path, hundred=False)
+    monkeypatch.setattr("torchvision.datasets.CIFAR10._check_integrity", lambda self: True)
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    config = DataConfig("cifar10", root=str(tmp_path), imbalance=10)
+    with pytest.raises(ValueError, match="at most 0, the size of the smallest class, but got 10"):
+        build_data(config, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "digits", "imbalance": 0.5}, "Expected imbalance of at least 1, but got 0.5"),
+        ({"name": "digits", "imbalance": 1e4}, "Expected an imbalance of at most 1.., the size"),
+        ({"name": "scenes", "rotation": 15}, "Expected rotation to be unset for segmentation"),
+        ({"name": "scenes", "imbalance": 10}, "Expected imbalance to be unset for segmentation"),
+        ({"name": "digits", "domain": "art"}, "Expected domain to be null for digits"),
+        ({"name": "digits", "train_domain": "others"}, "Expected train_domain to be null for"),
+    ],
+)
+def test_options_that_do_not_fit(options, message):
+    with pytest.raises(ValueError, match=message):
+        build_data(DataConfig(**options), seed=0)

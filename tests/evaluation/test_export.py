@@ -1,0 +1,101 @@
+"""A network and its scaler in one file give the probabilities PyTorch gives."""
+
+import importlib.util
+
+import pytest
+import torch
+from torch import nn
+
+from segcal.evaluation.export import Calibrated, export
+from segcal.posthoc import SCALERS
+from tests.posthoc.test_scalers import make
+from tests.support.holdouts import random_holdout
+
+HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxruntime", "onnxscript"))
+needs_onnx = pytest.mark.skipif(not HAS_ONNX, reason="the extra segcal[onnx] is not installed")
+# One of each kind of operation is enough for the slower of the two.
+CASES = [
+    *((name, ".pt2") for name in (None, *SCALERS)),
+    *(pytest.param(name, ".onnx", marks=needs_onnx) for name in ("ts", "dc", "lts")),
+]
+
+
+class Coarse(nn.Module):
+    """A network with batch norm and dropout, whose logits are at half the size, in a dict."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 5, 3, stride=2, padding=1), nn.BatchNorm2d(5), nn.Dropout(0.5)
+        )
+
+    def forward(self, images):
+        return {"out": 5 * self.body(images)}
+
+
+def run(path, images):
+    if path.suffix == ".pt2":
+        return torch.export.load(path).module()(images)
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return torch.from_numpy(session.run(["probs"], {"images": images.numpy()})[0])
+
+
+@pytest.mark.parametrize(("name", "suffix"), CASES)
+def test_the_file_gives_calibrated_probabilities(name, suffix, tmp_path):
+    model = Coarse().train()
+    scaler = None if name is None else make(name).fit(random_holdout())
+    path = tmp_path / f"model{suffix}"
+    assert export(model, scaler, torch.randn(1, 3, 12, 10), path) <= 1e-4
+    assert model.training and model.body[1].num_batches_tracked == 0
+    images = torch.randn(3, 3, 12, 10)  # another batch size than the example's
+    logits = nn.functional.interpolate(model.eval()(images)["out"], (12, 10), mode="bilinear")
+    expected = (logits if scaler is None else scaler(logits)).softmax(1)
+    found = run(path, images)
+    torch.testing.assert_close(found, expected.detach(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(found.sum(1), torch.ones(3, 12, 10))
+
+
+def test_a_local_temperature_sees_the_images(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    holdout = [(z, y, torch.randn(2, 3, 8, 8, generator=generator)) for z, y in random_holdout()]
+    scaler = make("lts").fit(holdout)
+    nn.init.normal_(scaler.network_[-1].weight, generator=generator)
+    model, path = Coarse().eval(), tmp_path / "model.pt2"
+    images = torch.randn(2, 3, 8, 8)
+    export(model, scaler, images, path)
+    torch.testing.assert_close(run(path, images), Calibrated(model, scaler)(images).detach())
+    assert not torch.allclose(run(path, images), Calibrated(model)(images))
+
+
+def test_classification(tmp_path):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5))
+    scaler = make("dc").fit(random_holdout(n=64, size=()))
+    export(model, scaler, torch.randn(4, 3, 2, 2), tmp_path / "model.pt2")
+    images = torch.randn(7, 3, 2, 2)
+    expected = scaler(model(images)).softmax(1).detach()
+    torch.testing.assert_close(run(tmp_path / "model.pt2", images), expected)
+
+
+def test_nothing_is_written_when_it_fails(tmp_path, monkeypatch):
+    example = torch.randn(1, 3, 8, 8)
+    with pytest.raises(ValueError, match="ending in .pt2 or .onnx, but got .*model.pth"):
+        export(Coarse(), None, example, tmp_path / "model.pth")
+    with pytest.raises(ValueError, match="Expected a fitted TemperatureScaling"):
+        export(Coarse(), make("ts"), example, tmp_path / "model.pt2")
+
+    class Branching(Coarse):
+        def forward(self, images):
+            return super().forward(images if images.sum() > 0 else -images)
+
+    with pytest.raises(ValueError, match="model.pt2: expected a model that torch.export can trace"):
+        export(Branching(), None, example, tmp_path / "model.pt2")
+    monkeypatch.setattr("segcal.evaluation.export.TOLERANCE", -1.0)
+    with pytest.raises(ValueError, match="within -1 of PyTorch's, but they differ by"):
+        export(Coarse(), None, example, tmp_path / "model.pt2")
+    monkeypatch.setattr("segcal.evaluation.export.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"packages onnx, .*: pip install 'segcal\[onnx\]'"):
+        export(Coarse(), None, example, tmp_path / "model.onnx")
+    assert not [*tmp_path.iterdir()]

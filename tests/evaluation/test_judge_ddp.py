@@ -1,0 +1,61 @@
+"""Judging and fitting on two ranks gives what one gives."""
+
+import pytest
+import torch
+
+from segcal.data.predictions import PredictionFolder
+from segcal.evaluation.calibrate import fit_scalers
+from segcal.evaluation.judge import judge
+from segcal.evaluation.sources import FileSource
+from tests.evaluation.test_calibrate import Network, network_source
+from tests.support.ranks import run_on_ranks
+from tests.support.saved import save_folder
+
+
+def everything(rank, folder):
+    source = FileSource(PredictionFolder(folder), skip_bad=True)
+    scalers = fit_scalers(("ts", "vs"), lambda: source)
+    reports = judge(source, scalers)
+    network = network_source(Network())
+    return {
+        "saved": {name: report.to_dict() for name, report in reports.items()},
+        "skipped": source.skipped,
+        "network": judge(network, {"none": None})["none"].to_dict(),
+        "scalers": {name: scalers[name].state_dict() for name in ("ts", "vs")},
+        "temperature": fit_scalers(("ts",), lambda: network)["ts"].temperature_,
+    }
+
+
+def assert_close(one, other, rel):
+    """Equal, but for the last digits of floating numbers: sums are added in another order."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_close(one[key], other[key], rel)
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_close(a, b, rel)
+    elif isinstance(one, float):
+        assert one == pytest.approx(other, rel=rel, abs=1e-9)
+    else:
+        assert one == other
+
+
+def test_two_ranks_give_the_reports_and_the_fits_of_one(tmp_path):
+    save_folder(tmp_path, 7, size=16, temperature=2.0)
+    (tmp_path / "bad0.npz").write_bytes(b"")
+    (tmp_path / "bad1.npz").write_bytes(b"")
+    alone = everything(0, tmp_path)
+    assert set(alone["skipped"]) == {"bad0", "bad1"}
+    assert alone["saved"]["none"]["protocol"]["images"] == 7
+    assert alone["network"]["protocol"]["images"] == 23
+    for result in run_on_ranks(everything, tmp_path):
+        assert result["skipped"] == alone["skipped"]
+        assert_close(result["saved"]["none"], alone["saved"]["none"], 1e-12)
+        assert_close(result["network"], alone["network"], 1e-5)  # batches differ, and so rounding
+        torch.testing.assert_close(result["temperature"], alone["temperature"], rtol=1e-4, atol=0)
+        torch.testing.assert_close(result["scalers"]["ts"], alone["scalers"]["ts"])
+        torch.testing.assert_close(
+            result["scalers"]["vs"], alone["scalers"]["vs"], rtol=1e-3, atol=1e-3
+        )

@@ -1,0 +1,126 @@
+"""The folder of an evaluation: whole or not at all, and read back as it was written."""
+
+import json
+
+import numpy as np
+import pytest
+
+from segcal.data.predictions import PredictionFolder
+from segcal.evaluation.grid import posthoc_markdown
+from segcal.evaluation.judge import judge
+from segcal.evaluation.overlays import draw
+from segcal.evaluation.results import (
+    Result,
+    file_name,
+    new_contents,
+    read_result,
+    write_result,
+)
+from segcal.evaluation.sources import FileSource
+from segcal.viz import Entry
+from tests.evaluation.test_judge import Halve
+from tests.support.saved import save_folder
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    source = FileSource(PredictionFolder(save_folder(tmp_path_factory.mktemp("saved"))))
+    scalers = {"none": None, "ts": Halve()}
+    return judge(source, scalers), draw(source, [0, 1], scalers)
+
+
+def test_a_result_is_read_as_it_was_written(tmp_path, judged):
+    reports, drawn = judged
+    history = [{"epoch": 1, "holdout/ece": 0.1, "holdout/miou": float("nan")}]
+    entry = Entry("net + TS", reports["ts"], history, "loss: nll\n", skipped=["a.npz: bad"])
+    written = write_result(Result("net", "ts", entry), drawn["ts"], tmp_path / "out")
+    found = read_result(tmp_path / "out" / "report.json")
+    assert (found.run, found.method, found.entry.name) == ("net", "ts", "net + TS")
+    assert found.entry.report == reports["ts"]
+    assert found.entry.overlays == written.entry.overlays
+    assert [overlay.name for overlay in found.entry.overlays] == ["im000", "im001"]
+    assert found.entry.history == [{"epoch": 1, "holdout/ece": 0.1, "holdout/miou": None}]
+    assert (found.entry.config, found.entry.skipped) == ("loss: nll\n", ["a.npz: bad"])
+    with np.load(tmp_path / "out" / "overlays" / "im000.npz") as arrays:
+        np.testing.assert_array_equal(arrays["gap"], drawn["ts"][0].arrays["gap"])
+
+
+def test_any_saved_report_will_do(tmp_path, judged):
+    reports, _ = judged
+    reports["none"].save(tmp_path / "mine.json")
+    found = read_result(tmp_path / "mine.json")
+    assert (found.run, found.method, found.entry.report) == ("mine", "none", reports["none"])
+    (tmp_path / "fl" / "eval").mkdir(parents=True)
+    reports["none"].save(tmp_path / "fl" / "eval" / "report.json")
+    assert read_result(tmp_path / "fl" / "eval" / "report.json").run == "fl"
+
+
+@pytest.mark.parametrize(
+    "about",
+    [[], {"history": 3}, {"overlays": [{}]}, {"overlays": [1]}, {"history": ["x"]}, "text"],
+)
+def test_a_strange_report_is_one_line_that_names_it(tmp_path, judged, about):
+    reports, _ = judged
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps({**reports["none"].to_dict(), "about": about}))
+    with pytest.raises(ValueError, match=r"odd\.json: Expected a report of segcal") as caught:
+        read_result(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_report_cannot_name_files_elsewhere(tmp_path, judged):
+    reports, _ = judged
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    (tmp_path / "out").mkdir()
+    overlays = [{"name": "x", "file": "../../secret.png", "ece": None}]
+    path = tmp_path / "out" / "report.json"
+    path.write_text(json.dumps({**reports["none"].to_dict(), "about": {"overlays": overlays}}))
+    assert read_result(path).entry.overlays == []
+
+
+def test_a_folder_gets_all_of_its_new_contents_or_none(tmp_path):
+    folder = tmp_path / "eval"
+    with new_contents(folder) as staging:
+        (staging / "overlays").mkdir()
+        (staging / "overlays" / "old.png").write_text("old")
+        (staging / "report.json").write_text("old")
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(KeyError), new_contents(folder) as staging:
+        (staging / "report.json").write_text("half")
+        raise KeyError
+    assert (folder / "report.json").read_text() == "old"
+    with new_contents(folder) as staging:
+        (staging / "report.json").write_text("new")
+    assert (folder / "report.json").read_text() == "new"
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert not (folder / "overlays").exists()  # of the earlier evaluation
+    assert [path.name for path in tmp_path.iterdir()] == ["eval"]
+
+
+def test_file_names_stay_in_their_folder():
+    assert file_name("2007_000033") == "2007_000033"
+    assert file_name("../../etc/passwd") == "etc-passwd"
+    assert file_name("a/b c?.png") == "a-b-c-.png"
+    assert file_name("//") == "image"
+
+
+def test_the_table_of_the_paper_by_hand(judged):
+    reports, _ = judged
+    table = posthoc_markdown(
+        {
+            ("a|b", "none"): reports["none"],
+            ("a|b", "ts"): reports["ts"],
+            ("c", "none"): reports["ts"],
+        }
+    )
+    ece, sce = (
+        {name: getattr(r, score) for name, r in reports.items()} for score in ("ece", "sce")
+    )
+    assert ece["none"] < ece["ts"] and sce["none"] < sce["ts"]  # halved logits are under-confident
+    assert table.splitlines() == [
+        "| model | SCE (1e-3) none | SCE (1e-3) ts | ECE (%) none | ECE (%) ts |",
+        "|---|---:|---:|---:|---:|",
+        f"| a\\|b | **{1000 * sce['none']:.2f}** | {1000 * sce['ts']:.2f} | "
+        f"**{100 * ece['none']:.2f}** | {100 * ece['ts']:.2f} |",
+        f"| c | {1000 * sce['ts']:.2f} | – | {100 * ece['ts']:.2f} | – |",
+    ]

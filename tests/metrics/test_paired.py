@@ -1,0 +1,120 @@
+"""Two models on the same images: what the difference is, and how often its interval is right."""
+
+import numpy as np
+import pytest
+import torch
+
+from segcal import CalibrationMeter
+from segcal.cli import main
+from segcal.metrics import paired_differences
+from tests.metrics.test_bootstrap import K, images, measured
+
+SCORES = ("ece", "sce", "accuracy", "miou")
+
+
+def two_models(n, generator, sharpness=0.75):
+    """The same images seen by a model that is too sure, and by one that is less so."""
+    logits, labels = images(n, generator)
+    shaken = logits + 0.5 * torch.randn(logits.shape, generator=generator, dtype=torch.float64)
+    return (logits, labels), (sharpness * shaken, labels)
+
+
+@pytest.mark.parametrize("sharpness", [0.75, 1.0])
+def test_intervals_cover_the_large_sample_value(sharpness):
+    generator = torch.Generator().manual_seed(0)
+    large = [CalibrationMeter(K), CalibrationMeter(K)]
+    for _ in range(5):
+        for meter, seen in zip(large, two_models(4000, generator, sharpness), strict=True):
+            meter.update(*seen)
+    before, after = (meter.compute() for meter in large)
+    covered = dict.fromkeys(SCORES, 0)
+    for _ in range(150):
+        first, second = (measured(*seen) for seen in two_models(40, generator, sharpness))
+        found = paired_differences([first], [second], resamples=300)
+        for name in SCORES:
+            truth = getattr(after, name) - getattr(before, name)
+            covered[name] += found[name].low <= truth <= found[name].high
+    assert min(covered.values()) >= 0.9 * 150, covered
+
+
+def test_paired_interval_is_narrower_than_the_two_apart():
+    first, second = (measured(*seen) for seen in two_models(60, torch.Generator().manual_seed(1)))
+    found = paired_differences([first], [second])["accuracy"]
+    apart = [meter.compute().intervals["accuracy"] for meter in (first, second)]
+    assert found.high - found.low < 0.8 * np.hypot(*(i.high - i.low for i in apart))
+
+
+def test_values_are_differences_of_reports_and_means_over_seeds():
+    generator = torch.Generator().manual_seed(2)
+    logits, labels = images(7, generator)
+    others = [logits * factor for factor in (0.5, 0.8)]
+    first = [measured(logits, labels)]
+    second = [measured(other, labels) for other in others]
+    found = paired_differences(first, second)
+    for name in SCORES:
+        mean = np.mean([getattr(meter.compute(), name) for meter in second])
+        expected = mean - getattr(first[0].compute(), name)
+        assert found[name].value == pytest.approx(expected, abs=1e-12)
+        assert found[name].low <= found[name].value <= found[name].high
+
+
+def test_a_model_does_not_differ_from_itself():
+    meter = measured(*images(5, torch.Generator().manual_seed(3)))
+    for difference in paired_differences([meter], [meter]).values():
+        assert (difference.value, difference.low, difference.high) == (0, 0, 0)
+        assert not difference.sure
+
+
+def test_order_of_the_images_does_not_matter():
+    logits, labels = images(6, torch.Generator().manual_seed(4))
+    names = [f"{i}.png" for i in range(6)]
+    second = measured(0.5 * logits, labels, names)
+    turned = measured(0.5 * logits.flip(0), labels.flip(0), names[::-1])
+    first = measured(logits, labels, names)
+    assert paired_differences([first], [second]) == paired_differences([first], [turned])
+
+
+def test_what_cannot_be_paired():
+    logits, labels = images(3, torch.Generator().manual_seed(5))
+    meter = measured(logits, labels, ["a", "b", "c"])
+    with pytest.raises(ValueError, match="Expected meters of two models, but got 1 and 0"):
+        paired_differences([meter], [])
+    with pytest.raises(ValueError, match="same images, but 'c' is in one alone"):
+        paired_differences([meter], [measured(logits, labels, ["a", "b", "d"])])
+    with pytest.raises(ValueError, match="equal settings, but got per_image True and False"):
+        paired_differences([meter], [CalibrationMeter(K)])
+    with pytest.raises(ValueError, match="per_image=True"):
+        paired_differences([CalibrationMeter(K)], [CalibrationMeter(K)])
+    fewer = labels.clone()
+    fewer[0, 0] = 255
+    with pytest.raises(ValueError, match="same pixels"):
+        paired_differences([meter], [measured(logits, fewer, ["a", "b", "c"])])
+    one = measured(logits[:1], labels[:1])
+    with pytest.raises(ValueError, match="at least two images to resample, but got 1"):
+        paired_differences([one], [one])
+
+
+def test_command(tmp_path, capsys):
+    first, second = (measured(*seen) for seen in two_models(30, torch.Generator().manual_seed(6)))
+    paths = [tmp_path / "first" / "state.npz", tmp_path / "second.npz"]
+    for path, meter in zip(paths, (first, second), strict=True):
+        path.parent.mkdir(exist_ok=True)
+        meter.save(path)
+    assert main(["compare", str(paths[0].parent), str(paths[1]), "--resamples", "100"]) == 0
+    found = paired_differences([first], [second], resamples=100)
+    *_, header, _, row = (line.split("|") for line in capsys.readouterr().out.splitlines())
+    assert row[1].strip() == str(paths[1])
+    row = dict(zip((name.strip() for name in header), (cell.strip() for cell in row), strict=True))
+    ece = found["ece"]
+    assert ece.sure and ece.value < 0
+    assert row["ECE (%)"] == (
+        f"{100 * ece.value:+.2f}* ({100 * ece.low:+.2f} to {100 * ece.high:+.2f})"
+    )
+    assert row["SCE (1e-3)"].startswith(f"{1000 * found['sce'].value:+.2f}")
+
+    assert main(["compare", str(paths[1])]) == 2
+    assert "Expected two states or more to compare, but got 1" in capsys.readouterr().err
+    CalibrationMeter(K + 1, per_image=True).save(paths[1])
+    assert main(["compare", *map(str, paths)]) == 2
+    error = capsys.readouterr().err
+    assert "num_classes 3 and 4" in error and str(paths[1]) in error and error.count("\n") == 1

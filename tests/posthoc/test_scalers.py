@@ -1,0 +1,257 @@
+"""What holds for every scaler: what it refuses, any shape, the same after saving and loading."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import nn
+
+import segcal
+from segcal.posthoc import SCALERS, load
+from tests.support.holdouts import random_holdout, whole
+
+SMALL = {
+    "dc": {"lambdas": [0.1, 1], "mus": [0.1]},
+    "lts": {"epochs": 2, "width": 4},
+}
+
+
+def make(name, **options):
+    return SCALERS[name](**SMALL.get(name, {}), **options)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return {name: make(name).fit(random_holdout()) for name in SCALERS}
+
+
+every_scaler = pytest.mark.parametrize("name", SCALERS)
+
+
+def test_names():
+    assert [*SCALERS] == ["ts", "vs", "ms", "dc", "lts"]
+    for name, scaler in SCALERS.items():
+        assert scaler.name == name
+        assert getattr(segcal, scaler.__name__) is scaler
+
+
+@every_scaler
+def test_fit_improves_and_returns_itself(name):
+    scaler = make(name)
+    assert scaler.fit(random_holdout()) is scaler
+    assert scaler.improved_ and scaler.nll_after_ < scaler.nll_before_
+    assert scaler.num_classes_ == 5
+
+
+@every_scaler
+def test_probabilities_are_refused(name):
+    probs = [(z.softmax(1), y) for z, y in random_holdout()]
+    with pytest.raises(ValueError, match="Expected logits, but got probabilities: .* before the"):
+        make(name).fit(probs)
+    half = [(p.half(), y) for p, y in probs]
+    with pytest.raises(ValueError, match="but got probabilities"):
+        make(name).fit(half)
+
+
+def test_what_only_looks_like_probabilities_at_times_is_taken():
+    holdout = random_holdout()
+    z, y = holdout[0]
+    assert segcal.TemperatureScaling().fit([(z.softmax(1), y), *holdout]).improved_
+    logs = [(z.log_softmax(1), y) for z, y in holdout]
+    expected = segcal.TemperatureScaling().fit(holdout).temperature_
+    torch.testing.assert_close(segcal.TemperatureScaling().fit(logs).temperature_, expected)
+
+
+@every_scaler
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_logits_that_are_not_finite_are_refused_unless_ignored(name, value):
+    z, y = whole(random_holdout(ignored=0))
+    spoilt, masked = z.clone(), y.clone()
+    spoilt[3, 2, 4, 4] = value
+    with pytest.raises(ValueError, match="finite logits, but 1 of 512 pixels"):
+        make(name).fit([(spoilt, y)])
+    masked[3, 4, 4] = 255
+    ours, theirs = make(name).fit([(spoilt, masked)]), make(name).fit([(z, masked)])
+    assert ours.nll_before_ == theirs.nll_before_
+    # A local temperature is also made of its neighbours.
+    assert ours.nll_after_ == pytest.approx(theirs.nll_after_, rel=1e-3 if name == "lts" else 0)
+
+
+@every_scaler
+def test_holdouts_that_teach_nothing_are_refused(name):
+    z, y = whole(random_holdout())
+    cases = {
+        "with valid pixels, but all of it is ignored": [(z, torch.full_like(y, 255))],
+        "at least 2 classes, but all 512 valid pixels are of class 3": [(z, torch.full_like(y, 3))],
+        r"batches of \(logits, labels\), but got none": [],
+        r"images\) tensors, but got Tensor": (z, y),
+        r"images\) tensors, but got \(Tensor, Tensor, list\)": [(z, y, ["name"] * len(z))],
+        "labels of shape": [(z, y[:, :-1])],
+        "the same classes": [(z, y), (torch.cat([z, z], 1), y)],
+        "labels in 0..4": [(z, y.masked_fill(y == 4, 7))],
+    }
+    for message, batches in cases.items():
+        with pytest.raises(ValueError, match=message):
+            make(name).fit(batches)
+
+
+@every_scaler
+def test_generators_are_refused(name):
+    with pytest.raises(ValueError, match="read more than once.*but got a generator"):
+        make(name).fit(batch for batch in random_holdout())
+
+
+def test_batches_that_change_between_passes_are_noticed(monkeypatch):
+    monkeypatch.setattr("segcal.posthoc.temperature._GUESS_PIXELS", 50)
+    holdout = random_holdout(ignored=0)
+
+    class Once:
+        def __init__(self):
+            self.generator = iter(holdout)
+
+        def __iter__(self):
+            yield from self.generator
+
+    with pytest.raises(ValueError, match="same 512 pixels .* but got 0 in pass 2"):
+        segcal.TemperatureScaling().fit(Once())
+
+
+@every_scaler
+def test_a_failed_fit_keeps_what_was_learned(name, fitted):
+    scaler = copy.deepcopy(fitted[name])
+    with pytest.raises(ValueError, match="none"):
+        scaler.fit([])
+    assert scaler.numbers() == fitted[name].numbers()
+    for key, tensor in fitted[name].state_dict().items():
+        assert torch.equal(scaler.state_dict()[key], tensor)
+
+
+@every_scaler
+def test_the_unfitted_and_the_misfit_say_so(name, fitted, tmp_path):
+    z, _ = random_holdout()[0]
+    for use in (lambda: make(name)(z), lambda: make(name).save(tmp_path / "scaler")):
+        with pytest.raises(ValueError, match=r"fitted .*: call fit\(batches\) first"):
+            use()
+    assert not [*tmp_path.iterdir()]
+    with pytest.raises(ValueError, match=r"shape \(N, 5, \*S\), but got \(2, 4, 8, 8\)"):
+        fitted[name](z[:, :4])
+
+
+@every_scaler
+@given(size=st.lists(st.integers(1, 4), max_size=3), n=st.integers(0, 3))
+@settings(max_examples=10)
+def test_any_shape_and_dtype(name, fitted, size, n):
+    z = torch.randn(n, 5, *size)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        out = fitted[name](z.to(dtype))
+        assert out.shape == z.shape and out.dtype == dtype
+
+
+@every_scaler
+def test_classification_is_an_image_of_one_pixel(name, fitted):
+    z = torch.randn(7, 5)
+    assert torch.equal(fitted[name](z), fitted[name](z[..., None, None])[..., 0, 0])
+    flat = make(name).fit(random_holdout(n=64, size=()))
+    square = make(name).fit(random_holdout(n=64, size=(1, 1)))
+    assert flat.nll_after_ == square.nll_after_
+    assert torch.equal(flat(z), square(z))
+
+
+@every_scaler
+def test_it_is_a_module_like_others(name, fitted):
+    scaler = fitted[name]
+    z = torch.randn(2, 5, 4, 4)
+    model = nn.Sequential(nn.Conv2d(3, 5, 1), copy.deepcopy(scaler)).double()
+    assert len(model.state_dict()) == 2 + len(scaler.state_dict())
+    assert model(torch.randn(2, 3, 4, 4).double()).dtype == torch.float64
+    assert not scaler(z).requires_grad or name == "lts"
+    assert "nll_after_" in repr(scaler)
+
+
+@every_scaler
+def test_gradients_pass_through(name, fitted):
+    z = torch.randn(2, 5, 4, 4, requires_grad=True)
+    fitted[name](z).square().sum().backward()
+    assert z.grad.isfinite().all() and z.grad.abs().sum() > 0
+
+
+@every_scaler
+def test_fitting_within_inference_mode(name):
+    with torch.inference_mode():
+        holdout = random_holdout()
+        scaler = make(name).fit(holdout)
+    expected = make(name).fit(random_holdout())
+    assert scaler.nll_after_ == expected.nll_after_
+
+
+@every_scaler
+def test_saved_and_loaded_it_is_the_same(name, fitted, tmp_path):
+    scaler = fitted[name]
+    scaler.save(tmp_path / "sub" / "scaler.safetensors")
+    loaded = load(tmp_path / "sub" / "scaler.safetensors")
+    z = torch.randn(3, 5, 6, 6)
+    assert type(loaded) is type(scaler)
+    assert torch.equal(loaded(z), scaler(z))
+    assert loaded.numbers() == scaler.numbers()
+    for option in scaler.option_names:
+        ours, theirs = getattr(scaler, option), getattr(loaded, option)
+        assert theirs == (tuple(ours) if isinstance(ours, list) else ours)
+    assert loaded.fit(random_holdout()).nll_after_ == scaler.nll_after_
+
+
+def test_files_that_are_no_scalers(tmp_path, fitted):
+    good = tmp_path / "good"
+    fitted["vs"].save(good)
+    content = good.read_bytes()
+    tensors = {name: t.clone() for name, t in fitted["vs"].state_dict().items()}
+    ours = {
+        "format": "segcal.posthoc/1",
+        "scaler": "vs",
+        "options": "{}",
+        "learned": '{"num_classes_": 5}',
+    }
+    bad = tmp_path / "bad"
+    bad.write_bytes(b"")
+    files = [b"", b"hello", content[:20], content[:-1], content + b"x"]
+    stated = [
+        ({}, "format is None"),
+        ({**ours, "format": "other"}, "format is 'other'"),
+        ({**ours, "scaler": "os.system"}, "'os.system' is none of ts, vs, ms, dc, lts"),
+        ({**ours, "options": '{"evil": 1}'}, "evil"),
+        ({**ours, "options": "{"}, "Expecting property name"),
+        ({**ours, "options": "3"}, "mapping"),
+        ({**ours, "learned": "{}"}, "what it learned is {}"),
+        ({**ours, "learned": '{"num_classes_": 5, "forward": 1}'}, "learned forward = 1"),
+        ({**ours, "learned": '{"num_classes_": 1e99}'}, "num_classes_ = 1e"),
+        ({**ours, "learned": '{"num_classes_": 60000}'}, r"float32 \(5,\), not"),
+        ({**ours, "scaler": "ts"}, "its bias_ is torch.float32"),
+        ({**ours, "scaler": "lts"}, "its bias_ is torch.float32"),
+    ]
+    for written in files:
+        bad.write_bytes(written)
+        with pytest.raises(ValueError, match="bad: expected a saved scaler, but ") as caught:
+            load(bad)
+        assert "\n" not in str(caught.value)
+    for metadata, message in stated:
+        save_file(tensors, bad, metadata)
+        with pytest.raises(ValueError, match=f"expected a saved scaler, but .*{message}") as caught:
+            load(bad)
+        assert "\n" not in str(caught.value)
+    save_file({**tensors, "bias_": tensors["bias_"] * float("nan")}, bad, ours)
+    with pytest.raises(ValueError, match="its bias_ is not finite"):
+        load(bad)
+    with pytest.raises(FileNotFoundError):
+        load(tmp_path / "absent")
+
+
+def test_saving_over_a_scaler_is_all_or_nothing(tmp_path, fitted, monkeypatch):
+    path = tmp_path / "scaler"
+    fitted["ts"].save(path)
+    before = path.read_bytes()
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
+    with pytest.raises(OSError, match="disk"):
+        fitted["vs"].save(path)
+    assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]

@@ -1,0 +1,13 @@
+"""What the processes of tests.support.children have loaded when they start."""
+
+import torch
+import torch._dynamo  # torch's optimisers load it, which takes seconds
+
+from segcal.config import parse_train
+from segcal.data.build import build_data
+from segcal.models.build import build_model
+from tests.test_faults import RUN
+
+torch.set_num_threads(1)
+config, _ = parse_train(RUN)
+build_model(config.model, num_classes=build_data(config.data, seed=0).num_classes)

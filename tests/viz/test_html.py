@@ -1,0 +1,292 @@
+"""The page is one file that fetches nothing, escapes every name, and works in a browser."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+
+import pytest
+
+from segcal.metrics import CalibrationMeter
+from segcal.viz import Entry, Overlay, overlay_panel, write_page
+from segcal.viz.html import render_page
+from segcal.viz.words import headline, verdict
+from tests.support.synthetic_reports import synthetic_report
+from tests.viz.test_heatmap import predictor
+
+NAMES = ["road", "sky", "tree", "<i>car</i>"]
+EVIL = '"><script>document.title = "run"</script><img src="http://127.0.0.1:9/x.png">'
+LOG = [
+    {"epoch": epoch, "holdout/ece": 0.1 / epoch, "holdout/sce": 0.01 / epoch, "best": epoch < 3}
+    for epoch in (1, 2, 3)
+]
+
+
+def entry(name="nll", sharpness=3.0, **more):
+    return Entry(name, synthetic_report(sharpness=sharpness, names=NAMES, per_image=True), **more)
+
+
+@pytest.fixture(scope="module")
+def evil_page(tmp_path_factory):
+    """A page of two entries whose every name wants to break out."""
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    write_page(evil_entries(), path, title=f"Title {EVIL}")
+    return path
+
+
+def evil_entries():
+    panel = overlay_panel(None, *predictor(0.7), name=EVIL)
+    first = entry(
+        EVIL,
+        history=LOG,
+        config=f"loss: nll\nname: {EVIL}\n",
+        overlays=[Overlay(EVIL, panel, 0.0734)],
+        skipped=[f"{EVIL}.npz: truncated"],
+    )
+    return [first, entry("calm", 1.0, history=LOG)]
+
+
+class Elements(HTMLParser):
+    """Tags with their attributes, and the text outside scripts and styles."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.words, self._stack = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._stack.append(tag)
+
+    def handle_endtag(self, tag):
+        while self._stack and self._stack.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        if not {"script", "style"} & set(self._stack):
+            self.words.append(data)
+
+    def all(self, tag):
+        return [attrs for each, attrs in self.tags if each == tag]
+
+
+@pytest.fixture(scope="module")
+def evil(evil_page):
+    return Elements(evil_page.read_text())
+
+
+def test_names_are_words_not_tags(evil):
+    assert len(evil.all("script")) == 1
+    assert not any("onerror" in attrs for _, attrs in evil.tags)
+    assert EVIL in "".join(evil.words)
+    assert "<i>car</i>" in evil.words
+    assert not evil.all("i")
+
+
+def test_nothing_points_outside(evil):
+    for tag, attrs in evil.tags:
+        for name in ("src", "href", "srcset", "action", "data", "poster"):
+            assert attrs.get(name, "#").startswith(("data:", "#")), (tag, attrs)
+    styles = " ".join(attrs.get("style") or "" for _, attrs in evil.tags)
+    assert "url(" not in styles and "@import" not in styles
+
+
+def test_pictures_point_nowhere_either(evil):
+    for image in evil.all("img"):
+        kind, data = image["src"].split(";base64,")
+        if kind == "data:image/svg+xml":
+            svg = base64.b64decode(data).decode()
+            assert "<script" not in svg
+            for target in re.findall(r'(?:href|src)="([^"]*)"', svg) + re.findall(
+                r"url\((.*?)\)", svg
+            ):
+                assert target.startswith(("#", "data:"))
+
+
+def test_policy_allows_our_script_alone(evil_page, evil):
+    policy = next(
+        attrs["content"]
+        for attrs in evil.all("meta")
+        if attrs.get("http-equiv") == "Content-Security-Policy"
+    )
+    script = re.search(r"<script>(.*?)</script>", evil_page.read_text(), re.DOTALL).group(1)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy and "img-src data:" in policy
+
+
+def test_page_holds_what_it_must(evil):
+    words = " ".join(evil.words)
+    report = entry().report
+    interval = report.intervals["ece"]
+    for needed in (
+        f"{100 * report.ece:.2f}",
+        f"[{100 * interval.low:.2f}, {100 * interval.high:.2f}]",
+        f"{1000 * report.sce:.2f}",
+        "ECE of this image 7.34 %",
+        "1 file left out",
+        "truncated",
+        "loss: nll",
+        "15 of equal width, (lo, hi]",
+        "segcal 0.",
+        f"{report.protocol.pixels:,} pixels of 8 images",
+    ):
+        assert needed in words
+    titles = {image["alt"].split(":")[0] for image in evil.all("img")}
+    assert {
+        *("Reliability", "Confidence", "Confidence of wrong predictions", "Reliability by class"),
+        *("Gaps by class and bin", "ECE over training", "SCE over training"),
+    } <= titles
+    assert all(image["alt"] for image in evil.all("img"))
+
+
+def test_page_is_small_and_always_the_same(evil_page):
+    again = evil_page.with_name("again.html")
+    write_page(evil_entries(), again, title=f"Title {EVIL}")
+    assert again.read_bytes() == evil_page.read_bytes()
+    assert again.stat().st_size < 1_500_000
+    assert sorted(evil_page.parent.iterdir()) == [again, evil_page]  # no temporary file is left
+
+
+def test_a_report_without_pixels_has_a_page():
+    empty = CalibrationMeter(3, per_image=True).compute()
+    assert "Nothing was counted." in render_page([Entry("empty", empty)])
+    phrases = headline([Entry("empty", empty), Entry("full", synthetic_report(3))])
+    assert phrases[0].text == "full"
+
+
+def test_headline_says_what_was_found():
+    over = entry()
+    text = "".join(phrase.text for phrase in headline([over])).replace("\u00a0", " ")
+    report = over.report
+    points = 100 * (report.mean_confidence - report.accuracy)
+    assert text.startswith(
+        f"Over-confident by {points:.1f} points: mean confidence "
+        f"{100 * report.mean_confidence:.1f} %, accuracy {100 * report.accuracy:.1f} %."
+    )
+    assert verdict(report).kind == "over"
+    assert verdict(synthetic_report(sharpness=0.4)).kind == "under"
+
+
+def test_headline_of_several_names_the_best_and_warns_of_overlap():
+    entries = [entry("sharp"), entry("calm", 1.0), entry("twin", 1.0)]
+    text = "".join(phrase.text for phrase in headline(entries)).replace("\u00a0", " ")
+    assert text.startswith("calm has the lowest ECE")
+    assert "sharp has the highest" in text
+    accuracy = 100 * entries[0].report.accuracy
+    assert f"Accuracy is {accuracy:.1f} % for all." in text  # sharper logits, same predictions
+    assert "Its 95 % interval meets that of twin." in text
+
+
+def test_regions_have_a_table():
+    report = synthetic_report(names=NAMES)
+    whole = type(report)(**{**vars(report), "regions": {"boundary": report, "interior": report}})
+    words = Elements(render_page([Entry("a", whole)])).words
+    assert "boundary" in words and "interior" in words
+
+
+# In a browser ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    paths = [shutil.which("chromium"), shutil.which("chromedriver")]
+    if None in paths:
+        pytest.skip("chromium and chromedriver are not installed (Debian: chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = paths[0]
+    for flag in (
+        *("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run"),
+        *("disable-background-networking", "disable-component-update", "disable-sync"),
+        f"user-data-dir={tmp_path_factory.mktemp('browser')}",
+    ):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(paths[1]))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def opened(browser, evil_page):
+    """The page in a browser 1280 wide, and the addresses fetched on the way."""
+    browser.get_log("performance")
+    resize(browser, 1280)
+    browser.get(evil_page.as_uri())
+    return browser
+
+
+def resize(browser, width):
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def test_browser_fetches_nothing(opened, evil_page):
+    messages = [json.loads(line["message"])["message"] for line in opened.get_log("performance")]
+    sent = [each["params"] for each in messages if each["method"] == "Network.requestWillBeSent"]
+    ours = [each["request"]["url"] for each in sent if each["documentURL"] == evil_page.as_uri()]
+    assert len(ours) > 10  # the pictures are listed as well
+    assert [url for url in ours if not url.startswith("data:")] == [evil_page.as_uri()]
+    assert opened.title.startswith("Title ")  # no script but ours was run
+    assert not [line for line in opened.get_log("browser") if line["level"] == "SEVERE"]
+
+
+def test_browser_shows_every_diagram(opened):
+    sizes = opened.execute_script(
+        "return [...document.images].map(i => [i.complete, i.naturalWidth, i.naturalHeight])"
+    )
+    assert len(sizes) >= 3 + 2 + 2 * 5 + 1
+    assert all(complete and width > 100 and height > 50 for complete, width, height in sizes)
+
+
+def column(browser, heading):
+    """The cells under a heading of the first entry's table of classes, from the top."""
+    return browser.execute_script(
+        """
+        const table = document.querySelector("table.classes");
+        const headings = [...table.tHead.rows[0].cells].map(cell => cell.innerText);
+        const at = headings.findIndex(text => text.startsWith(arguments[0]));
+        return [...table.tBodies[0].rows].map(row => row.cells[at].innerText);
+        """,
+        heading,
+    )
+
+
+def test_browser_sorts_classes_by_click_and_by_key(opened):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    buttons = opened.find_elements(By.CSS_SELECTOR, "table.classes thead button")
+    button = {each.text: each for each in buttons}
+    assert column(opened, "class") == NAMES
+    by_ece = [float(text) for text in column(opened, "class-j-ECE")]
+    button["class-j-ECE (%)"].click()
+    assert [float(t) for t in column(opened, "class-j-ECE")] == sorted(by_ece, reverse=True)
+    button["class-j-ECE (%)"].send_keys(Keys.ENTER)
+    assert [float(t) for t in column(opened, "class-j-ECE")] == sorted(by_ece)
+    header = button["class-j-ECE (%)"].find_element(By.XPATH, "..")
+    assert header.get_attribute("aria-sort") == "ascending"
+    button["class"].click()
+    assert column(opened, "class") == sorted(NAMES)
+    assert header.get_attribute("aria-sort") is None
+    button["no."].click()
+    assert column(opened, "class") == NAMES
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_browser_never_scrolls_the_page_sideways(opened, width):
+    resize(opened, width)
+    opened.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert opened.execute_script("return innerWidth") == width
+    assert opened.execute_script("return document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize(("scheme", "dark"), [("light", False), ("dark", True)])
+def test_browser_follows_light_and_dark(opened, scheme, dark):
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    color = opened.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", color)[:3])) < 3 * 128) == dark
