@@ -1,4 +1,4 @@
-"""The place where a run is put together from its settings, and opened again from its folder."""
+"""Training runs: started from their settings, and opened again from their folder."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from segcal.config import (
     with_defaults,
 )
 from segcal.data.build import Splits, build_data
+from segcal.evaluation.sources import EVERYTHING, SplitPredictions, shard_of
 from segcal.losses import build_loss
 from segcal.models.build import build_model
 from segcal.runtime import choose_device, process_group, seed_everything
@@ -55,6 +56,34 @@ class Run:
     data: Splits
     model: nn.Module
     record: Record | None
+
+    def predictions(
+        self,
+        split: str = "test",
+        *,
+        device: torch.device,
+        batch_size: int | None = None,
+        workers: int | None = None,
+        shard: tuple[int, int] = EVERYTHING,
+    ) -> SplitPredictions:
+        """The predictions of the model on a split of the data.
+
+        Args:
+            split: test or holdout.
+            device: where the model works; it is moved there.
+            batch_size: images at a time; by default as in training.
+            workers: processes that read images; by default as in training.
+            shard: (k, n): every n-th image from image k on.
+        """
+        samples = getattr(self.data, split)
+        return SplitPredictions(
+            self.model,
+            self.data,
+            shard_of(samples, shard, f"{split} images"),
+            device=device,
+            batch_size=self.config.batch_size if batch_size is None else batch_size,
+            workers=self.config.workers if workers is None else workers,
+        )
 
 
 def open_run(

@@ -1,4 +1,4 @@
-"""The place for `segcal compare`: is one model better than another on the same images?"""
+"""`segcal compare`: how models differ on the same images, with intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The place for `segcal eval`: runs and saved predictions in, reports and pages out."""
+"""`segcal eval`: evaluates runs and saved predictions, and writes reports and pages."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 from segcal import distributed
 from segcal.commands.parser import Parser, at_least, checked, names, shard
-from segcal.commands.subjects import WHOLE, Subject, run_subject, saved_subject, shift_words
+from segcal.commands.subjects import Subject, run_subject, saved_subject, shift_words
 from segcal.evaluation.calibrate import fit_scalers, method_names
-from segcal.evaluation.judge import labelled, measure
+from segcal.evaluation.evaluate import measure, require_pixels
 from segcal.evaluation.overlays import choose, draw, require_images
 from segcal.evaluation.results import (
     COMPARISON,
@@ -29,6 +29,7 @@ from segcal.evaluation.results import (
     write_pages,
     write_result,
 )
+from segcal.evaluation.sources import EVERYTHING
 from segcal.metrics import Report
 from segcal.runtime import choose_device, process_group
 from segcal.training.log import describe_scores
@@ -36,7 +37,7 @@ from segcal.viz import Entry
 
 
 def evaluate(arguments: Sequence[str], prog: str) -> None:
-    """Judge runs, or predictions saved by anything: report, diagrams, overlays, page."""
+    """Evaluate runs, or predictions saved by any framework: report, diagrams, overlays, page."""
     options = _parse(arguments, prog)
     device = choose_device(options.device)
     inputs = [*options.inputs, *options.predictions]
@@ -50,7 +51,7 @@ def evaluate(arguments: Sequence[str], prog: str) -> None:
                 continue
             alone = options.out is not None and len(inputs) == 1
             home = found.home / _folder_name(options)
-            results += _examine(found, options.out if alone else home, options)
+            results += _evaluate_one(found, options.out if alone else home, options)
         if len(inputs) > 1 and distributed.rank() == 0:
             with new_contents(comparison) as staging:
                 write_pages(results, staging, "Comparison")
@@ -69,17 +70,17 @@ def _found(options: argparse.Namespace, device: torch.device) -> Iterator[Result
 
 def _folder_name(options: argparse.Namespace) -> str:
     parts = [EVAL, *(words.replace(" ", "-") for words in shift_words(options))]
-    if options.shard != WHOLE:
+    if options.shard != EVERYTHING:
         parts.append(f"{options.shard[0] + 1}-of-{options.shard[1]}")
     return "-".join(parts)
 
 
-def _examine(subject: Subject, folder: Path, options: argparse.Namespace) -> list[Result]:
-    """Judge one network as it is and after each post-hoc method; on the first process, write."""
+def _evaluate_one(subject: Subject, folder: Path, options: argparse.Namespace) -> list[Result]:
+    """Evaluate one model, as it is and after each post-hoc method; the first process writes."""
     require_writable(folder)
     require_images(options.overlays, subject.source)
     scalers = fit_scalers(options.posthoc, subject.holdout, title=f"{subject.name}: hold-out")
-    meters = measure(
+    measured = measure(
         subject.source,
         scalers,
         num_bins=options.num_bins,
@@ -87,7 +88,8 @@ def _examine(subject: Subject, folder: Path, options: argparse.Namespace) -> lis
         title=subject.name,
     )
     reports = {
-        method: labelled(meter, options.resamples, subject.name) for method, meter in meters.items()
+        method: require_pixels(found.report(resamples=options.resamples), subject.name)
+        for method, found in measured.items()
     }
     if distributed.rank() != 0:
         return []
@@ -106,8 +108,8 @@ def _examine(subject: Subject, folder: Path, options: argparse.Namespace) -> lis
             results.append(write_result(Result(subject.name, method, entry), drawn[method], place))
             if scaler is not None:
                 scaler.save(place / SCALER)
-            if options.save_state or options.shard != WHOLE:
-                meters[method].save(place / STATE)
+            if options.save_state or options.shard != EVERYTHING:
+                measured[method].whole.save(place / STATE)
             _say(f"{name}: {describe_report(report)}")
         write_pages(results, staging, subject.name)
     if skipped:
@@ -128,13 +130,16 @@ def _parse(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     )
     add_run_arguments(parser)
     parser.add_argument(
-        "--split", choices=("test", "holdout"), default="test", help="part to judge a run on"
+        "--split",
+        choices=("test", "holdout"),
+        default="test",
+        help="part of the data to evaluate a run on",
     )
     parser.add_argument(
         "--rotation",
         type=float,
         metavar="DEGREES",
-        help="turn the test images of classification runs counter-clockwise",
+        help="rotate the test images of classification runs counter-clockwise",
     )
     parser.add_argument("--domain", help="test runs on this domain of their data (pacs)")
     parser.add_argument(
@@ -174,9 +179,9 @@ def _add_output_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--shard",
         type=checked(shard),
-        default=WHOLE,
+        default=EVERYTHING,
         metavar="K/N",
-        help="judge the K-th of N parts of the images alone, and save its state",
+        help="evaluate only every N-th image from the K-th on, and save the state for segcal merge",
     )
     parser.add_argument(
         "--skip-bad", action="store_true", help="leave out files that cannot be used, and list them"
@@ -229,7 +234,10 @@ def _add_prediction_arguments(parser: Parser) -> None:
     group.add_argument("--class-names", type=names, metavar="A,B,...")
     group.add_argument("--ignore-index", type=int, help="label that is not counted; default: 255")
     group.add_argument(
-        "--align-corners", action="store_const", const=True, help="of small predictions' enlarging"
+        "--align-corners",
+        action="store_const",
+        const=True,
+        help="how small predictions are resized to their labels; see torch's interpolate",
     )
 
 

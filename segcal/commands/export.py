@@ -1,4 +1,4 @@
-"""The place for `segcal export`: a run becomes one file that gives calibrated probabilities."""
+"""`segcal export`: writes a run as one file that gives calibrated probabilities."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from torch.nn.functional import interpolate
 from segcal.commands.evaluate import add_run_arguments
 from segcal.commands.parser import Parser, checked
 from segcal.evaluation import export as exporting
-from segcal.evaluation.calibrate import NONE, fit_scalers, method_names
+from segcal.evaluation.calibrate import fit_scalers, method_names
+from segcal.evaluation.evaluate import NONE
 from segcal.evaluation.results import require_writable
-from segcal.evaluation.sources import NetworkSource
+from segcal.evaluation.sources import SplitPredictions
 from segcal.run import open_run
 from segcal.runtime import choose_device
 
@@ -46,15 +47,13 @@ def export(arguments: Sequence[str], prog: str) -> None:
     require_writable(options.out.parent)
     device = choose_device(options.device)
     run = open_run(options.run, weights=f"{options.weights}.pt")
-    holdout = NetworkSource(
-        run.model,
-        run.data,
-        run.data.holdout,
-        device=device,
-        batch_size=options.batch_size or run.config.batch_size,
-        workers=options.workers,
-    )
-    scalers = fit_scalers(options.posthoc, lambda: holdout, title=f"{options.run.name}: hold-out")
+
+    def holdout() -> SplitPredictions:
+        return run.predictions(
+            "holdout", device=device, batch_size=options.batch_size, workers=options.workers
+        )
+
+    scalers = fit_scalers(options.posthoc, holdout, title=f"{options.run.name}: hold-out")
     scaler = scalers[options.posthoc[0] if options.posthoc else NONE]
     if scaler is not None:
         scaler.cpu()

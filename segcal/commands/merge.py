@@ -1,4 +1,4 @@
-"""The place for `segcal merge`: states of parts of a data set in, the numbers of the whole out."""
+"""`segcal merge`: adds up the states of parts of a data set, and reports on the whole."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from segcal.commands.evaluate import describe_report
 from segcal.commands.parser import Parser, at_least
-from segcal.evaluation.judge import labelled
+from segcal.evaluation.evaluate import require_pixels
 from segcal.evaluation.results import (
     PAGE,
     REPORT,
@@ -53,7 +53,7 @@ def merge(arguments: Sequence[str], prog: str) -> None:
     parts = [_described(path) for path in paths]
     _require_one_method(paths, parts)
     merged = reduce(add, meters)
-    report = labelled(merged, options.resamples, "the states")
+    report = require_pixels(merged.compute(resamples=options.resamples), "the states")
     result = _whole(parts, report, (options.out or paths[0]).stem)
     print(f"{result.entry.name}: {describe_report(report)}")
     protocol = report.protocol

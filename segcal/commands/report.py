@@ -1,4 +1,4 @@
-"""The place for `segcal report`: pages, tables and figures from reports alone."""
+"""`segcal report`: makes pages, tables and figures again from reports alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The place where what was named on the command line becomes something that can be judged."""
+"""What a command line names, opened: runs and folders of saved predictions."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from segcal.config import CONFIG
 from segcal.data.predictions import PredictionFolder
-from segcal.data.samples import Samples
-from segcal.evaluation.sources import FileSource, NetworkSource, Source
+from segcal.evaluation.sources import (
+    EVERYTHING,
+    NamedPredictions,
+    SavedPredictions,
+    SplitPredictions,
+    shard_of,
+)
 from segcal.run import open_run
 from segcal.training.trainer import LOG
-
-WHOLE = (0, 1)  # the shard that is everything
-_Sharded = TypeVar("_Sharded", PredictionFolder, Samples)
 
 _STATED = (
     "kind",
@@ -35,12 +37,12 @@ _STATED = (
 
 @dataclass(frozen=True)
 class Subject:
-    """A network, or the predictions it left.
+    """A model to evaluate: a network, or the predictions that it left.
 
     Attributes:
         name: what tables call it.
         home: its folder; results go to `eval` inside.
-        source: the predictions to judge.
+        source: the predictions to evaluate.
         holdout: makes the predictions to fit post-hoc methods on.
         config: the settings of the run, YAML.
         history: its log, one record an epoch.
@@ -48,8 +50,8 @@ class Subject:
 
     name: str
     home: Path
-    source: Source
-    holdout: Callable[[], Source]
+    source: NamedPredictions
+    holdout: Callable[[], NamedPredictions]
     config: str = ""
     history: Sequence[Mapping[str, Any]] = ()
 
@@ -64,28 +66,26 @@ def run_subject(folder: Path, options: argparse.Namespace, device: torch.device)
     )
     if options.split == "holdout" and options.posthoc:
         raise ValueError(
-            "Expected --split test with --posthoc: on the hold-out, methods would be judged on "
-            "what they were fitted on"
+            "Expected --split test with --posthoc: on the hold-out, methods would be evaluated "
+            "on what they were fitted on"
         )
     if options.split == "holdout" and shift_of(options):
         raise ValueError("Expected --split test with --rotation and --domain: they change no other")
 
-    def part(name: str, shard: tuple[int, int]) -> NetworkSource:
-        samples = getattr(run.data, name)
-        return NetworkSource(
-            run.model,
-            run.data,
-            _shard(samples, shard, f"{name} images"),
+    def split(name: str, shard: tuple[int, int]) -> SplitPredictions:
+        return run.predictions(
+            name,
             device=device,
-            batch_size=options.batch_size or run.config.batch_size,
+            batch_size=options.batch_size,
             workers=options.workers,
+            shard=shard,
         )
 
     return Subject(
         name=", ".join([folder.resolve().name, *shift_words(options)]),
         home=folder,
-        source=part(options.split, options.shard),
-        holdout=lambda: part("holdout", WHOLE),
+        source=split(options.split, options.shard),
+        holdout=lambda: split("holdout", EVERYTHING),
         config=(folder / CONFIG).read_text(encoding="utf-8"),
         history=_read_log(folder / LOG),
     )
@@ -108,14 +108,16 @@ def saved_subject(path: Path, fit: Path | None, options: argparse.Namespace) -> 
     stated = {name: getattr(options, name) for name in _STATED}
     stated = {name: value for name, value in stated.items() if value is not None}
 
-    def saved(path: Path, shard: tuple[int, int]) -> FileSource:
+    def saved(path: Path, shard: tuple[int, int]) -> SavedPredictions:
         folder = PredictionFolder(path, **stated)
-        return FileSource(_shard(folder, shard, f"files in {path}"), skip_bad=options.skip_bad)
+        return SavedPredictions(
+            shard_of(folder, shard, f"files in {path}"), skip_bad=options.skip_bad
+        )
 
-    def holdout() -> Source:
+    def holdout() -> NamedPredictions:
         if fit is None:
             raise ValueError("Expected --fit-predictions with --predictions and --posthoc")
-        return saved(fit, WHOLE)
+        return saved(fit, EVERYTHING)
 
     resolved = path.resolve()
     return Subject(
@@ -124,12 +126,6 @@ def saved_subject(path: Path, fit: Path | None, options: argparse.Namespace) -> 
         source=saved(path, options.shard),
         holdout=holdout,
     )
-
-
-def _shard(whole: _Sharded, shard: tuple[int, int], what: str) -> _Sharded:
-    if len(whole.names) < shard[1]:
-        raise ValueError(f"Expected at least {shard[1]} {what} to part, but got {len(whole.names)}")
-    return whole if shard == WHOLE else whole.shard(*shard)
 
 
 def _read_log(path: Path) -> list[dict[str, Any]]:

@@ -34,14 +34,14 @@ class Predictions:
     """What a network said of N images, at the resolution of their labels.
 
     Attributes:
-        names: N names.
+        names: N names, or None.
         kind: whether `values` are logits or probabilities.
         values: (N, C, *S) floating; S = (H, W) for segmentation, () for classification.
         labels: (N, *S) int64.
         images: (N, 3, H, W) what the network saw, where it is known.
     """
 
-    names: Sequence[str]
+    names: Sequence[str] | None
     kind: Kind
     values: Tensor
     labels: Tensor

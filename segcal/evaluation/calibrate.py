@@ -1,4 +1,4 @@
-"""The place where post-hoc methods are fitted: the network runs once, its logits are read often."""
+"""Post-hoc fits on a hold-out: the network runs once, and its logits are read from files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from torch import Tensor
 
 from segcal import distributed
 from segcal.data.predictions import Predictions
-from segcal.evaluation.judge import with_progress
-from segcal.evaluation.sources import FileSource, Source
+from segcal.evaluation.evaluate import NONE, with_progress
+from segcal.evaluation.sources import PredictionSource, SavedPredictions
 from segcal.posthoc import SCALERS, Scaler
 
 log = logging.getLogger(__name__)
-NONE = "none"  # the network as it is
 _READS_IMAGES = "lts"
 
 
@@ -40,7 +39,7 @@ def method_names(text: str) -> tuple[str, ...]:
 
 
 def fit_scalers(
-    methods: Sequence[str], holdout: Callable[[], Source], *, title: str = ""
+    methods: Sequence[str], holdout: Callable[[], PredictionSource], *, title: str = ""
 ) -> dict[str, Scaler | None]:
     """The fitted scaler of each method by its short name, and before them None for "none".
 
@@ -69,9 +68,9 @@ def fit_scalers(
 
 @contextmanager
 def _rereadable(
-    source: Source, *, images: bool, title: str
+    source: PredictionSource, *, images: bool, title: str
 ) -> Iterator[Iterable[tuple[Tensor, ...]]]:
-    if isinstance(source, FileSource):  # is in files already
+    if isinstance(source, SavedPredictions):  # is in files already
         yield _Files(source)
         return
     with tempfile.TemporaryDirectory(prefix="segcal-") as folder:
@@ -81,7 +80,7 @@ def _rereadable(
 class _Files:
     """Saved predictions as batches of (logits, labels)."""
 
-    def __init__(self, source: FileSource) -> None:
+    def __init__(self, source: SavedPredictions) -> None:
         self._source = source
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
@@ -112,7 +111,9 @@ class Recording:
             yield tuple(torch.from_numpy(array).to(self._device) for array in arrays)
 
 
-def record(source: Source, folder: Path, *, images: bool = False, title: str = "") -> Recording:
+def record(
+    source: PredictionSource, folder: Path, *, images: bool = False, title: str = ""
+) -> Recording:
     """Run once over this process's share of `source`, keeping its predictions in `folder`.
 
     That takes 4 bytes a pixel and class on the disk, and one batch at a time in memory.
@@ -137,9 +138,11 @@ def record(source: Source, folder: Path, *, images: bool = False, title: str = "
     return Recording(folder, count, device)
 
 
-def _check_space(source: Source, batch: Predictions, folder: Path) -> None:
+def _check_space(source: PredictionSource, batch: Predictions, folder: Path) -> None:
     """Refuse to begin what cannot be finished; all batches are taken to be like `batch`."""
-    batches = source.num_images / distributed.world_size() / len(batch.names)
+    if source.num_images is None:
+        return
+    batches = source.num_images / distributed.world_size() / len(batch.labels)
     needed = 4 * batch.values.numel() * batches / 2**30
     free = shutil.disk_usage(folder).free / 2**30
     if needed > free:

@@ -1,20 +1,54 @@
-"""The place where a model meets a data set to be measured: `segcal.evaluate`."""
+"""The evaluation loop: one pass over predictions, a meter for every scaler and region.
+
+`segcal.evaluate` wraps any module and loader for it; the trainer, the commands and the grids of
+tools/ call the same loop.
+"""
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import interpolate, pad
 from tqdm import tqdm
 
 from segcal import distributed
+from segcal.data.predictions import Predictions
+from segcal.evaluation.sources import LoaderPredictions, PredictionSource, eval_mode
 from segcal.metrics import CalibrationMeter, Report
 from segcal.metrics.regions import Region, restrict
+from segcal.posthoc import Scaler
+
+log = logging.getLogger(__name__)
+NONE = "none"  # the predictions as they are, among the names of scalers
+WHOLE_IMAGE = "all"  # the whole image, among the names of regions
+_MAX_IMAGE_SUMS = 2 * 2**30  # bytes of per-image sums, all meters together
+
+# Takes (N, C, *S) logits, and the (N, 3, H, W) images if there are any, to (N, C, *S) logits.
+LogitMap = Callable[[Tensor, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The meters of one scaler.
+
+    Attributes:
+        whole: of whole images.
+        regions: of parts of the same images, by name.
+    """
+
+    whole: CalibrationMeter
+    regions: Mapping[str, CalibrationMeter]
+
+    def report(self, *, resamples: int = 1000) -> Report:
+        """The report of whole images, with those of the regions inside."""
+        parts = {name: meter.compute(resamples=resamples) for name, meter in self.regions.items()}
+        return replace(self.whole.compute(resamples=resamples), regions=parts)
 
 
 def evaluate(
@@ -26,17 +60,16 @@ def evaluate(
     num_bins: int = 15,
     edge_rule: str = "right",
     device: torch.device | str | None = None,
-    transform: Callable[[Tensor], Tensor] | None = None,
+    transform: Callable[[Tensor], Tensor] | Scaler | None = None,
     regions: Mapping[str, Region] | None = None,
     per_image: bool = False,
     names: Sequence[str] | None = None,
     class_names: Sequence[str] | None = None,
     pad_to: int = 1,
     padded: bool | None = None,
-    amp: bool = False,
     progress: bool = True,
 ) -> Report:
-    """Measure `model` on every batch of `loader`, at the resolution of the labels.
+    """Evaluate `model` on every batch of `loader`, at the resolution of the labels.
 
     The model is put in eval mode and left as it was found. Under torch.distributed each rank
     evaluates its own share of the data (without repeats: shard by `indices[rank::world]`) and
@@ -51,133 +84,181 @@ def evaluate(
         num_bins: of the meter.
         edge_rule: of the meter.
         device: where to run; by default where the model's parameters are.
-        transform: applied to the logits at label resolution, as a fitted scaler is.
-        regions: parts of the images to measure as well, by name; see `segcal.metrics.regions`.
+        transform: applied to the logits at label resolution. A fitted scaler also gets the inputs,
+            as scalers that read images need.
+        regions: parts of the images to evaluate as well, by name; see `segcal.metrics.regions`.
             Their reports are in `Report.regions`.
         per_image: keep sums per image, for intervals and for the worst images.
         names: of all images of the loader, in order; instead of names in the batches.
         class_names: for the report.
         pad_to: pad images right and below with 0 to sides of this multiple, and crop the logits.
-        padded: whether the loader's images that are larger than their labels were padded right
-            and below (the logits are cropped) or enlarged (they are resized).
-        amp: run the model under autocast.
+        padded: whether images that are larger than their labels were padded right and below (the
+            logits are cropped) or resized (the logits are resized back).
         progress: show a progress bar (on rank 0).
 
     Raises:
         ValueError: a batch that does not fit, or labels or logits that cannot be counted.
     """
-    regions = {} if regions is None else regions
-    if "all" in regions:
-        raise ValueError("Expected other names for regions than 'all', which is the whole image")
-    meters = {
-        name: CalibrationMeter(
-            num_classes,
-            num_bins,
-            ignore_index,
+    with eval_mode(model) as network:
+        source = LoaderPredictions(
+            network,
+            loader,
+            num_classes=num_classes,
+            class_names=class_names,
+            ignore_index=ignore_index,
+            device=device,
+            names=names,
+            pad_to=pad_to,
+            padded=padded,
+        )
+        measured = measure(
+            source,
+            {NONE: _logit_map(transform)},
+            regions=regions,
+            num_bins=num_bins,
             edge_rule=edge_rule,
             per_image=per_image,
-            class_names=class_names,
-            region=name,
+            title="evaluate",
+            progress=progress,
         )
-        for name in ("all", *regions)
+    return measured[NONE].report()
+
+
+def measure(
+    source: PredictionSource,
+    scalers: Mapping[str, LogitMap | None],
+    *,
+    regions: Mapping[str, Region] | None = None,
+    num_bins: int = 15,
+    edge_rule: str = "right",
+    per_image: bool = True,
+    title: str = "",
+    progress: bool | None = None,
+) -> dict[str, Measured]:
+    """Count the predictions of `source`, after each scaler, in one pass.
+
+    Every process counts its share; the meters that it returns hold the pixels of all processes.
+
+    Args:
+        source: the predictions.
+        scalers: by name; None leaves the predictions as they are.
+        regions: parts of the images to count as well, by name.
+        num_bins: of the meters.
+        edge_rule: of the meters.
+        per_image: keep sums of each image, if they fit into memory.
+        title: of the progress bar.
+        progress: show a bar; by default if stderr is a terminal.
+    """
+    regions = regions or {}
+    if WHOLE_IMAGE in regions:
+        raise ValueError(
+            f"Expected other names for regions than {WHOLE_IMAGE!r}, which is the whole image"
+        )
+    per_image = per_image and _fits(source, num_bins * len(scalers) * (1 + len(regions)))
+
+    def meter(region: str) -> CalibrationMeter:
+        return new_meter(source, num_bins, edge_rule=edge_rule, per_image=per_image, region=region)
+
+    measured = {
+        name: Measured(meter(WHOLE_IMAGE), {region: meter(region) for region in regions})
+        for name in scalers
     }
-    device = _device_of(model) if device is None else torch.device(device)
-    hidden = not progress or distributed.rank() > 0
-    seen = 0
-    with eval_mode(model) as network, torch.inference_mode():
-        for batch in tqdm(loader, desc="evaluate", disable=hidden, leave=False):
-            inputs, labels, batch_names = _unpack(batch, device)
-            with torch.autocast(device.type, enabled=amp):
-                logits = logits_of(network(_pad(inputs, pad_to)))
-            logits = _at_labels(logits, inputs, labels, pad_to, padded)
-            logits = logits if transform is None else transform(logits)
-            if names is not None:
-                batch_names = names[seen : seen + len(labels)]
-            seen += len(labels)
-            meters["all"].update(logits, labels, names=batch_names)
-            for name, region in regions.items():
-                part = restrict(labels, region, ignore_index)
-                meters[name].update(logits, part, names=batch_names)
-    reports = {name: meter.sync().compute() for name, meter in meters.items()}
-    return replace(reports.pop("all"), regions=reports)
+    for batch in with_progress(source, title, progress):
+        labels = {n: restrict(batch.labels, r, source.ignore_index) for n, r in regions.items()}
+        for name, scaler in scalers.items():
+            scaled = calibrated(batch, scaler)
+            count(measured[name].whole, scaled)
+            for region, part in labels.items():
+                count(measured[name].regions[region], replace(scaled, labels=part))
+        del batch, scaled, labels  # before the next batch is made
+    _share(source.skipped)
+    for found in measured.values():
+        for one in (found.whole, *found.regions.values()):
+            one.sync()
+    return measured
 
 
-@contextmanager
-def eval_mode(model: nn.Module) -> Iterator[nn.Module]:
-    """The bare network in eval mode; afterwards every submodule has its own mode back."""
-    # A DDP wrapper sends buffers at each forward, so ranks with uneven shares would wait forever.
-    network = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield network
-    finally:
-        for module in training:
-            module.training = True
+def require_pixels(report: Report, what: str) -> Report:
+    """The report itself; a ValueError that names `what` if it counted no labelled pixel."""
+    if not report.protocol.pixels:
+        raise ValueError(f"Expected labelled pixels in {what}, but got none")
+    return report
 
 
-def _device_of(model: nn.Module) -> torch.device:
-    tensor = next((t for group in (model.parameters(), model.buffers()) for t in group), None)
-    return torch.device("cpu") if tensor is None else tensor.device
+def with_progress(
+    source: PredictionSource, title: str, progress: bool | None = None
+) -> Iterator[Predictions]:
+    """This process's share of `source`, under a progress bar on the first process."""
+    shown = sys.stderr.isatty() if progress is None else progress
+    hidden = distributed.rank() != 0 or not shown
+    total = source.num_images
+    if total is not None:
+        total = len(range(distributed.rank(), total, distributed.world_size()))
+    with tqdm(total=total, desc=title, unit=" images", leave=False, disable=hidden) as bar:
+        for batch in source:
+            size = len(batch.labels)
+            yield batch
+            del batch  # before the next one is made
+            bar.update(size)
 
 
-def _unpack(batch: Any, device: torch.device) -> tuple[Tensor, Tensor, Sequence[str] | None]:
-    if not isinstance(batch, Sequence) or len(batch) not in (2, 3):
-        raise ValueError(
-            f"Expected batches of (inputs, labels) or (inputs, labels, names), "
-            f"but got {type(batch).__name__}"
+def new_meter(
+    source: PredictionSource,
+    num_bins: int = 15,
+    *,
+    edge_rule: str = "right",
+    per_image: bool = False,
+    region: str = WHOLE_IMAGE,
+) -> CalibrationMeter:
+    """A meter for the predictions of `source`."""
+    return CalibrationMeter(
+        source.num_classes,
+        num_bins,
+        source.ignore_index,
+        edge_rule=edge_rule,
+        per_image=per_image,
+        class_names=source.class_names,
+        region=region,
+    )
+
+
+def count(meter: CalibrationMeter, batch: Predictions) -> None:
+    """Count a batch of logits or of probabilities."""
+    update = meter.update if batch.kind == "logits" else meter.update_probs
+    update(batch.values, batch.labels, names=batch.names)
+
+
+@torch.inference_mode()
+def calibrated(batch: Predictions, scaler: LogitMap | None) -> Predictions:
+    """The batch with the logits that `scaler` makes of its own; unchanged if that is None."""
+    if scaler is None:
+        return batch
+    return replace(batch, kind="logits", values=scaler(batch.logits, batch.images))
+
+
+def _logit_map(transform: Callable[[Tensor], Tensor] | Scaler | None) -> LogitMap | None:
+    if transform is None or isinstance(transform, Scaler):
+        return transform
+    return lambda logits, images: transform(logits)
+
+
+def _fits(source: PredictionSource, tables: int) -> bool:
+    """Whether sums of each image can be kept; `tables` of K numbers an image."""
+    if source.num_images is None:
+        return True
+    needed = 8 * source.num_classes * tables * source.num_images
+    if needed > _MAX_IMAGE_SUMS:
+        log.warning(
+            "no intervals: the bootstrap over %d images of %d classes would take %.1f GiB",
+            *(source.num_images, source.num_classes, needed / 2**30),
         )
-    inputs, labels = (tensor.to(device, non_blocking=True) for tensor in batch[:2])
-    return inputs, labels, batch[2] if len(batch) == 3 else None
+    return needed <= _MAX_IMAGE_SUMS
 
 
-def logits_of(output: Any) -> Tensor:
-    """The logits in what a model returned, as torchvision, smp and others wrap them."""
-    if isinstance(output, Mapping):
-        output = output.get("out", output.get("logits"))
-    elif isinstance(output, Sequence):
-        output = output[0]
-    elif not isinstance(output, Tensor):
-        output = getattr(output, "logits", None)
-    if not isinstance(output, Tensor):
-        raise ValueError(
-            "Expected a model that returns logits, alone, first in a tuple, or under 'out' or "
-            f"'logits', but got {type(output).__name__}"
-        )
-    return output
-
-
-def _pad(inputs: Tensor, pad_to: int) -> Tensor:
-    if pad_to == 1 or inputs.ndim < 4:
-        return inputs
-    height, width = inputs.shape[-2:]
-    return pad(inputs, (0, -width % pad_to, 0, -height % pad_to))
-
-
-def _at_labels(
-    logits: Tensor, inputs: Tensor, labels: Tensor, pad_to: int, padded: bool | None
-) -> Tensor:
-    """(N, C, *S) logits at the size of the (N, *S) labels: padding cut off, then upsampled."""
-    if labels.ndim != 3 or logits.ndim != 4 or inputs.ndim != 4:
-        return logits  # classification, or something whose sizes the meter checks
-    size = labels.shape[-2:]
-    image = inputs.shape[-2:]
-    if padded is None and (image[0] > size[0] or image[1] > size[1]):
-        raise ValueError(
-            f"Expected images no larger than their labels {tuple(size)}, but got {tuple(image)}; "
-            "say padded=True if they were padded right and below, padded=False if enlarged"
-        )
-    full = (image[0] + -image[0] % pad_to, image[1] + -image[1] % pad_to)
-    if full != tuple(image):  # the network saw padding: undo it at the size it was added
-        logits = resize(logits, full)[..., : image[0], : image[1]]
-    if padded:
-        logits = resize(logits, image)[..., : size[0], : size[1]]
-    return resize(logits, size)
-
-
-def resize(logits: Tensor, size: Sequence[int]) -> Tensor:
-    """(N, C, *size) logits, by bilinear interpolation in float32 at least."""
-    if logits.shape[-2:] == tuple(size):
-        return logits
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    return interpolate(logits.to(wide), size=tuple(size), mode="bilinear", align_corners=False)
+def _share(skipped: dict[str, str]) -> None:
+    """Let every process know what any of them left out."""
+    if distributed.is_distributed():
+        parts: list[dict[str, str]] = [{}] * distributed.world_size()
+        dist.all_gather_object(parts, skipped)
+        for part in parts:
+            skipped.update(part)

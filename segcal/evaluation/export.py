@@ -1,4 +1,4 @@
-"""The place where a network and its scaler become one file that gives calibrated probabilities."""
+"""Export of a network with its scaler, as one file that gives calibrated probabilities."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from segcal.evaluation.evaluate import eval_mode, logits_of, resize
+from segcal.evaluation.sources import eval_mode, logits_of, resize
 from segcal.files import atomic_write
 from segcal.posthoc import Scaler
 
@@ -20,7 +20,7 @@ TOLERANCE = 1e-4  # between the probabilities of the file and of PyTorch
 class Calibrated(nn.Module):
     """Images (N, channels, *) to calibrated probabilities (N, C, *S).
 
-    Coarse logits of segmentation are enlarged to the images first, as they are for evaluation.
+    Coarse logits of segmentation are first resized to the images, as they are for evaluation.
 
     Args:
         model: to logits, alone or as `segcal.evaluate` takes them.

@@ -1,4 +1,4 @@
-"""The place where images are chosen and drawn with their calibration, and the arrays are kept."""
+"""Overlays: which images to draw, their panels, and the arrays that these are drawn from."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from segcal.data.arrays import BadFile
 from segcal.data.predictions import Predictions
-from segcal.evaluation.judge import count, new_meter, repaired
-from segcal.evaluation.sources import Source
+from segcal.evaluation.evaluate import LogitMap, calibrated, count, new_meter
+from segcal.evaluation.sources import NamedPredictions
 from segcal.metrics import Report
 from segcal.viz import Overlay, calibration_gap, overlay_panel
 
@@ -21,7 +20,7 @@ log = logging.getLogger(__name__)
 WORST, RANDOM, NONE = "worst", "random", "none"
 
 
-def require_images(which: str, source: Source) -> None:
+def require_images(which: str, source: NamedPredictions) -> None:
     """Raise if `which` (see `choose`) names images that `source` does not have."""
     for name in _names(which):
         if name not in source.names:
@@ -31,7 +30,7 @@ def require_images(which: str, source: Source) -> None:
             )
 
 
-def choose(which: str, number: int, source: Source, report: Report) -> list[int]:
+def choose(which: str, number: int, source: NamedPredictions, report: Report) -> list[int]:
     """Indices of the images to draw.
 
     Args:
@@ -71,20 +70,20 @@ class Drawn:
 
 
 def draw(
-    source: Source, indices: Sequence[int], scalers: Mapping[str, nn.Module | None]
+    source: NamedPredictions, indices: Sequence[int], scalers: Mapping[str, LogitMap | None]
 ) -> dict[str, list[Drawn]]:
-    """The chosen images by name of scaler, as each scaler repairs them; none where S = ()."""
+    """The chosen images by name of scaler, calibrated by each; none for classification."""
     drawn: dict[str, list[Drawn]] = {name: [] for name in scalers}
     for index in indices:
         batch = source[index]
         if batch.labels.ndim == 3:
             image = _image(source, index)
             for name, scaler in scalers.items():
-                drawn[name].append(_draw(source, image, repaired(batch, scaler)))
+                drawn[name].append(_draw(source, image, calibrated(batch, scaler)))
     return drawn
 
 
-def _image(source: Source, index: int) -> np.ndarray | None:
+def _image(source: NamedPredictions, index: int) -> np.ndarray | None:
     try:
         return source.image(index)
     except BadFile as error:
@@ -92,7 +91,8 @@ def _image(source: Source, index: int) -> np.ndarray | None:
         return None
 
 
-def _draw(source: Source, image: np.ndarray | None, batch: Predictions) -> Drawn:
+def _draw(source: NamedPredictions, image: np.ndarray | None, batch: Predictions) -> Drawn:
+    assert batch.names is not None  # images are drawn by name
     meter = new_meter(source)
     count(meter, batch)
     probs, labels = batch.probs[0].float().cpu().numpy(), batch.labels[0].cpu().numpy()

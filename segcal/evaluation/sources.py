@@ -1,47 +1,63 @@
-"""The place where predictions to be judged come from: a network, or the files that one left."""
+"""Sources of predictions to evaluate: a network with its data, or files of saved predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, pad
 
 from segcal import distributed
 from segcal.data.arrays import BadFile
-from segcal.data.build import Splits
 from segcal.data.predictions import PredictionFolder, Predictions
-from segcal.data.samples import Samples
 from segcal.training.loader import eval_loader
 
+if TYPE_CHECKING:  # they load every data set there is
+    from segcal.data.build import Splits
+    from segcal.data.samples import Samples
 
-class Source(Protocol):
-    """Predictions of named images, in batches and one by one.
+EVERYTHING = (0, 1)  # the shard that leaves nothing out
+_Sharded = TypeVar("_Sharded", PredictionFolder, "Samples")
+
+
+class PredictionSource(Protocol):
+    """Predictions of images, in batches.
 
     Iterating gives this process's share: of all processes together, every image once.
-
-    Attributes:
-        names: of all images (or files of images).
-        num_images: how many images there are.
-        num_classes: C.
-        class_names: C names.
-        ignore_index: label that is not counted.
-        palette: (C, 3) uint8 colours of the classes, or None.
-        skipped: why, by name, for files that were left out.
     """
 
-    names: Sequence[str]
-    num_images: int
     num_classes: int
-    class_names: tuple[str, ...]
     ignore_index: int
-    palette: np.ndarray | None
-    skipped: dict[str, str]
+    skipped: dict[str, str]  # why, by name, for images that were left out
+
+    @property
+    def num_images(self) -> int | None:
+        """How many images there are, over all processes; None if that is not known."""
+        ...
+
+    @property
+    def class_names(self) -> Sequence[str] | None:
+        """C names, or None."""
+        ...
 
     def __iter__(self) -> Iterator[Predictions]: ...
+
+
+class NamedPredictions(PredictionSource, Protocol):
+    """Predictions of named images, which can also be had one by one."""
+
+    names: Sequence[str]  # of all images (or files of images)
+    palette: np.ndarray | None  # (C, 3) uint8 colours of the classes
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """C names."""
+        ...
 
     def __getitem__(self, index: int) -> Predictions:
         """The predictions of one image (or file)."""
@@ -52,66 +68,117 @@ class Source(Protocol):
         ...
 
 
-class NetworkSource:
-    """A network at work on a part of a data set.
+class LoaderPredictions:
+    """A network at work on the batches of any loader, at the resolution of the labels.
 
     Args:
-        model: (N, 3, H, W) images to (N, C, *S) logits.
-        data: the data set.
-        part: the part of it to look at: `data.test`, say.
-        device: where the network works.
-        batch_size: images at a time; ignored where images differ in size.
-        workers: processes that read images.
+        model: as for `segcal.evaluate`; must be in eval mode.
+        loader: gives (inputs, labels) or (inputs, labels, names), this process's share alone.
+        num_classes: C.
+        class_names: C names, or None.
+        ignore_index: label that is not counted.
+        device: where to run; by default where the model's parameters are.
+        names: of all images of the loader, in order; instead of names in the batches.
+        pad_to: as for `segcal.evaluate`.
+        padded: as for `segcal.evaluate`.
     """
 
     def __init__(
         self,
         model: nn.Module,
+        loader: Iterable[Any],
+        *,
+        num_classes: int,
+        class_names: Sequence[str] | None = None,
+        ignore_index: int = 255,
+        device: torch.device | str | None = None,
+        names: Sequence[str] | None = None,
+        pad_to: int = 1,
+        padded: bool | None = None,
+    ) -> None:
+        self.num_classes, self.class_names = num_classes, class_names
+        self.ignore_index = ignore_index
+        self.num_images = None if distributed.is_distributed() else _num_images(loader)
+        self.skipped: dict[str, str] = {}
+        self._model, self._loader, self._batch_names = model, loader, names
+        self._device = _device_of(model) if device is None else torch.device(device)
+        self._pad_to, self._padded = pad_to, padded
+
+    def __iter__(self) -> Iterator[Predictions]:
+        seen = 0
+        for batch in self._loader:
+            inputs, labels, names = _unpack(batch)
+            if self._batch_names is not None:
+                names = self._batch_names[seen : seen + len(labels)]
+            seen += len(labels)
+            yield self._predict(inputs, labels, names)
+
+    def _predict(self, inputs: Tensor, labels: Tensor, names: Sequence[str] | None) -> Predictions:
+        inputs = inputs.to(self._device, non_blocking=True)
+        labels = labels.to(self._device, non_blocking=True)
+        with torch.inference_mode():
+            logits = logits_of(self._model(_pad(inputs, self._pad_to)))
+            logits = _at_labels(logits, inputs, labels, self._pad_to, self._padded)
+        images = inputs if inputs.ndim == 4 else None  # numbers of words are nothing to look at
+        if images is not None and self._padded and labels.ndim == 3:
+            images = images[..., : labels.shape[1], : labels.shape[2]]
+        return Predictions(names, "logits", logits, labels, images)
+
+
+class SplitPredictions(LoaderPredictions):
+    """A network at work on one split of a data set.
+
+    Args:
+        model: (N, 3, H, W) images to (N, C, *S) logits; moved to `device` and put in eval mode.
+        data: the data set.
+        samples: the split of it: `data.test`, say.
+        device: where the network works.
+        batch_size: images at a time; ignored where images differ in size.
+        workers: processes that read images.
+    """
+
+    class_names: tuple[str, ...]
+    num_images: int
+
+    def __init__(
+        self,
+        model: nn.Module,
         data: Splits,
-        part: Samples,
+        samples: Samples,
         *,
         device: torch.device,
         batch_size: int,
         workers: int,
     ) -> None:
-        self.names: Sequence[str] = part.names
-        self.num_images = len(part)
-        self.num_classes, self.class_names = data.num_classes, data.class_names
-        self.ignore_index, self.palette = data.ignore_index, data.palette
-        self.skipped = dict(part.skipped)
-        self._model, self._part, self._device = model.to(device).eval(), part, device
-        self._batch_size, self._workers = batch_size if data.uniform else 1, workers
-
-    def __iter__(self) -> Iterator[Predictions]:
-        names = iter(self.names[distributed.rank() :: distributed.world_size()])
-        for images, labels in eval_loader(
-            self._part,
-            batch_size=self._batch_size,
-            workers=self._workers,
-            pin=self._device.type == "cuda",
-        ):
-            yield self._predict([next(names) for _ in images], images, labels)
+        self.names: Sequence[str] = samples.names
+        super().__init__(
+            model.to(device).eval(),
+            eval_loader(
+                samples,
+                batch_size=batch_size if data.uniform else 1,
+                workers=workers,
+                pin=device.type == "cuda",
+            ),
+            num_classes=data.num_classes,
+            class_names=data.class_names,
+            ignore_index=data.ignore_index,
+            device=device,
+            names=samples.names[distributed.rank() :: distributed.world_size()],
+        )
+        self.num_images, self.palette = len(samples), data.palette
+        self.skipped = dict(samples.skipped)
+        self._samples = samples
 
     def __getitem__(self, index: int) -> Predictions:
-        image, label = self._part[index]
-        return self._predict([self.names[index]], image[None], label[None])
-
-    def _predict(
-        self, names: Sequence[str], images: torch.Tensor, labels: torch.Tensor
-    ) -> Predictions:
-        images = images.to(self._device, non_blocking=True)
-        labels = labels.to(self._device, non_blocking=True)
-        with torch.inference_mode():
-            logits = self._model(images)
-        shown = images if images.ndim == 4 else None  # word numbers are nothing to look at
-        return Predictions(names, "logits", logits, labels, shown)
+        image, label = self._samples[index]
+        return self._predict(image[None], label[None], [self.names[index]])
 
     def image(self, index: int) -> np.ndarray | None:
         """(H, W, 3) uint8 RGB."""
-        return self._part.image(index)
+        return self._samples.image(index)
 
 
-class FileSource:
+class SavedPredictions:
     """Saved predictions, read one file at a time.
 
     Args:
@@ -152,3 +219,99 @@ class FileSource:
             return None
         height, width = self._folder[index].labels.shape[1:]
         return np.asarray(Image.fromarray(image).resize((width, height)))
+
+
+def shard_of(whole: _Sharded, shard: tuple[int, int], what: str) -> _Sharded:
+    """Part k of n of the images or files, for `shard` = (k, n) counted from 0."""
+    if len(whole.names) < shard[1]:
+        raise ValueError(
+            f"Expected at least {shard[1]} {what} to divide into shards, but got {len(whole.names)}"
+        )
+    return whole if shard == EVERYTHING else whole.shard(*shard)
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[nn.Module]:
+    """The bare network in eval mode; afterwards every submodule has its own mode back."""
+    # A DDP wrapper sends buffers at each forward, so ranks with uneven shares would wait forever.
+    network = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield network
+    finally:
+        for module in training:
+            module.training = True
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits in what a model returned, as torchvision, smp and others wrap them."""
+    if isinstance(output, Mapping):
+        output = output.get("out", output.get("logits"))
+    elif isinstance(output, Sequence):
+        output = output[0]
+    elif not isinstance(output, Tensor):
+        output = getattr(output, "logits", None)
+    if not isinstance(output, Tensor):
+        raise ValueError(
+            "Expected a model that returns logits, alone, first in a tuple, or under 'out' or "
+            f"'logits', but got {type(output).__name__}"
+        )
+    return output
+
+
+def resize(logits: Tensor, size: Sequence[int]) -> Tensor:
+    """(N, C, *size) logits, by bilinear interpolation in float32 at least."""
+    if logits.shape[-2:] == tuple(size):
+        return logits
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return interpolate(logits.to(wide), size=tuple(size), mode="bilinear", align_corners=False)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    tensor = next((t for group in (model.parameters(), model.buffers()) for t in group), None)
+    return torch.device("cpu") if tensor is None else tensor.device
+
+
+def _num_images(loader: Iterable[Any]) -> int | None:
+    try:
+        return len(loader.dataset)  # type: ignore[attr-defined]
+    except (AttributeError, TypeError):  # not a DataLoader, or one over a stream
+        return None
+
+
+def _unpack(batch: Any) -> tuple[Tensor, Tensor, Sequence[str] | None]:
+    if not isinstance(batch, Sequence) or len(batch) not in (2, 3):
+        raise ValueError(
+            f"Expected batches of (inputs, labels) or (inputs, labels, names), "
+            f"but got {type(batch).__name__}"
+        )
+    return batch[0], batch[1], batch[2] if len(batch) == 3 else None
+
+
+def _pad(inputs: Tensor, pad_to: int) -> Tensor:
+    if pad_to == 1 or inputs.ndim < 4:
+        return inputs
+    height, width = inputs.shape[-2:]
+    return pad(inputs, (0, -width % pad_to, 0, -height % pad_to))
+
+
+def _at_labels(
+    logits: Tensor, inputs: Tensor, labels: Tensor, pad_to: int, padded: bool | None
+) -> Tensor:
+    """(N, C, *S) logits at the size of the (N, *S) labels: padding cut off, then resized."""
+    if labels.ndim != 3 or logits.ndim != 4 or inputs.ndim != 4:
+        return logits  # classification, or something whose sizes the meter checks
+    size = labels.shape[-2:]
+    image = inputs.shape[-2:]
+    if padded is None and (image[0] > size[0] or image[1] > size[1]):
+        raise ValueError(
+            f"Expected images no larger than their labels {tuple(size)}, but got {tuple(image)}; "
+            "say padded=True if they were padded right and below, padded=False if resized"
+        )
+    full = (image[0] + -image[0] % pad_to, image[1] + -image[1] % pad_to)
+    if full != tuple(image):  # the network saw padding: undo it at the size it was added
+        logits = resize(logits, full)[..., : image[0], : image[1]]
+    if padded:
+        logits = resize(logits, image)[..., : size[0], : size[1]]
+    return resize(logits, size)

@@ -119,6 +119,11 @@ class Batches:
     def __init__(self, loader: DataLoader[Any], before_each: Callable[[], object]) -> None:
         self.loader, self.before_each = loader, before_each
 
+    @property
+    def dataset(self) -> Dataset[Any]:
+        """What the batches are made of."""
+        return self.loader.dataset
+
     def __len__(self) -> int:
         return len(self.loader)
 

@@ -11,7 +11,7 @@ from segcal.data.build import DataConfig, build_data
 from segcal.data.predictions import PredictionFolder
 from segcal.evaluation import calibrate
 from segcal.evaluation.calibrate import fit_scalers, method_names, record
-from segcal.evaluation.sources import FileSource, NetworkSource
+from segcal.evaluation.sources import SavedPredictions, SplitPredictions
 from tests.support.saved import save_folder
 
 
@@ -30,7 +30,7 @@ class Network(torch.nn.Sequential):
 
 def network_source(network):
     data = build_data(DataConfig(name="digits", limit=23), seed=0)
-    return NetworkSource(
+    return SplitPredictions(
         network, data, data.holdout, device=torch.device("cpu"), batch_size=4, workers=0
     )
 
@@ -72,7 +72,7 @@ def test_nothing_is_made_without_methods():
 
 def test_saved_predictions_recover_the_temperature_they_were_made_with(tmp_path):
     save_folder(tmp_path, 12, size=32, temperature=2.5)
-    fitted = fit_scalers(("ts",), lambda: FileSource(PredictionFolder(tmp_path)))["ts"]
+    fitted = fit_scalers(("ts",), lambda: SavedPredictions(PredictionFolder(tmp_path)))["ts"]
     assert float(fitted.temperature_) == pytest.approx(2.5, rel=0.05)
 
 
@@ -84,7 +84,7 @@ def test_what_a_fit_warns_of_is_logged_in_one_line(tmp_path, caplog, monkeypatch
 
     monkeypatch.setitem(calibrate.SCALERS, "ts", Hesitant)
     save_folder(tmp_path)
-    fit_scalers(("ts",), lambda: FileSource(PredictionFolder(tmp_path)))
+    fit_scalers(("ts",), lambda: SavedPredictions(PredictionFolder(tmp_path)))
     assert [record.getMessage() for record in caplog.records] == ["no better than before"]
 
 

@@ -7,22 +7,21 @@ import pytest
 from PIL import Image
 
 from segcal.data.predictions import PredictionFolder
-from segcal.evaluation.judge import judge
 from segcal.evaluation.overlays import choose, draw, require_images
-from segcal.evaluation.sources import FileSource
-from tests.evaluation.test_judge import Halve
+from segcal.evaluation.sources import SavedPredictions
+from tests.support.evaluated import Halve, reports
 from tests.support.saved import SIDE, logits_and_labels, save_folder
 
 
 @pytest.fixture
-def judged(tmp_path):
-    source = FileSource(PredictionFolder(save_folder(tmp_path)), skip_bad=True)
+def evaluated(tmp_path):
+    source = SavedPredictions(PredictionFolder(save_folder(tmp_path)), skip_bad=True)
     (tmp_path / "im001.npz").write_bytes(b"")
-    return source, judge(source, {"none": None})["none"]
+    return source, reports(source)["none"]
 
 
-def test_worst_are_those_with_the_largest_ece_of_their_own(judged):
-    source, report = judged
+def test_worst_are_those_with_the_largest_ece_of_their_own(evaluated):
+    source, report = evaluated
     own = {}
     for index in (0, 2, 3, 4, 5):
         logits, labels = logits_and_labels(index)
@@ -38,16 +37,16 @@ def test_worst_are_those_with_the_largest_ece_of_their_own(judged):
     assert drawn.overlay.ece == pytest.approx(own[worst[0]], rel=1e-5)
 
 
-def test_random_ones_are_the_same_every_time_and_never_bad(judged):
-    source, report = judged
+def test_random_ones_are_the_same_every_time_and_never_bad(evaluated):
+    source, report = evaluated
     chosen = choose("random", 5, source, report)
     assert chosen == [0, 2, 3, 4, 5]
     assert choose("random", 3, source, report) == choose("random", 3, source, report)
     assert len(set(choose("random", 3, source, report))) == 3
 
 
-def test_names_and_none(judged):
-    source, report = judged
+def test_names_and_none(evaluated):
+    source, report = evaluated
     assert choose("im004, im000", 1, source, report) == [4, 0]
     assert choose("none", 4, source, report) == []
     assert choose("worst", 0, source, report) == []
@@ -57,8 +56,8 @@ def test_names_and_none(judged):
         require_images("im004,im9", source)
 
 
-def test_what_is_drawn_is_what_the_scaler_says(judged):
-    source, _ = judged
+def test_what_is_drawn_is_what_the_scaler_says(evaluated):
+    source, _ = evaluated
     drawn = draw(source, [0], {"none": None, "half": Halve()})
     logits, labels = logits_and_labels(0)
     for name, scale in (("none", 1.0), ("half", 0.5)):
@@ -77,7 +76,7 @@ def test_images_of_another_size_are_fitted_to_the_labels(tmp_path):
     logits, labels = logits_and_labels(0)
     image = np.zeros((2 * SIDE, 3 * SIDE, 3), np.uint8)
     np.savez(tmp_path / "a.npz", logits=logits, labels=labels, image=image)
-    source = FileSource(PredictionFolder(tmp_path))
+    source = SavedPredictions(PredictionFolder(tmp_path))
     (drawn,) = draw(source, [0], {"none": None})["none"]
     assert drawn.arrays["image"].shape == (SIDE, SIDE, 3)
 
@@ -86,7 +85,7 @@ def test_an_unreadable_image_costs_only_itself(tmp_path, caplog):
     save_folder(tmp_path, 1)
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "im000.png").write_bytes(b"no image")
-    source = FileSource(PredictionFolder(tmp_path, images=tmp_path / "images"))
+    source = SavedPredictions(PredictionFolder(tmp_path, images=tmp_path / "images"))
     (drawn,) = draw(source, [0], {"none": None})["none"]
     assert "image" not in drawn.arrays
     assert "im000.png" in caplog.text
@@ -94,5 +93,5 @@ def test_an_unreadable_image_costs_only_itself(tmp_path, caplog):
 
 def test_nothing_is_drawn_of_classification(tmp_path):
     np.savez(tmp_path / "a.npz", logits=np.zeros((4, 3), np.float32), labels=np.arange(4) % 3)
-    source = FileSource(PredictionFolder(tmp_path))
+    source = SavedPredictions(PredictionFolder(tmp_path))
     assert draw(source, [0], {"none": None}) == {"none": []}

@@ -7,7 +7,6 @@ import pytest
 
 from segcal.data.predictions import PredictionFolder
 from segcal.evaluation.grid import posthoc_markdown
-from segcal.evaluation.judge import judge
 from segcal.evaluation.overlays import draw
 from segcal.evaluation.results import (
     Result,
@@ -16,21 +15,22 @@ from segcal.evaluation.results import (
     read_result,
     write_result,
 )
-from segcal.evaluation.sources import FileSource
+from segcal.evaluation.sources import SavedPredictions
 from segcal.viz import Entry
-from tests.evaluation.test_judge import Halve
+from tests.support.evaluated import Halve
+from tests.support.evaluated import reports as reports_of
 from tests.support.saved import save_folder
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory):
-    source = FileSource(PredictionFolder(save_folder(tmp_path_factory.mktemp("saved"))))
+def evaluated(tmp_path_factory):
+    source = SavedPredictions(PredictionFolder(save_folder(tmp_path_factory.mktemp("saved"))))
     scalers = {"none": None, "ts": Halve()}
-    return judge(source, scalers), draw(source, [0, 1], scalers)
+    return reports_of(source, scalers), draw(source, [0, 1], scalers)
 
 
-def test_a_result_is_read_as_it_was_written(tmp_path, judged):
-    reports, drawn = judged
+def test_a_result_is_read_as_it_was_written(tmp_path, evaluated):
+    reports, drawn = evaluated
     history = [{"epoch": 1, "holdout/ece": 0.1, "holdout/miou": float("nan")}]
     entry = Entry("net + TS", reports["ts"], history, "loss: nll\n", skipped=["a.npz: bad"])
     written = write_result(Result("net", "ts", entry), drawn["ts"], tmp_path / "out")
@@ -45,8 +45,8 @@ def test_a_result_is_read_as_it_was_written(tmp_path, judged):
         np.testing.assert_array_equal(arrays["gap"], drawn["ts"][0].arrays["gap"])
 
 
-def test_any_saved_report_will_do(tmp_path, judged):
-    reports, _ = judged
+def test_any_saved_report_will_do(tmp_path, evaluated):
+    reports, _ = evaluated
     reports["none"].save(tmp_path / "mine.json")
     found = read_result(tmp_path / "mine.json")
     assert (found.run, found.method, found.entry.report) == ("mine", "none", reports["none"])
@@ -59,8 +59,8 @@ def test_any_saved_report_will_do(tmp_path, judged):
     "about",
     [[], {"history": 3}, {"overlays": [{}]}, {"overlays": [1]}, {"history": ["x"]}, "text"],
 )
-def test_a_strange_report_is_one_line_that_names_it(tmp_path, judged, about):
-    reports, _ = judged
+def test_a_strange_report_is_one_line_that_names_it(tmp_path, evaluated, about):
+    reports, _ = evaluated
     path = tmp_path / "odd.json"
     path.write_text(json.dumps({**reports["none"].to_dict(), "about": about}))
     with pytest.raises(ValueError, match=r"odd\.json: Expected a report of segcal") as caught:
@@ -68,8 +68,8 @@ def test_a_strange_report_is_one_line_that_names_it(tmp_path, judged, about):
     assert "\n" not in str(caught.value)
 
 
-def test_a_report_cannot_name_files_elsewhere(tmp_path, judged):
-    reports, _ = judged
+def test_a_report_cannot_name_files_elsewhere(tmp_path, evaluated):
+    reports, _ = evaluated
     (tmp_path / "secret.png").write_bytes(b"secret")
     (tmp_path / "out").mkdir()
     overlays = [{"name": "x", "file": "../../secret.png", "ece": None}]
@@ -104,8 +104,8 @@ def test_file_names_stay_in_their_folder():
     assert file_name("//") == "image"
 
 
-def test_the_table_of_the_paper_by_hand(judged):
-    reports, _ = judged
+def test_the_table_of_the_paper_by_hand(evaluated):
+    reports, _ = evaluated
     table = posthoc_markdown(
         {
             ("a|b", "none"): reports["none"],

@@ -11,7 +11,7 @@ import time
 import pytest
 from reproduction import paper, render, runner
 from reproduction.locks import try_lock
-from reproduction.plan import PLAIN, Method, Run, merge
+from reproduction.plan import PLAIN, Method, Training, merge
 from reproduction.results import Number
 from reproduction.store import Store
 
@@ -100,7 +100,7 @@ def test_a_failed_run_is_named_and_the_others_go_on(tmp_path):
     failures = runner.work([PLAIN_NLL, TUNED], store, Fake(fail=["tiny-nll-seed1"]))
     assert failures == ["tiny-nll-seed1: loss term 'mdca' is no longer finite at step 7"]
     assert runner.progress([PLAIN_NLL, TUNED], store) == (7, 8)
-    store.forget_failure(Run("tiny", "nll", seed=1))
+    store.forget_failure(Training("tiny", "nll", seed=1))
     assert runner.work([PLAIN_NLL, TUNED], store, Fake()) == []
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from reproduction import cell, command, experiments, figures, opening, paper
+from reproduction import command, experiments, figures, opening, paper, worker
 
 from segcal.config import load_config, parse_train
 from segcal.metrics import Report
@@ -31,7 +31,7 @@ def tiny(tmp_path, monkeypatch):
         data, model = ("scenes", "small_unet") if "scenes" in name else ("digits", "resnet8")
         text = TINY.replace("DATA", data).replace("MODEL", model)
         (configs / f"{name}.yaml").write_text(text)
-    monkeypatch.setattr(cell, "CONFIGS", configs)
+    monkeypatch.setattr(worker, "CONFIGS", configs)
     monkeypatch.setattr(experiments, "CONFIGS", configs)
     return tmp_path
 

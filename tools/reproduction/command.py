@@ -14,12 +14,12 @@ from types import FrameType
 from typing import NoReturn
 
 from reproduction import figures, opening, paper, render, runner
-from reproduction.cell import Cell
 from reproduction.experiments import EXPERIMENTS, missing, title
 from reproduction.plan import Method, merge
 from reproduction.pool import work_together
 from reproduction.results import Setting, comparisons, numbers
 from reproduction.store import Store
+from reproduction.worker import TrainingWorker
 from segcal.data.source import DataConfig
 
 DRAWINGS = {"opening": opening.DRAWING, **figures.DRAWINGS}
@@ -136,15 +136,15 @@ def _reproduce(
                 f"Expected {' and '.join(lacking)} for {method.config}, but there is none; "
                 "data/README.md says where data goes, --list what can be made"
             )
-    cell = Cell(setting.data, options.device)
+    worker = TrainingWorker(setting.data, options.device)
     if options.dry_run:
         for task in runner.open_tasks(methods, setting.store):
-            print(cell.command(task.run, setting.store))
+            print(worker.command(task.run, setting.store))
         return 0
     for method in methods:
         for run in runner.every_run(method, setting.store):
             setting.store.forget_failure(run)
-    failures = work_together(methods, setting.store, cell, jobs=options.jobs)
+    failures = work_together(methods, setting.store, worker, jobs=options.jobs)
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     for entry in wanted:

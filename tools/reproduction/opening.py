@@ -16,10 +16,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from reproduction.cell import shifted
 from reproduction.figures import Drawing, report
 from reproduction.plan import Method
 from reproduction.results import Setting
+from reproduction.worker import data_options
 from segcal import viz
 from segcal.data.samples import Samples
 from segcal.run import open_run
@@ -81,12 +81,13 @@ def answers(
     """What the networks of the first seed say of the test set or the hold-out."""
     probs = {}
     for loss in LOSSES:
-        opened = open_run(folder_of(setting, experiment, loss))
-        opened = shifted(opened, setting.shift(experiment, shift))
-        samples = getattr(opened.data, part)
-        logits, labels = _outputs(opened.model, samples)
-        probs[loss] = logits.softmax(1)
-    return Answers(samples, labels, probs, opened.data.class_names)
+        folder = folder_of(setting, experiment, loss)
+        run = open_run(folder, shift=data_options(setting.shift(experiment, shift)))
+        batches = list(run.predictions(part, device=torch.device("cpu"), workers=0))
+        probs[loss] = torch.cat([batch.probs.float() for batch in batches])
+    labels = torch.cat([batch.labels for batch in batches])
+    samples = getattr(run.data, part)
+    return Answers(samples, labels, probs, run.data.class_names)
 
 
 def folder_of(setting: Setting, experiment: str, loss: str) -> Path:
@@ -95,16 +96,6 @@ def folder_of(setting: Setting, experiment: str, loss: str) -> Path:
     hyper = setting.store.choice(method)
     assert hyper is not None
     return setting.store.folder(method.chosen(hyper)[0])
-
-
-@torch.inference_mode()
-def _outputs(model: nn.Module, samples: Samples, batch: int = 128) -> tuple[Tensor, Tensor]:
-    logits, labels = [], []
-    for start in range(0, len(samples), batch):
-        items = [samples[i] for i in range(start, min(start + batch, len(samples)))]
-        logits.append(model(torch.stack([image for image, _ in items])))
-        labels += [label for _, label in items]
-    return torch.cat(logits).float(), torch.stack(labels)
 
 
 def surest_mistake(answered: Answers) -> int:

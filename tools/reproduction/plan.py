@@ -58,7 +58,7 @@ def grid(
 
 
 @dataclass(frozen=True)
-class Run:
+class Training:
     """One training.
 
     Attributes:
@@ -93,7 +93,7 @@ class Method:
         grid: hyper-parameters to choose from.
         seeds: the first of them chooses.
         evaluations: what the chosen runs are evaluated on and with.
-        options: see `Run`.
+        options: see `Training`.
     """
 
     config: str
@@ -103,13 +103,13 @@ class Method:
     evaluations: frozenset[Evaluation] = field(default_factory=lambda: frozenset({PLAIN}))
     options: tuple[tuple[str, str], ...] = ()
 
-    def candidates(self) -> list[Run]:
+    def candidates(self) -> list[Training]:
         """The runs that the hyper-parameters are chosen by."""
-        return [Run(self.config, self.loss, h, self.seeds[0], self.options) for h in self.grid]
+        return [Training(self.config, self.loss, h, self.seeds[0], self.options) for h in self.grid]
 
-    def chosen(self, hyper: Hyper) -> list[Run]:
+    def chosen(self, hyper: Hyper) -> list[Training]:
         """The runs that are reported."""
-        return [Run(self.config, self.loss, hyper, seed, self.options) for seed in self.seeds]
+        return [Training(self.config, self.loss, hyper, seed, self.options) for seed in self.seeds]
 
     @property
     def key(self) -> tuple[object, ...]:

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from reproduction import runner
-from reproduction.plan import Evaluation, Method, Run
-from reproduction.runner import Workshop
+from reproduction.plan import Evaluation, Method, Training
+from reproduction.runner import Worker
 from reproduction.store import Store
 from segcal.runtime import Interrupted
 
 
 def work_together(
-    methods: Sequence[Method], store: Store, workshop: Workshop, *, jobs: int
+    methods: Sequence[Method], store: Store, worker: Worker, *, jobs: int
 ) -> list[str]:
     """Work off a grid with `jobs` processes; the runs that failed, each with its reason.
 
@@ -28,10 +28,10 @@ def work_together(
         RuntimeError: a process died.
     """
     if jobs == 1:
-        return _work(methods, store, workshop, jobs=1)
+        return _work(methods, store, worker, jobs=1)
     context = multiprocessing.get_context("spawn")
     processes = [
-        context.Process(target=_process, args=(methods, store, workshop, jobs)) for _ in range(jobs)
+        context.Process(target=_process, args=(methods, store, worker, jobs)) for _ in range(jobs)
     ]
     for process in processes:
         process.start()
@@ -52,33 +52,33 @@ def work_together(
     return runner.failures(methods, store)
 
 
-def _process(methods: Sequence[Method], store: Store, workshop: Workshop, jobs: int) -> None:
+def _process(methods: Sequence[Method], store: Store, worker: Worker, jobs: int) -> None:
     try:
-        _work(methods, store, workshop, jobs=jobs)
+        _work(methods, store, worker, jobs=jobs)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
 
-def _work(methods: Sequence[Method], store: Store, workshop: Workshop, *, jobs: int) -> list[str]:
+def _work(methods: Sequence[Method], store: Store, worker: Worker, *, jobs: int) -> list[str]:
     if jobs > 1:
         torch.set_num_threads(max((os.cpu_count() or 1) // jobs, 1))
     try:
-        return runner.work(methods, store, Narrated(workshop, methods))
+        return runner.work(methods, store, Narrated(worker, methods))
     except Interrupted:
         raise KeyboardInterrupt from None
 
 
 @dataclass(frozen=True)
 class Narrated:
-    """A workshop that prints a line when a training is complete."""
+    """A worker that prints a line when a training is complete."""
 
-    workshop: Workshop
+    worker: Worker
     methods: Sequence[Method]
 
-    def train(self, run: Run, store: Store) -> dict[str, Any]:
+    def train(self, run: Training, store: Store) -> dict[str, Any]:
         """Train or resume `run`."""
         started = time.monotonic()
-        scores = self.workshop.train(run, store)
+        scores = self.worker.train(run, store)
         done, total = runner.progress(self.methods, store)
         print(
             f"[{done + 1}/{total}] {run.name}: hold-out accuracy {100 * scores['accuracy']:.1f} %, "
@@ -87,6 +87,6 @@ class Narrated:
         )
         return scores
 
-    def evaluate(self, run: Run, store: Store, evaluations: Sequence[Evaluation]) -> None:
+    def evaluate(self, run: Training, store: Store, evaluations: Sequence[Evaluation]) -> None:
         """Evaluate `run`."""
-        self.workshop.evaluate(run, store, evaluations)
+        self.worker.evaluate(run, store, evaluations)

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from reproduction.locks import try_lock
-from reproduction.plan import Evaluation, Method, Run
+from reproduction.plan import Evaluation, Method, Training
 from reproduction.store import Store
 
 POLL = 2.0  # seconds between looks at what other processes have finished
 
 
-class Workshop(Protocol):
-    """What makes a run. `reproduction.cell.Cell` is the real one."""
+class Worker(Protocol):
+    """What makes a run. `reproduction.worker.TrainingWorker` is the real one."""
 
-    def train(self, run: Run, store: Store) -> dict[str, Any]:
+    def train(self, run: Training, store: Store) -> dict[str, Any]:
         """Train or resume `run` in its folder; the hold-out scores of its best epoch."""
 
-    def evaluate(self, run: Run, store: Store, evaluations: Sequence[Evaluation]) -> None:
+    def evaluate(self, run: Training, store: Store, evaluations: Sequence[Evaluation]) -> None:
         """Write the report of each evaluation to its place in `store`."""
 
 
@@ -28,7 +28,7 @@ class Workshop(Protocol):
 class Task:
     """A run that can be worked on now, and the evaluations it then needs."""
 
-    run: Run
+    run: Training
     evaluations: tuple[Evaluation, ...]
 
 
@@ -57,7 +57,7 @@ def _of_method(method: Method, store: Store) -> Iterator[Task]:
 
 
 def work(
-    methods: Sequence[Method], store: Store, workshop: Workshop, *, poll: float = POLL
+    methods: Sequence[Method], store: Store, worker: Worker, *, poll: float = POLL
 ) -> list[str]:
     """Do every task that no other process is doing, until nothing is left for anyone.
 
@@ -72,7 +72,7 @@ def work(
         for task in tasks:
             with try_lock(store.folder(task.run)) as mine:
                 if mine:
-                    worked = _do(task, store, workshop) or worked
+                    worked = _do(task, store, worker) or worked
             if worked:
                 break  # what can be started may have changed
         if not worked:
@@ -87,7 +87,7 @@ def failures(methods: Sequence[Method], store: Store) -> list[str]:
     return [f"{name}: {reason}" for name, reason in reasons if reason is not None]
 
 
-def every_run(method: Method, store: Store) -> list[Run]:
+def every_run(method: Method, store: Store) -> list[Training]:
     """The runs of a method as far as they are known: candidates, then those reported."""
     runs = method.candidates() if len(method.grid) > 1 else []
     try:
@@ -109,7 +109,7 @@ def progress(methods: Sequence[Method], store: Store) -> tuple[int, int]:
     return sum(done.values()), len(done) + unknown
 
 
-def _do(task: Task, store: Store, workshop: Workshop) -> bool:
+def _do(task: Task, store: Store, worker: Worker) -> bool:
     """Do a task under its lock; False if another process did it in the meantime."""
     run = task.run
     missing = [e for e in task.evaluations if not store.report(run, e).exists()]
@@ -117,9 +117,9 @@ def _do(task: Task, store: Store, workshop: Workshop) -> bool:
         return False
     try:
         if store.trained(run) is None:
-            store.set_trained(run, workshop.train(run, store))
+            store.set_trained(run, worker.train(run, store))
         if missing:
-            workshop.evaluate(run, store, missing)
+            worker.evaluate(run, store, missing)
             if unwritten := [e for e in missing if not store.report(run, e).exists()]:
                 raise RuntimeError(f"no report was written for {unwritten}")
     except (ValueError, ArithmeticError, RuntimeError, OSError) as error:

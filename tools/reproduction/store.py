@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reproduction.plan import Evaluation, Hyper, Method, Run
+from reproduction.plan import Evaluation, Hyper, Method, Training
 from segcal.files import atomic_write
 
 TRAINED, FAILED, REPORTS = "trained.json", "failed.json", "reports"
@@ -22,38 +22,38 @@ class Store:
 
     root: Path
 
-    def folder(self, run: Run) -> Path:
+    def folder(self, run: Training) -> Path:
         """Where a run is kept."""
         return self.root / run.name
 
-    def trained(self, run: Run) -> dict[str, Any] | None:
+    def trained(self, run: Training) -> dict[str, Any] | None:
         """The hold-out scores of the best epoch, or None while the training is not complete."""
         return _read(self.folder(run) / TRAINED)
 
-    def set_trained(self, run: Run, scores: dict[str, Any]) -> None:
+    def set_trained(self, run: Training, scores: dict[str, Any]) -> None:
         """Mark the training as complete."""
         _write(self.folder(run) / TRAINED, scores)
 
-    def failure(self, run: Run) -> str | None:
+    def failure(self, run: Training) -> str | None:
         """Why the run could not be made, or None."""
         record = _read(self.folder(run) / FAILED)
         return None if record is None else str(record["reason"])
 
-    def set_failure(self, run: Run, reason: str) -> None:
+    def set_failure(self, run: Training, reason: str) -> None:
         """Mark the run as one that could not be made."""
         _write(self.folder(run) / FAILED, {"reason": reason})
 
-    def forget_failure(self, run: Run) -> None:
+    def forget_failure(self, run: Training) -> None:
         """Let the run be tried again."""
         (self.folder(run) / FAILED).unlink(missing_ok=True)
 
-    def report(self, run: Run, evaluation: Evaluation) -> Path:
+    def report(self, run: Training, evaluation: Evaluation) -> Path:
         """Where the report of an evaluation is, once it is there."""
         posthoc, shift = evaluation
         tested = "test" if shift is None else "".join(shift)
         return self.folder(run) / REPORTS / f"{tested}-{posthoc}.json"
 
-    def missing(self, run: Run, method: Method) -> list[Evaluation]:
+    def missing(self, run: Training, method: Method) -> list[Evaluation]:
         """The evaluations of `method` that `run` still lacks, in a fixed order."""
         lacking = [e for e in method.evaluations if not self.report(run, e).exists()]
         return sorted(lacking, key=lambda evaluation: self.report(run, evaluation).name)

@@ -1,26 +1,26 @@
-"""Judging and fitting on two ranks gives what one gives."""
+"""Evaluating and fitting on two ranks gives what one gives."""
 
 import pytest
 import torch
 
 from segcal.data.predictions import PredictionFolder
 from segcal.evaluation.calibrate import fit_scalers
-from segcal.evaluation.judge import judge
-from segcal.evaluation.sources import FileSource
+from segcal.evaluation.sources import SavedPredictions
 from tests.evaluation.test_calibrate import Network, network_source
+from tests.support.evaluated import reports
 from tests.support.ranks import run_on_ranks
 from tests.support.saved import save_folder
 
 
 def everything(rank, folder):
-    source = FileSource(PredictionFolder(folder), skip_bad=True)
+    source = SavedPredictions(PredictionFolder(folder), skip_bad=True)
     scalers = fit_scalers(("ts", "vs"), lambda: source)
-    reports = judge(source, scalers)
+    found = reports(source, scalers)
     network = network_source(Network())
     return {
-        "saved": {name: report.to_dict() for name, report in reports.items()},
+        "saved": {name: report.to_dict() for name, report in found.items()},
         "skipped": source.skipped,
-        "network": judge(network, {"none": None})["none"].to_dict(),
+        "network": reports(network)["none"].to_dict(),
         "scalers": {name: scalers[name].state_dict() for name in ("ts", "vs")},
         "temperature": fit_scalers(("ts",), lambda: network)["ts"].temperature_,
     }

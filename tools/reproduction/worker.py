@@ -1,24 +1,20 @@
-"""The place where one run of a grid is trained and evaluated, by the code behind the tools."""
+"""One training of a grid: trained and evaluated by the code behind tools/train_seg.py."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from reproduction.experiments import CONFIGS
-from reproduction.plan import Evaluation, Run
+from reproduction.plan import Evaluation, Training
 from reproduction.store import Store
 from segcal.config import load_config, parse_train
-from segcal.data.build import Splits, build_data
-from segcal.data.samples import Samples
 from segcal.evaluation.calibrate import fit_scalers
-from segcal.evaluation.judge import labelled, measure
-from segcal.evaluation.sources import NetworkSource
-from segcal.run import Run as Opened
+from segcal.evaluation.evaluate import measure, require_pixels
 from segcal.run import open_run, train_run
 from segcal.runtime import choose_device
 from segcal.training.log import Diverged
@@ -29,7 +25,7 @@ RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
-class Cell:
+class TrainingWorker:
     """Trains and evaluates runs.
 
     Attributes:
@@ -40,7 +36,7 @@ class Cell:
     data: Path
     device: str = "auto"
 
-    def arguments(self, run: Run, folder: Path) -> list[str]:
+    def arguments(self, run: Training, folder: Path) -> list[str]:
         """The command line of `tools/train_seg.py` that makes `run` in `folder`."""
         config = CONFIGS / f"{run.config}.yaml"
         options = [*run.hyper, ("seed", run.seed), *run.options, ("device", self.device)]
@@ -59,12 +55,12 @@ class Cell:
             words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
         return words
 
-    def command(self, run: Run, store: Store) -> str:
+    def command(self, run: Training, store: Store) -> str:
         """The same as a line for a shell."""
         words = self.arguments(run, store.folder(run))
         return shlex.join(["python", "tools/train_seg.py", *words, "--resume"])
 
-    def train(self, run: Run, store: Store) -> dict[str, Any]:
+    def train(self, run: Training, store: Store) -> dict[str, Any]:
         """Train or resume `run`; the hold-out scores of its best epoch."""
         folder = store.folder(run)
         config, _ = parse_train(self.arguments(run, folder))
@@ -78,32 +74,23 @@ class Cell:
         scores = {k.partition("/")[2]: v for k, v in best.items() if k.startswith("holdout/")}
         return {"epoch": best["epoch"], **scores}
 
-    def evaluate(self, run: Run, store: Store, evaluations: Sequence[Evaluation]) -> None:
+    def evaluate(self, run: Training, store: Store, evaluations: Sequence[Evaluation]) -> None:
         """Write the report of each evaluation to its place in `store`."""
         folder = store.folder(run)
-        opened = open_run(folder)
-
-        def predictions(data: Splits, part: Samples) -> NetworkSource:
-            return NetworkSource(
-                opened.model,
-                data,
-                part,
-                device=choose_device(self.device),
-                batch_size=opened.config.batch_size,
-                workers=opened.config.workers,
-            )
-
+        device = choose_device(self.device)
         methods = sorted({posthoc for posthoc, _ in evaluations} - {"none"})
         with _output_to(folder / OUTPUT):
-            scalers = fit_scalers(methods, lambda: predictions(opened.data, opened.data.holdout))
+            scalers = fit_scalers(
+                methods, lambda: open_run(folder).predictions("holdout", device=device)
+            )
             for shift in dict.fromkeys(shift for _, shift in evaluations):
-                data = shifted(opened, shift).data
+                source = open_run(folder, shift=data_options(shift)).predictions(device=device)
                 wanted = {name: scalers[name] for name, tested in evaluations if tested == shift}
-                for posthoc, meter in measure(predictions(data, data.test), wanted).items():
+                for posthoc, found in measure(source, wanted).items():
                     path = store.report(run, (posthoc, shift))
                     path.parent.mkdir(exist_ok=True)
-                    meter.save(path.with_suffix(".npz"))
-                    labelled(meter, RESAMPLES, run.name).save(path)
+                    found.whole.save(path.with_suffix(".npz"))
+                    require_pixels(found.report(resamples=RESAMPLES), run.name).save(path)
 
 
 @contextmanager
@@ -114,11 +101,9 @@ def _output_to(path: Path) -> Iterator[None]:
         yield
 
 
-def shifted(opened: Opened, shift: tuple[str, str] | None) -> Opened:
-    """An opened run whose test data is changed by `shift`."""
+def data_options(shift: tuple[str, str] | None) -> dict[str, Any]:
+    """The options of the data that make the shift, such as rotation 45."""
     if shift is None:
-        return opened
+        return {}
     kind, value = shift
-    option: dict[str, Any] = {kind: float(value) if kind == "rotation" else value}
-    changed = replace(opened.config.data, download=False, **option)
-    return replace(opened, data=build_data(changed, seed=opened.config.seed))
+    return {kind: float(value) if kind == "rotation" else value}

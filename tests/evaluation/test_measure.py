@@ -1,0 +1,156 @@
+"""`measure`: one pass over a source gives what a meter fed with everything gives."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+import segcal
+from segcal.data.arrays import BadFile
+from segcal.data.build import DataConfig, build_data
+from segcal.data.predictions import PredictionFolder
+from segcal.evaluation import evaluate as evaluating
+from segcal.evaluation.evaluate import measure, require_pixels
+from segcal.evaluation.sources import SavedPredictions, SplitPredictions
+from segcal.metrics.regions import boundary, interior, restrict
+from tests.support.evaluated import Halve, reports
+from tests.support.saved import CLASSES, logits_and_labels, save_folder
+
+
+def everything(count=6, scale=1.0):
+    meter = segcal.CalibrationMeter(
+        CLASSES, per_image=True, class_names=["class 0", "class 1", "class 2"]
+    )
+    for index in range(count):
+        logits, labels = map(torch.from_numpy, logits_and_labels(index))
+        meter.update(scale * logits[None], labels[None], names=[f"im{index:03d}"])
+    return meter.compute()
+
+
+def test_one_pass_measures_every_scaler(tmp_path):
+    source = SavedPredictions(PredictionFolder(save_folder(tmp_path)))
+    found = reports(source, {"none": None, "half": Halve()})
+    assert found["none"] == everything()
+    assert found["half"] == everything(scale=0.5)
+
+
+def test_probabilities_are_counted_as_such_and_scaled_through_their_logarithm(tmp_path):
+    for index in range(6):
+        logits, labels = map(torch.from_numpy, logits_and_labels(index))
+        probs = logits.double().softmax(0)
+        np.savez(tmp_path / f"im{index:03d}.npz", probs=probs, labels=labels)
+    found = reports(SavedPredictions(PredictionFolder(tmp_path)), {"none": None, "half": Halve()})
+    for name, scale in (("none", 1.0), ("half", 0.5)):
+        expected = everything(scale=scale)
+        for score in ("ece", "sce", "nll", "brier", "accuracy"):
+            assert found[name].scores[score] == pytest.approx(expected.scores[score], abs=1e-6)
+
+
+def test_classification_goes_the_same_way(tmp_path):
+    pairs = [logits_and_labels(index) for index in range(6)]
+    logits = np.concatenate([x.reshape(CLASSES, -1).T for x, _ in pairs])
+    labels = np.concatenate([y.ravel() for _, y in pairs])
+    np.savez(tmp_path / "table.npz", logits=logits, labels=labels)
+    report = reports(SavedPredictions(PredictionFolder(tmp_path)))["none"]
+    expected = everything()
+    assert report.ece == pytest.approx(expected.ece, rel=1e-12)
+    assert report.protocol.images == report.protocol.pixels == expected.protocol.pixels
+
+
+def test_a_split_measures_as_evaluate_does():
+    data = build_data(DataConfig(name="digits", limit=21), seed=0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 10))
+    source = SplitPredictions(
+        model, data, data.test, device=torch.device("cpu"), batch_size=4, workers=0
+    )
+    report = reports(source)["none"]
+    assert {image.name for image in report.worst_images} <= set(data.test.names)
+    loader = torch.utils.data.DataLoader(data.test, batch_size=21)
+    expected = segcal.evaluate(model, loader, num_classes=10, progress=False)
+    for name, score in expected.scores.items():
+        assert report.scores[name] == pytest.approx(score, rel=1e-5), name
+
+
+def test_a_bad_file_ends_it_unless_skipped(tmp_path):
+    save_folder(tmp_path)
+    (tmp_path / "im002.npz").write_bytes(b"broken")
+    with pytest.raises(BadFile, match=r"im002\.npz"):
+        reports(SavedPredictions(PredictionFolder(tmp_path)))
+    source = SavedPredictions(PredictionFolder(tmp_path), skip_bad=True)
+    assert reports(source)["none"].protocol.images == 5
+    assert list(source.skipped) == ["im002"]
+
+
+def test_no_pixels_are_an_error(tmp_path):
+    logits, labels = logits_and_labels(0)
+    np.savez(tmp_path / "a.npz", logits=logits, labels=np.full_like(labels, 255))
+    report = reports(SavedPredictions(PredictionFolder(tmp_path)))["none"]
+    with pytest.raises(ValueError, match="Expected labelled pixels in it, but got none"):
+        require_pixels(report, "it")
+
+
+def test_one_file_at_a_time_is_in_memory(tmp_path, monkeypatch):
+    alive = []
+    read = PredictionFolder.__getitem__
+
+    def watched(self, index):
+        gc.collect()
+        assert not [values for values in alive if values() is not None]
+        batch = read(self, index)
+        alive.append(weakref.ref(batch.values))
+        return batch
+
+    monkeypatch.setattr(PredictionFolder, "__getitem__", watched)
+    source = SavedPredictions(PredictionFolder(save_folder(tmp_path)))
+    reports(source, {"none": None, "half": Halve()})
+    assert len(alive) == 6
+
+
+def test_sums_of_images_are_not_kept_where_they_would_not_fit(tmp_path, monkeypatch, caplog):
+    source = SavedPredictions(PredictionFolder(save_folder(tmp_path)))
+    assert reports(source)["none"].intervals
+    assert not reports(source, resamples=0)["none"].intervals
+    monkeypatch.setattr(evaluating, "_MAX_IMAGE_SUMS", 1000)
+    assert not reports(source)["none"].intervals
+    assert "no intervals" in caplog.text
+
+
+def test_regions_are_counted_in_the_same_pass_after_every_scaler(tmp_path):
+    source = SavedPredictions(PredictionFolder(save_folder(tmp_path)))
+    regions = {"border": boundary(1), "inside": interior(1)}
+    measured = measure(source, {"none": None, "half": Halve()}, regions=regions)
+    for scale, found in ((1.0, measured["none"]), (0.5, measured["half"])):
+        for name, region in regions.items():
+            meter = segcal.CalibrationMeter(
+                CLASSES,
+                per_image=True,
+                region=name,
+                class_names=["class 0", "class 1", "class 2"],
+            )
+            for index in range(6):
+                logits, labels = map(torch.from_numpy, logits_and_labels(index))
+                part = restrict(labels[None], region, 255)
+                meter.update(scale * logits[None], part, names=[f"im{index:03d}"])
+            assert found.report().regions[name] == meter.compute()
+
+
+def test_a_scaler_that_reads_images_works_through_every_door():
+    """`segcal.evaluate` and `measure` both hand the images on."""
+    data = build_data(DataConfig(name="scenes", limit=4), seed=0)
+    torch.manual_seed(0)
+    model = torch.nn.Conv2d(3, data.num_classes, 3, padding=1)
+    source = SplitPredictions(
+        model, data, data.test, device=torch.device("cpu"), batch_size=2, workers=0
+    )
+    scaler = segcal.LocalTemperatureScaling().fit(
+        [(batch.logits.clone(), batch.labels, batch.images.clone()) for batch in source]
+    )
+    assert scaler.image_channels_ == 3
+    expected = reports(source, {"lts": scaler}, resamples=0)["lts"]
+    loader = torch.utils.data.DataLoader(data.test, batch_size=2)
+    report = segcal.evaluate(
+        model, loader, num_classes=data.num_classes, transform=scaler, progress=False
+    )
+    assert report.scores == pytest.approx(expected.scores, rel=1e-12)
