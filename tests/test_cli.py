@@ -21,6 +21,7 @@ from segcal.commands.parser import spell
 from segcal.run import open_run
 from segcal.training import checkpoint
 from tests.support import ROOT
+from tests.support.datasets import write_masks
 
 QUICK = shlex.split(
     "--data.name digits --data.limit 64 --model.name resnet20 --epochs 2 --workers 0"
@@ -199,19 +200,6 @@ def test_bad_folders(fails, tmp_path):
     if os.getuid() != 0:  # root may write anywhere
         (tmp_path / "closed").mkdir(mode=0o500)
         assert "Permission denied" in fails(*QUICK, "--out", tmp_path / "closed" / "run")
-
-
-def write_masks(root, count=12, side=16):
-    """A folder of images and masks, as the `masks` data wants it, in train and test parts."""
-    generator = np.random.default_rng(0)
-    for part in ("train", "test"):
-        for kind in ("images", "masks"):
-            (root / part / kind).mkdir(parents=True)
-        for n in range(count):
-            image = generator.integers(0, 256, (side, side, 3), dtype=np.uint8)
-            Image.fromarray(image).save(root / part / "images" / f"{n}.jpg")
-            mask = generator.integers(0, 2, (side, side), dtype=np.uint8)
-            Image.fromarray(mask).save(root / part / "masks" / f"{n}.png")
 
 
 def test_bad_data(fails, tmp_path):

@@ -14,26 +14,13 @@ from PIL import Image
 import segcal
 from segcal.cli import main
 from segcal.data.predictions import PredictionFolder
-from segcal.evaluation import results
 from tests.support import ROOT
+from tests.support.evaluations import QUICK
 from tests.support.saved import logits_and_labels, save_folder
-
-QUICK = ["--resamples", "20", "--workers", "0", "--device", "cpu"]
 
 
 def files(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Pages and figures, which take seconds, are left out."""
-    monkeypatch.setattr(results, "write_figures", lambda entries, folder: None)
-
-    def write_page(entries, path, title):
-        path.write_text("\n".join([title, *(line for entry in entries for line in entry.skipped)]))
-
-    monkeypatch.setattr(results, "write_page", write_page)
 
 
 @pytest.fixture(scope="module")

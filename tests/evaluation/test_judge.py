@@ -14,12 +14,8 @@ from segcal.data.predictions import PredictionFolder
 from segcal.evaluation import judge as judging
 from segcal.evaluation.judge import judge
 from segcal.evaluation.sources import FileSource, NetworkSource
+from tests.support.networks import Halve
 from tests.support.saved import CLASSES, logits_and_labels, save_folder
-
-
-class Halve(torch.nn.Module):
-    def forward(self, logits, images=None):
-        return logits / 2
 
 
 def everything(count=6, scale=1.0):

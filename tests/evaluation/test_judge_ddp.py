@@ -7,7 +7,7 @@ from segcal.data.predictions import PredictionFolder
 from segcal.evaluation.calibrate import fit_scalers
 from segcal.evaluation.judge import judge
 from segcal.evaluation.sources import FileSource
-from tests.evaluation.test_calibrate import Network, network_source
+from tests.support.networks import Network, network_source
 from tests.support.ranks import run_on_ranks
 from tests.support.saved import save_folder
 

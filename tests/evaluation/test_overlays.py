@@ -10,7 +10,7 @@ from segcal.data.predictions import PredictionFolder
 from segcal.evaluation.judge import judge
 from segcal.evaluation.overlays import choose, draw, require_images
 from segcal.evaluation.sources import FileSource
-from tests.evaluation.test_judge import Halve
+from tests.support.networks import Halve
 from tests.support.saved import SIDE, logits_and_labels, save_folder
 
 

@@ -18,7 +18,7 @@ from segcal.evaluation.results import (
 )
 from segcal.evaluation.sources import FileSource
 from segcal.viz import Entry
-from tests.evaluation.test_judge import Halve
+from tests.support.networks import Halve
 from tests.support.saved import save_folder
 
 
