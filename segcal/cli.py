@@ -1,4 +1,7 @@
-"""The place for commands: what is typed, what is printed, and one line when something is wrong."""
+"""The `segcal` command: finds the command that was typed, runs it, and turns errors into one line.
+
+`segcal --help` and `segcal COMMAND --help` need no torch: commands are imported to be run.
+"""
 
 from __future__ import annotations
 
@@ -10,66 +13,49 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-import torch
+from segcal.commands.options import parse_compare, parse_merge, parse_report
 
-from segcal.runtime import Interrupted
-from segcal.training.loader import WorkerDied
-from segcal.training.log import Diverged, describe_scores
+Command = Callable[[Sequence[str], str], None]
 
-VOC_CONFIG = "configs/voc2012_deeplabv3plus_xception65.yaml"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def train(arguments: Sequence[str], prog: str) -> None:
-    """Train a network; `--help` lists the options."""
-    from segcal.config import parse_train
-    from segcal.run import train_run
-    from segcal.training.trainer import best_record
+    """Train a network for segmentation or classification."""
+    from segcal.commands.train import train
 
-    config, resume = parse_train(arguments, prog)
-    try:
-        history = train_run(config, resume=resume)
-    except Interrupted:
-        _say(f"saved; go on with: {prog} --resume --out {config.folder}")
-        raise
-    best = best_record(history, config.select)
-    assert best is not None  # the last epoch is always evaluated
-    evaluate = prog.replace("train_seg.py", "eval_calib.py").replace("segcal train", "segcal eval")
-    _say(
-        f"best by {config.select}: epoch {best['epoch']} of {len(history)}, hold-out "
-        f"{describe_scores(best, 'holdout/')}\n"
-        f"evaluate it:  {evaluate} {config.folder}"
-    )
-    if config.data.name in ("scenes", "digits"):
-        _say(f"train on VOC: {prog} --config {VOC_CONFIG} --loss {config.loss}")
+    train(arguments, prog)
 
 
 def evaluate(arguments: Sequence[str], prog: str) -> None:
-    """Judge runs, or predictions saved by anything; `--help` lists the options."""
+    """Evaluate runs, or predictions that any framework saved."""
     from segcal.commands.evaluate import evaluate
 
     evaluate(arguments, prog)
 
 
 def report(arguments: Sequence[str], prog: str) -> None:
-    """Make pages, tables and figures again from reports alone."""
+    """Write pages, tables and figures again from reports alone."""
+    options = parse_report(arguments, prog)
     from segcal.commands.report import report
 
-    report(arguments, prog)
+    report(options)
 
 
 def merge(arguments: Sequence[str], prog: str) -> None:
     """Add up the states of evaluations of parts of a data set."""
+    options = parse_merge(arguments, prog)
     from segcal.commands.merge import merge
 
-    merge(arguments, prog)
+    merge(options)
 
 
 def compare(arguments: Sequence[str], prog: str) -> None:
-    """Say how models differ on the same images, with intervals of the differences."""
+    """Compare models on the same images, with intervals of the differences."""
+    options = parse_compare(arguments, prog)
     from segcal.commands.compare import compare
 
-    compare(arguments, prog)
+    compare(options)
 
 
 def export(arguments: Sequence[str], prog: str) -> None:
@@ -80,7 +66,7 @@ def export(arguments: Sequence[str], prog: str) -> None:
 
 
 # A new command is one function (arguments, prog) and one line here; its docstring is its help.
-COMMANDS: dict[str, Callable[[Sequence[str], str], None]] = {
+COMMANDS: dict[str, Command] = {
     "train": train,
     "eval": evaluate,
     "report": report,
@@ -88,51 +74,68 @@ COMMANDS: dict[str, Callable[[Sequence[str], str], None]] = {
     "compare": compare,
     "export": export,
 }
+# What to change when memory runs out, in the options of the commands that run a network.
+SAVE_MEMORY: dict[Command, str] = {
+    train: "lower --batch_size, raise --accumulate or use --precision bf16",
+    evaluate: "lower --batch-size or use --device cpu",
+    export: "lower --batch-size or use --device cpu",
+}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """`segcal COMMAND …`: run one of `COMMANDS`; the exit status."""
+def main(arguments: Sequence[str] | None = None, *, prog: str = "segcal") -> int:
+    """Run one of `COMMANDS` and return the exit status; `arguments` are sys.argv's by default."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: segcal COMMAND [--help] …\n")
+        print(f"usage: {prog} COMMAND [--help] …\n")
         for name, command in COMMANDS.items():
             print(f"  {name:9}{command.__doc__}")
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        print(
-            f"segcal: error: Expected a command ({', '.join(COMMANDS)}), but got {name}",
-            file=sys.stderr,
-        )
-        return 2
-    return run(COMMANDS[name], rest, f"segcal {name}")
+        return _fail(f"Expected a command ({', '.join(COMMANDS)}), but got {name}", 2)
+    return run(COMMANDS[name], rest, f"{prog} {name}")
 
 
-def run(command: Callable[[Sequence[str], str], None], arguments: Sequence[str], prog: str) -> int:
-    """Call a command; the exit status: 0, 1 no fault of the input, 2 bad input, 128 + n signal n.
+def run(command: Command, arguments: Sequence[str], prog: str) -> int:
+    """Call a command and return the exit status.
 
-    SEGCAL_TRACEBACK=1 in the environment shows where an error came from.
+    0: all is well; 1: it failed through no fault of the input; 2: the input is wrong;
+    128 + n: stopped by signal n. SEGCAL_TRACEBACK=1 in the environment shows where an error arose.
     """
     _log_to_stderr()
     if isinstance(sys.stdout, io.TextIOWrapper):  # the path of a result may be any bytes
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         command(arguments, prog)
-    except Interrupted as stop:
-        return 128 + stop.signal
     except KeyboardInterrupt:
         return 130
-    except (Diverged, WorkerDied) as error:
-        return _fail(str(error), 1)
-    except torch.OutOfMemoryError as error:
-        advice = "lower --batch_size, raise --accumulate or use --precision bf16"
-        return _fail(f"out of memory: {advice} ({str(error).splitlines()[0]})", 1)
     except OSError as error:
         where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         return _fail(where, 1 if error.errno in _DISK_FULL else 2)
     except ValueError as error:
         return _fail(str(error), 2)
+    except Exception as error:
+        return _stopped(error, SAVE_MEMORY.get(command, "it needs more than there is"))
     return 0
+
+
+def _stopped(error: Exception, save_memory: str) -> int:
+    """The exit status for what stops a command without being wrong input; bugs are raised again."""
+    # Not at the top of the file: whatever raised such an error has loaded torch already.
+    from torch import OutOfMemoryError
+
+    from segcal.runtime import Interrupted
+    from segcal.training.loader import WorkerDied
+    from segcal.training.log import Diverged
+
+    if isinstance(error, Interrupted):
+        return 128 + error.signal
+    if isinstance(error, (Diverged, WorkerDied)):
+        return _fail(str(error), 1)
+    if isinstance(error, (OutOfMemoryError, MemoryError)):
+        detail = str(error).partition("\n")[0]
+        return _fail(f"out of memory: {save_memory}" + (f" ({detail})" if detail else ""), 1)
+    raise error
 
 
 def _fail(message: str, status: int) -> int:
@@ -141,12 +144,6 @@ def _fail(message: str, status: int) -> int:
     where = f" (process {os.environ['RANK']})" if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""
     print(f"segcal: error: {' '.join(message.split())}{where}", file=sys.stderr)
     return status
-
-
-def _say(line: str) -> None:
-    """Print, once however many processes there are."""
-    if os.environ.get("RANK", "0") == "0":
-        print(line, flush=True)
 
 
 def _log_to_stderr() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.support.evaluations import undrawn  # noqa: F401 (a fixture)
 from tests.support.trained import runs  # noqa: F401 (a fixture)
 
 # Two test workers on two cores: one thread each is faster than four fighting.

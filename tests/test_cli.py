@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -15,10 +16,12 @@ import torch
 import yaml
 from PIL import Image
 
-from segcal.cli import main
+from segcal.cli import COMMANDS, SAVE_MEMORY, main, run
+from segcal.commands.parser import spell
 from segcal.run import open_run
 from segcal.training import checkpoint
 from tests.support import ROOT
+from tests.support.datasets import write_masks
 
 QUICK = shlex.split(
     "--data.name digits --data.limit 64 --model.name resnet20 --epochs 2 --workers 0"
@@ -76,6 +79,106 @@ def test_usage(capsys):
     assert "Expected a command (train" in capsys.readouterr().err
 
 
+def help_of(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([name, "--help"])
+    assert stop.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_listed_and_explains_itself(name, capsys):
+    main(["--help"])
+    assert re.search(rf"^  {name} +[A-Z].*[.]$", capsys.readouterr().out, re.MULTILINE)
+    assert f"usage: segcal {name} " in help_of(name, capsys)
+
+
+def test_as_a_module(tmp_path):
+    command = [sys.executable, "-m", "segcal", "merge", "nowhere.npz"]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": ROOT},
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("segcal: error: ") and "nowhere.npz" in done.stderr
+    listed = subprocess.run(command[:3], capture_output=True, text=True, cwd=ROOT)
+    assert listed.stdout.startswith("usage: python -m segcal COMMAND")
+
+
+def test_help_needs_no_torch():
+    # The help of train lists the fields of classes that import torch.
+    names = ["--help", *(name for name in COMMANDS if name not in ("train", "eval", "export"))]
+    code = f"""
+import contextlib, io, sys
+from segcal.cli import main
+for name in {names}:
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+        main([name, "--help"])
+    print(name, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.splitlines() == [f"{name} False" for name in names], done.stderr
+
+
+def test_options_are_spelled_with_hyphens_or_underscores():
+    typed = [
+        "a-b_c",
+        "--num-bins",
+        "3",
+        "--data.crop_size=a-b_c",
+        "-x-y_z",
+        "--",
+        "--not-an_option",
+    ]
+    assert spell(typed, "_") == [
+        "a-b_c", "--num_bins", "3", "--data.crop_size=a-b_c", "-x-y_z", "--", "--not-an_option",
+    ]  # fmt: skip
+    assert spell(typed, "-") == [
+        "a-b_c", "--num-bins", "3", "--data.crop-size=a-b_c", "-x-y_z", "--", "--not-an_option",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_knows_both_spellings(name, capsys):
+    """Of an option that lacks its value, so that nothing runs: the error is the same."""
+    option = {"train": "--data.crop_size", "report": "--out"}.get(name, "--batch-size")
+    option = "--resamples" if name in ("merge", "compare") else option
+    errors = set()
+    for separator in "-_":
+        words = option[2:].replace("-", separator).replace("_", separator)
+        assert main([name, "in", f"--{words}"]) == 2
+        errors.add(capsys.readouterr().err)
+    assert len(errors) == 1 and "nknown" not in errors.pop()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_out_of_memory(name, capsys):
+    """The advice names options that the command has."""
+
+    def greedy(arguments, prog):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB\nmore")
+
+    SAVE_MEMORY[greedy] = SAVE_MEMORY.get(COMMANDS[name], "")
+    assert run(greedy, [], "segcal") == 1
+    line = capsys.readouterr().err
+    assert "segcal: error: out of memory: " in line and line.count("\n") == 1
+    flags = re.findall(r"--[\w-]+", SAVE_MEMORY.pop(greedy))
+    assert len(flags) == {"train": 3, "eval": 2, "export": 2}.get(name, 0)
+    shown = help_of(name, capsys)
+    assert all(re.search(rf"^ +{flag}\b", shown, re.MULTILINE) for flag in flags)
+
+
+def test_a_bug_is_not_hidden():
+    def broken(arguments, prog):
+        raise TypeError("a bug")
+
+    with pytest.raises(TypeError, match="a bug"):
+        run(broken, [], "segcal")
+
+
 def test_bad_settings(fails, tmp_path):
     assert "Expected a loss BASE or BASE+AUX" in fails("--loss", "focal")
     assert "Unknown option optim.lrr" in fails("--optim.lrr", 3)
@@ -97,19 +200,6 @@ def test_bad_folders(fails, tmp_path):
     if os.getuid() != 0:  # root may write anywhere
         (tmp_path / "closed").mkdir(mode=0o500)
         assert "Permission denied" in fails(*QUICK, "--out", tmp_path / "closed" / "run")
-
-
-def write_masks(root, count=12, side=16):
-    """A folder of images and masks, as the `masks` data wants it, in train and test parts."""
-    generator = np.random.default_rng(0)
-    for part in ("train", "test"):
-        for kind in ("images", "masks"):
-            (root / part / kind).mkdir(parents=True)
-        for n in range(count):
-            image = generator.integers(0, 256, (side, side, 3), dtype=np.uint8)
-            Image.fromarray(image).save(root / part / "images" / f"{n}.jpg")
-            mask = generator.integers(0, 2, (side, side), dtype=np.uint8)
-            Image.fromarray(mask).save(root / part / "masks" / f"{n}.png")
 
 
 def test_bad_data(fails, tmp_path):

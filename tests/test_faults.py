@@ -22,15 +22,13 @@ from segcal.cli import main
 from segcal.data import build
 from segcal.evaluation import results
 from segcal.training import checkpoint
-from tests.commands.test_eval import QUICK, undrawn  # noqa: F401 (a fixture)
 from tests.support import children
+from tests.support.datasets import write_masks
+from tests.support.evaluations import QUICK
 from tests.support.saved import save_folder
-from tests.test_cli import write_masks
-from tests.training.test_resume import expect_equal, outcome
+from tests.support.small_run import RUN, expect_equal, outcome
 
 KILLS = int(os.environ.get("SEGCAL_KILLS", 3))  # each of them a run killed and resumed
-RUN = ["--data.name", "digits", "--data.limit", "64", "--model.name", "resnet8", "--epochs", "3"]
-RUN += ["--batch_size", "16", "--save_every", "1", "--workers", "1", "--device", "cpu"]
 
 
 def train(folder, *arguments):

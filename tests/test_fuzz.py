@@ -23,12 +23,6 @@ COUNTS = dict.fromkeys(TARGETS, 20) | {"loss": 100, "state": 40, "scaler": 40, "
 COUNTS |= {"config": 10, "names": 12, "labels": 12}
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    monkeypatch.setattr(results, "write_figures", lambda entries, folder: None)
-    monkeypatch.setattr(results, "write_page", lambda entries, path, title: path.touch())
-
-
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", TARGETS)

@@ -1,1 +1,1 @@
-"""The commands that look at networks: eval, report and export; `segcal.cli` lists them all."""
+"""The commands of `segcal`, one module each; `segcal.cli` lists them."""

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from segcal.commands.parser import Parser, at_least
-from segcal.evaluation.results import STATE, state_path
+from segcal.evaluation.results import state_path
 from segcal.metrics import CalibrationMeter, Difference, paired_differences
 from segcal.metrics.rows import COLUMNS
 
 
-def compare(arguments: Sequence[str], prog: str) -> None:
-    """Say how models differ from the first on the same images, with 95 % intervals."""
-    parser = Parser(prog, compare.__doc__ or "")
-    parser.add_argument(
-        "states",
-        nargs="+",
-        type=Path,
-        metavar="STATE",
-        help=f"{STATE} that `segcal eval --save-state` or `CalibrationMeter.save` wrote, or the "
-        "folder it is in; the others are compared with the first",
-    )
-    parser.add_argument(
-        "--resamples", type=at_least(1), default=1000, help="of the bootstrap over images"
-    )
-    options = parser.parse_intermixed_args(arguments)
-    if len(options.states) < 2:
-        raise ValueError(f"Expected two states or more to compare, but got {len(options.states)}")
+def compare(options: argparse.Namespace) -> None:
+    """Print how models differ from the first on the same images, with 95 % intervals."""
     paths = [state_path(path) for path in options.states]
     first, *others = (CalibrationMeter.load(path) for path in paths)
     rows = []

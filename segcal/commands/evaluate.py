@@ -151,7 +151,7 @@ def _parse(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     )
     _add_output_arguments(parser)
     _add_prediction_arguments(parser)
-    options = parser.parse_intermixed_args(arguments)
+    options = parser.parse(arguments)
     if not options.inputs and not options.predictions:
         parser.error("Expected the folder of a run, or --predictions, but got neither")
     if options.predictions and shift_words(options):

@@ -40,7 +40,7 @@ def export(arguments: Sequence[str], prog: str) -> None:
         help="of the images the file takes; default: of the first test image",
     )
     add_run_arguments(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse(arguments)
     if len(options.posthoc) > 1:
         parser.error(f"Expected one post-hoc method, but got {', '.join(options.posthoc)}")
     exporting.require_exportable(options.out)

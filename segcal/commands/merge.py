@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
@@ -9,7 +10,6 @@ from operator import add
 from pathlib import Path
 
 from segcal.commands.evaluate import describe_report
-from segcal.commands.parser import Parser, at_least
 from segcal.evaluation.evaluate import require_pixels
 from segcal.evaluation.results import (
     PAGE,
@@ -28,22 +28,8 @@ from segcal.metrics import CalibrationMeter, Report
 from segcal.viz import Entry
 
 
-def merge(arguments: Sequence[str], prog: str) -> None:
+def merge(options: argparse.Namespace) -> None:
     """Add up states that `segcal eval --save-state` or `CalibrationMeter.save` wrote."""
-    parser = Parser(prog, merge.__doc__ or "")
-    parser.add_argument(
-        "states",
-        nargs="+",
-        type=Path,
-        metavar="STATE",
-        help=f"{STATE} of a part of the images, or the folder it is in",
-    )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the sum's state, as .npz")
-    parser.add_argument("--report", type=Path, metavar="DIR", help="write page, tables, figures")
-    parser.add_argument(
-        "--resamples", type=at_least(0), default=1000, help="of the bootstrap over images"
-    )
-    options = parser.parse_intermixed_args(arguments)
     paths = [state_path(path) for path in options.states]
     for folder in filter(None, (options.report, options.out and options.out.parent)):
         require_writable(folder)

@@ -1,22 +1,47 @@
-"""The place for what the command lines of segcal.commands have in common."""
+"""Reads command lines: one spelling of every option, and one line for every mistake.
+
+Imports nothing heavy, so that `segcal COMMAND --help` answers at once.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Literal, NoReturn, TypeVar
 
 _T = TypeVar("_T")
 
 
+def spell(arguments: Sequence[str], separator: Literal["-", "_"]) -> list[str]:
+    """The arguments with `separator` between the words of every option's name.
+
+    `--batch-size` and `--batch_size` become one. Values stay as they are, and so does everything
+    after `--`.
+    """
+    end = list(arguments).index("--") if "--" in arguments else len(arguments)
+    spelled = [_spell_option(word, separator) for word in arguments[:end]]
+    return [*spelled, *arguments[end:]]
+
+
+def _spell_option(word: str, separator: str) -> str:
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word[2:].partition("=")
+    return f"--{name.replace('-', separator).replace('_', separator)}{equals}{value}"
+
+
 class Parser(argparse.ArgumentParser):
-    """A command line whose mistakes are one line: a ValueError instead of usage and exit."""
+    """A command line whose mistakes raise a ValueError of one line, instead of usage and exit."""
 
     def __init__(self, prog: str, description: str) -> None:
         super().__init__(prog=prog, description=description, allow_abbrev=False)
 
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """The options; names may have hyphens or underscores, and stand before or after inputs."""
+        return self.parse_intermixed_args(spell(arguments, "-"))
+
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong."""
+        """Raise `message` with a pointer to the help."""
         raise ValueError(f"{message}; see {self.prog} --help")
 
 
@@ -46,7 +71,7 @@ def shard(text: str) -> tuple[int, int]:
 
 
 def checked(read: Callable[[str], _T]) -> Callable[[str], _T]:
-    """`read` as the type of an argument: what it raises is said in its own words."""
+    """`read` as the type of an argument, whose ValueErrors keep their own words."""
 
     def value(text: str) -> _T:
         try:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
 from pathlib import Path
 
-from segcal.commands.parser import Parser
 from segcal.evaluation.results import (
     COMPARISON,
     EVAL,
@@ -19,20 +18,8 @@ from segcal.evaluation.results import (
 from segcal.posthoc import SCALERS
 
 
-def report(arguments: Sequence[str], prog: str) -> None:
-    """Make the page, tables and figures again from reports, without any network."""
-    parser = Parser(prog, report.__doc__ or "")
-    parser.add_argument(
-        "reports",
-        nargs="+",
-        type=Path,
-        metavar="REPORT",
-        help="report.json, or the folder of a run that was evaluated: all its reports",
-    )
-    parser.add_argument(
-        "--out", type=Path, help=f"folder to write; default: {COMPARISON} beside the first"
-    )
-    options = parser.parse_intermixed_args(arguments)
+def report(options: argparse.Namespace) -> None:
+    """Write the page, tables and figures of reports, without any network."""
     results = [read_result(path) for given in options.reports for path in _files(given)]
     folder = options.out or options.reports[0].parent / COMPARISON
     runs = list(dict.fromkeys(result.run for result in results))

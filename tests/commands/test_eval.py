@@ -12,28 +12,15 @@ import torch
 from PIL import Image
 
 import segcal
-from segcal.cli import COMMANDS, main
+from segcal.cli import main
 from segcal.data.predictions import PredictionFolder
-from segcal.evaluation import results
 from tests.support import ROOT
+from tests.support.evaluations import QUICK
 from tests.support.saved import logits_and_labels, save_folder
-
-QUICK = ["--resamples", "20", "--workers", "0", "--device", "cpu"]
 
 
 def files(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Pages and figures, which take seconds, are left out."""
-    monkeypatch.setattr(results, "write_figures", lambda entries, folder: None)
-
-    def write_page(entries, path, title):
-        path.write_text("\n".join([title, *(line for entry in entries for line in entry.skipped)]))
-
-    monkeypatch.setattr(results, "write_page", write_page)
 
 
 @pytest.fixture(scope="module")
@@ -298,15 +285,6 @@ def test_report_of_a_run_that_was_not_evaluated(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     assert main(["report", str(tmp_path / "run")]) == 2
     assert "run segcal eval first" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["eval", "report", "export"])
-def test_commands_are_listed_and_explain_themselves(command, capsys):
-    assert command in COMMANDS
-    with pytest.raises(SystemExit) as stop:
-        main([command, "--help"])
-    assert stop.value.code == 0
-    assert f"usage: segcal {command}" in capsys.readouterr().out
 
 
 def test_the_tool_is_the_command(tmp_path):

@@ -9,18 +9,11 @@ import torch
 import segcal
 from segcal.cli import main
 from segcal.data import build_data
-from segcal.evaluation import results
 from segcal.run import open_run
-from tests.data.test_pacs import root  # noqa: F401 (a fixture)
+from tests.support.datasets import write_pacs
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 QUICK = ["--resamples", "0", "--workers", "0", "--device", "cpu"]
-
-
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch):
-    """Pages and figures, which take seconds, are left out."""
-    monkeypatch.setattr(results, "write_figures", lambda entries, folder: None)
-    monkeypatch.setattr(results, "write_page", lambda entries, path, title: None)
 
 
 @pytest.fixture
@@ -50,8 +43,9 @@ def test_turned_digits(digits):
     assert turned.temperature_ == again.temperature_  # the hold-out stays as it was
 
 
-def test_domains(root, tmp_path, capfd):  # noqa: F811
-    common = f"--data.name pacs --data.root {root} --data.resize 8 --model.name resnet8".split()
+def test_domains(tmp_path, capfd):
+    write_pacs(tmp_path)
+    common = f"--data.name pacs --data.root {tmp_path} --data.resize 8 --model.name resnet8".split()
     common += ["--epochs", "1", "--workers", "0", "--device", "cpu"]
     run = tmp_path / "photos"
     assert main(["train", *common, "--out", str(run)]) == 0

@@ -14,8 +14,8 @@ import torch
 import segcal
 from segcal.cli import main
 from segcal.evaluation import results
-from tests.commands.test_eval import QUICK, undrawn  # noqa: F401 (a fixture)
 from tests.support import ROOT
+from tests.support.evaluations import QUICK
 from tests.support.saved import logits_and_labels, save_folder
 
 COUNTS = ("top.count", "top.hits", "classes.count", "classes.hits", "fine.correct", "fine.wrong")

@@ -1,7 +1,6 @@
 """Public classification sets, from tiny files in their official formats."""
 
 import gzip
-import pickle
 import socket
 import struct
 
@@ -12,27 +11,11 @@ from scipy.io import savemat
 from torchvision import datasets
 
 from segcal.data import DataConfig, build_data
+from tests.support.datasets import write_cifar
 
 
 def build(name, root, **options):
     return build_data(DataConfig(name, root=str(root), **options), seed=0)
-
-
-def write_cifar(root, *, hundred):
-    """Two images in each batch file, rows of 3072 bytes: red plane, green plane, blue plane."""
-    cls = datasets.CIFAR100 if hundred else datasets.CIFAR10
-    folder = root / cls.base_folder
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    written = []
-    for name, _ in [*cls.train_list, *cls.test_list]:
-        data = rng.integers(0, 256, (2, 3072), dtype=np.uint8)
-        labels = {"fine_labels" if hundred else "labels": [1, 7]}
-        (folder / name).write_bytes(pickle.dumps({"data": data, **labels}))
-        written.append(data)
-    meta = {cls.meta["key"]: [f"class {i}" for i in range(100 if hundred else 10)]}
-    (folder / cls.meta["filename"]).write_bytes(pickle.dumps(meta))
-    return written
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])

@@ -2,26 +2,15 @@
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from segcal.data import DataConfig, build_data
 from segcal.data.pacs import CLASS_NAMES, DOMAINS
-
-
-def colour(domain, label, number):
-    return (50 * DOMAINS.index(domain), 30 * label, 40 * number)
+from tests.support.datasets import pacs_colour, write_pacs
 
 
 @pytest.fixture
 def root(tmp_path):
-    """Three plain images of each class in each domain, whose colour says which they are."""
-    for domain in DOMAINS:
-        for label, name in enumerate(CLASS_NAMES):
-            folder = tmp_path / "PACS" / domain / name
-            folder.mkdir(parents=True)
-            for number in range(3):
-                picture = Image.new("RGB", (20 + label, 18), colour(domain, label, number))
-                picture.save(folder / f"pic_{number}.png")
+    write_pacs(tmp_path)
     return tmp_path
 
 
@@ -49,7 +38,7 @@ def test_trained_on_photo_and_tested_on_the_others(root):
 def test_values_have_the_statistics_of_imagenet(root):
     image, _ = build(root, domain="sketch", resize=8).test[4]  # the elephant's second image
     assert image.shape == (3, 8, 8)
-    expected = (np.array(colour("sketch", 1, 1)) / 255 - [0.485, 0.456, 0.406]) / [
+    expected = (np.array(pacs_colour("sketch", 1, 1)) / 255 - [0.485, 0.456, 0.406]) / [
         0.229, 0.224, 0.225,
     ]  # fmt: skip
     np.testing.assert_allclose(image[:, 3, 3].numpy(), expected, rtol=1e-5)

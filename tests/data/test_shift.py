@@ -8,7 +8,7 @@ import torch
 
 from segcal.data import DataConfig, build_data
 from segcal.data.shift import imbalanced, turn
-from tests.data.test_classification import write_cifar
+from tests.support.datasets import write_cifar
 
 
 def turned_literally(image, degrees):

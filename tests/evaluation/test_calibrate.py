@@ -7,32 +7,12 @@ import pytest
 import torch
 
 import segcal
-from segcal.data.build import DataConfig, build_data
 from segcal.data.predictions import PredictionFolder
 from segcal.evaluation import calibrate
 from segcal.evaluation.calibrate import fit_scalers, method_names, record
-from segcal.evaluation.sources import SavedPredictions, SplitPredictions
+from segcal.evaluation.sources import SavedPredictions
+from tests.support.networks import Network, network_source
 from tests.support.saved import save_folder
-
-
-class Network(torch.nn.Sequential):
-    """Random but confident, and it counts the images it has seen."""
-
-    def __init__(self):
-        torch.manual_seed(0)
-        super().__init__(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 10))
-        self.seen = 0
-
-    def forward(self, images):
-        self.seen += len(images)
-        return 3 * super().forward(images)
-
-
-def network_source(network):
-    data = build_data(DataConfig(name="digits", limit=23), seed=0)
-    return SplitPredictions(
-        network, data, data.holdout, device=torch.device("cpu"), batch_size=4, workers=0
-    )
 
 
 def test_methods_by_name():

@@ -8,8 +8,7 @@ from torch import nn
 
 from segcal.evaluation.export import Calibrated, export
 from segcal.posthoc import SCALERS
-from tests.posthoc.test_scalers import make
-from tests.support.holdouts import random_holdout
+from tests.support.holdouts import make_scaler, random_holdout
 
 HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxruntime", "onnxscript"))
 needs_onnx = pytest.mark.skipif(not HAS_ONNX, reason="the extra segcal[onnx] is not installed")
@@ -46,7 +45,7 @@ def run(path, images):
 @pytest.mark.parametrize(("name", "suffix"), CASES)
 def test_the_file_gives_calibrated_probabilities(name, suffix, tmp_path):
     model = Coarse().train()
-    scaler = None if name is None else make(name).fit(random_holdout())
+    scaler = None if name is None else make_scaler(name).fit(random_holdout())
     path = tmp_path / f"model{suffix}"
     assert export(model, scaler, torch.randn(1, 3, 12, 10), path) <= 1e-4
     assert model.training and model.body[1].num_batches_tracked == 0
@@ -61,7 +60,7 @@ def test_the_file_gives_calibrated_probabilities(name, suffix, tmp_path):
 def test_a_local_temperature_sees_the_images(tmp_path):
     generator = torch.Generator().manual_seed(0)
     holdout = [(z, y, torch.randn(2, 3, 8, 8, generator=generator)) for z, y in random_holdout()]
-    scaler = make("lts").fit(holdout)
+    scaler = make_scaler("lts").fit(holdout)
     nn.init.normal_(scaler.network_[-1].weight, generator=generator)
     model, path = Coarse().eval(), tmp_path / "model.pt2"
     images = torch.randn(2, 3, 8, 8)
@@ -72,7 +71,7 @@ def test_a_local_temperature_sees_the_images(tmp_path):
 
 def test_classification(tmp_path):
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5))
-    scaler = make("dc").fit(random_holdout(n=64, size=()))
+    scaler = make_scaler("dc").fit(random_holdout(n=64, size=()))
     export(model, scaler, torch.randn(4, 3, 2, 2), tmp_path / "model.pt2")
     images = torch.randn(7, 3, 2, 2)
     expected = scaler(model(images)).softmax(1).detach()
@@ -84,7 +83,7 @@ def test_nothing_is_written_when_it_fails(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="ending in .pt2 or .onnx, but got .*model.pth"):
         export(Coarse(), None, example, tmp_path / "model.pth")
     with pytest.raises(ValueError, match="Expected a fitted TemperatureScaling"):
-        export(Coarse(), make("ts"), example, tmp_path / "model.pt2")
+        export(Coarse(), make_scaler("ts"), example, tmp_path / "model.pt2")
 
     class Branching(Coarse):
         def forward(self, images):

@@ -15,7 +15,8 @@ from segcal.evaluation import evaluate as evaluating
 from segcal.evaluation.evaluate import measure, require_pixels
 from segcal.evaluation.sources import SavedPredictions, SplitPredictions
 from segcal.metrics.regions import boundary, interior, restrict
-from tests.support.evaluated import Halve, reports
+from tests.support.evaluated import reports
+from tests.support.networks import Halve
 from tests.support.saved import CLASSES, logits_and_labels, save_folder
 
 

@@ -6,8 +6,8 @@ import torch
 from segcal.data.predictions import PredictionFolder
 from segcal.evaluation.calibrate import fit_scalers
 from segcal.evaluation.sources import SavedPredictions
-from tests.evaluation.test_calibrate import Network, network_source
 from tests.support.evaluated import reports
+from tests.support.networks import Network, network_source
 from tests.support.ranks import run_on_ranks
 from tests.support.saved import save_folder
 

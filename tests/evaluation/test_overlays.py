@@ -9,7 +9,8 @@ from PIL import Image
 from segcal.data.predictions import PredictionFolder
 from segcal.evaluation.overlays import choose, draw, require_images
 from segcal.evaluation.sources import SavedPredictions
-from tests.support.evaluated import Halve, reports
+from tests.support.evaluated import reports
+from tests.support.networks import Halve
 from tests.support.saved import SIDE, logits_and_labels, save_folder
 
 

@@ -17,8 +17,8 @@ from segcal.evaluation.results import (
 )
 from segcal.evaluation.sources import SavedPredictions
 from segcal.viz import Entry
-from tests.support.evaluated import Halve
 from tests.support.evaluated import reports as reports_of
+from tests.support.networks import Halve
 from tests.support.saved import save_folder
 
 

@@ -14,17 +14,8 @@ import segcal
 from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES, build_loss, hyper_names
 from segcal.losses.auxiliary import _sample
 from segcal.pixels import flatten
+from tests.support.loss_batches import SPECS, batch
 from tests.support.loss_oracles import ORACLES
-
-SPECS = [*BASE_LOSSES, *(f"{base}+{aux}" for base in BASE_LOSSES for aux in AUXILIARY_LOSSES)]
-
-
-def batch(*spatial, n=3, k=4, ignored=0.2, seed=0, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(seed)
-    logits = 2 * torch.randn(n, k, *spatial, generator=generator, dtype=dtype)
-    labels = torch.randint(0, k, (n, *spatial), generator=generator)
-    labels[torch.rand(labels.shape, generator=generator) < ignored] = 255
-    return logits, labels
 
 
 def oracle(spec, logits, labels, beta=1.0):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from segcal.losses import build_loss
-from tests.losses.test_losses import SPECS, batch
+from tests.support.loss_batches import SPECS, batch
 from tests.support.ranks import run_on_ranks
 
 # Images of the one batch that each rank holds; in "empty" the second has no valid pixel at all.

@@ -5,24 +5,7 @@ import pytest
 import torch
 
 from segcal import CalibrationMeter
-
-K = 3
-
-
-def images(n, generator, overconfidence=0.3, pixels=64):
-    """Logits too sharp by `overconfidence`, more in some images; labels drawn from the truth."""
-    truth = 2 * torch.randn(n, K, pixels, generator=generator, dtype=torch.float64)
-    truth += torch.randn(n, K, 1, generator=generator, dtype=torch.float64)
-    draw = torch.rand(n, 1, pixels, generator=generator, dtype=torch.float64)
-    labels = (truth.softmax(1).cumsum(1) < draw).sum(1).clamp(max=K - 1)
-    spread = 0.2 * torch.randn(n, 1, 1, generator=generator, dtype=torch.float64)
-    return truth * (overconfidence + spread).exp(), labels
-
-
-def measured(logits, labels, names=None):
-    meter = CalibrationMeter(K, per_image=True)
-    meter.update(logits, labels, names=names)
-    return meter
+from tests.support.synthetic_reports import K, images, measured
 
 
 def test_intervals_cover_the_large_sample_value():

@@ -7,7 +7,7 @@ import torch
 from segcal import CalibrationMeter
 from segcal.cli import main
 from segcal.metrics import paired_differences
-from tests.metrics.test_bootstrap import K, images, measured
+from tests.support.synthetic_reports import K, images, measured
 
 SCORES = ("ece", "sce", "accuracy", "miou")
 

@@ -11,21 +11,12 @@ from torch import nn
 
 import segcal
 from segcal.posthoc import SCALERS, load
-from tests.support.holdouts import random_holdout, whole
-
-SMALL = {
-    "dc": {"lambdas": [0.1, 1], "mus": [0.1]},
-    "lts": {"epochs": 2, "width": 4},
-}
-
-
-def make(name, **options):
-    return SCALERS[name](**SMALL.get(name, {}), **options)
+from tests.support.holdouts import make_scaler, random_holdout, whole
 
 
 @pytest.fixture(scope="module")
 def fitted():
-    return {name: make(name).fit(random_holdout()) for name in SCALERS}
+    return {name: make_scaler(name).fit(random_holdout()) for name in SCALERS}
 
 
 every_scaler = pytest.mark.parametrize("name", SCALERS)
@@ -40,7 +31,7 @@ def test_names():
 
 @every_scaler
 def test_fit_improves_and_returns_itself(name):
-    scaler = make(name)
+    scaler = make_scaler(name)
     assert scaler.fit(random_holdout()) is scaler
     assert scaler.improved_ and scaler.nll_after_ < scaler.nll_before_
     assert scaler.num_classes_ == 5
@@ -50,10 +41,10 @@ def test_fit_improves_and_returns_itself(name):
 def test_probabilities_are_refused(name):
     probs = [(z.softmax(1), y) for z, y in random_holdout()]
     with pytest.raises(ValueError, match="Expected logits, but got probabilities: .* before the"):
-        make(name).fit(probs)
+        make_scaler(name).fit(probs)
     half = [(p.half(), y) for p, y in probs]
     with pytest.raises(ValueError, match="but got probabilities"):
-        make(name).fit(half)
+        make_scaler(name).fit(half)
 
 
 def test_what_only_looks_like_probabilities_at_times_is_taken():
@@ -72,9 +63,9 @@ def test_logits_that_are_not_finite_are_refused_unless_ignored(name, value):
     spoilt, masked = z.clone(), y.clone()
     spoilt[3, 2, 4, 4] = value
     with pytest.raises(ValueError, match="finite logits, but 1 of 512 pixels"):
-        make(name).fit([(spoilt, y)])
+        make_scaler(name).fit([(spoilt, y)])
     masked[3, 4, 4] = 255
-    ours, theirs = make(name).fit([(spoilt, masked)]), make(name).fit([(z, masked)])
+    ours, theirs = make_scaler(name).fit([(spoilt, masked)]), make_scaler(name).fit([(z, masked)])
     assert ours.nll_before_ == theirs.nll_before_
     # A local temperature is also made of its neighbours.
     assert ours.nll_after_ == pytest.approx(theirs.nll_after_, rel=1e-3 if name == "lts" else 0)
@@ -95,13 +86,13 @@ def test_holdouts_that_teach_nothing_are_refused(name):
     }
     for message, batches in cases.items():
         with pytest.raises(ValueError, match=message):
-            make(name).fit(batches)
+            make_scaler(name).fit(batches)
 
 
 @every_scaler
 def test_generators_are_refused(name):
     with pytest.raises(ValueError, match="read more than once.*but got a generator"):
-        make(name).fit(batch for batch in random_holdout())
+        make_scaler(name).fit(batch for batch in random_holdout())
 
 
 def test_batches_that_change_between_passes_are_noticed(monkeypatch):
@@ -132,7 +123,7 @@ def test_a_failed_fit_keeps_what_was_learned(name, fitted):
 @every_scaler
 def test_the_unfitted_and_the_misfit_say_so(name, fitted, tmp_path):
     z, _ = random_holdout()[0]
-    for use in (lambda: make(name)(z), lambda: make(name).save(tmp_path / "scaler")):
+    for use in (lambda: make_scaler(name)(z), lambda: make_scaler(name).save(tmp_path / "scaler")):
         with pytest.raises(ValueError, match=r"fitted .*: call fit\(batches\) first"):
             use()
     assert not [*tmp_path.iterdir()]
@@ -154,8 +145,8 @@ def test_any_shape_and_dtype(name, fitted, size, n):
 def test_classification_is_an_image_of_one_pixel(name, fitted):
     z = torch.randn(7, 5)
     assert torch.equal(fitted[name](z), fitted[name](z[..., None, None])[..., 0, 0])
-    flat = make(name).fit(random_holdout(n=64, size=()))
-    square = make(name).fit(random_holdout(n=64, size=(1, 1)))
+    flat = make_scaler(name).fit(random_holdout(n=64, size=()))
+    square = make_scaler(name).fit(random_holdout(n=64, size=(1, 1)))
     assert flat.nll_after_ == square.nll_after_
     assert torch.equal(flat(z), square(z))
 
@@ -182,8 +173,8 @@ def test_gradients_pass_through(name, fitted):
 def test_fitting_within_inference_mode(name):
     with torch.inference_mode():
         holdout = random_holdout()
-        scaler = make(name).fit(holdout)
-    expected = make(name).fit(random_holdout())
+        scaler = make_scaler(name).fit(holdout)
+    expected = make_scaler(name).fit(random_holdout())
     assert scaler.nll_after_ == expected.nll_after_
 
 

@@ -6,7 +6,7 @@ import torch._dynamo  # torch's optimisers load it, which takes seconds
 from segcal.config import parse_train
 from segcal.data.build import build_data
 from segcal.models.build import build_model
-from tests.test_faults import RUN
+from tests.support.small_run import RUN
 
 torch.set_num_threads(1)
 config, _ = parse_train(RUN)

@@ -1,13 +1,6 @@
-"""Reports straight from a source of predictions, and a scaler that needs no fit."""
-
-import torch
+"""Reports straight from a source of predictions."""
 
 from segcal.evaluation.evaluate import measure
-
-
-class Halve(torch.nn.Module):
-    def forward(self, logits, images=None):
-        return logits / 2
 
 
 def reports(source, scalers=None, *, resamples=1000):

@@ -1,12 +1,16 @@
-"""Reports of synthetic networks that are calibrated, or too sure, or not sure enough."""
+"""Predictions and reports of synthetic networks: calibrated, over- or under-confident."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from segcal.metrics import CalibrationMeter, Report
+
+K = 3
+SHAPE = (96, 128)
 
 
 def synthetic_report(
@@ -32,3 +36,32 @@ def synthetic_report(
         labels = torch.multinomial(flat, 1, generator=generator).view(1, side, side)
         meter.update(sharpness * logits, labels)
     return meter.compute()
+
+
+def images(n, generator, overconfidence=0.3, pixels=64):
+    """Logits too sharp by `overconfidence`, more in some images; labels drawn from the truth."""
+    truth = 2 * torch.randn(n, K, pixels, generator=generator, dtype=torch.float64)
+    truth += torch.randn(n, K, 1, generator=generator, dtype=torch.float64)
+    draw = torch.rand(n, 1, pixels, generator=generator, dtype=torch.float64)
+    labels = (truth.softmax(1).cumsum(1) < draw).sum(1).clamp(max=K - 1)
+    spread = 0.2 * torch.randn(n, 1, 1, generator=generator, dtype=torch.float64)
+    return truth * (overconfidence + spread).exp(), labels
+
+
+def measured(logits, labels, names=None):
+    """A meter with per-image tables that has seen the batch."""
+    meter = CalibrationMeter(K, per_image=True)
+    meter.update(logits, labels, names=names)
+    return meter
+
+
+def predictor(confidence, seed=0, num_classes=4, shape=SHAPE):
+    """(C, H, W) probabilities of the given confidence, and labels that make them calibrated."""
+    rng = np.random.default_rng(seed)
+    confidence = np.broadcast_to(confidence, shape)
+    predicted = rng.integers(num_classes, size=shape)
+    probs = np.repeat((1 - confidence)[None] / (num_classes - 1), num_classes, axis=0)
+    np.put_along_axis(probs, predicted[None], confidence[None], axis=0)
+    right = rng.random(shape) < confidence
+    labels = np.where(right, predicted, (predicted + 1) % num_classes)
+    return probs, labels.astype(np.uint8)

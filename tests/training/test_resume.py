@@ -1,6 +1,5 @@
 """A run cut at any moment and resumed ends as if it had not been: weights, log, best, all bits."""
 
-import json
 import os
 import signal
 
@@ -9,6 +8,7 @@ import torch
 
 from segcal.runtime import Interrupted
 from segcal.training import checkpoint
+from tests.support.small_run import expect_equal, outcome
 from tests.support.tiny import Patches, trainer
 
 RUN = {"epochs": 2, "ema": 0.9, "save_every": 3}  # 8 steps of 8 reads
@@ -42,32 +42,6 @@ def finish(folder, **options):
         run.restore(state)
     run.fit()
     return outcome(folder)
-
-
-def outcome(folder):
-    """Everything a run leaves behind, but for the times."""
-    last, best = (checkpoint.load(folder / name) for name in ("last.pt", "best.pt"))
-    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    for record in (*last["history"], *log, best["record"]):
-        record.pop("seconds")
-    last.pop("seconds"), last["record"].pop("seconds", None)
-    return {"last": last, "best": best, "log": log}
-
-
-def expect_equal(one, other, where=""):
-    assert type(one) is type(other), where
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), where
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys(), where
-        for key in one:
-            expect_equal(one[key], other[key], f"{where}/{key}")
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other), where
-        for n, (a, b) in enumerate(zip(one, other, strict=True)):
-            expect_equal(a, b, f"{where}/{n}")
-    else:
-        assert one == other, where
 
 
 @pytest.fixture(scope="module")

@@ -15,20 +15,7 @@ from segcal.viz import (
     overlay_panel,
     voc_palette,
 )
-
-SHAPE = (96, 128)
-
-
-def predictor(confidence, seed=0, num_classes=4, shape=SHAPE):
-    """(C, H, W) probabilities of the given confidence, and labels that make them calibrated."""
-    rng = np.random.default_rng(seed)
-    confidence = np.broadcast_to(confidence, shape)
-    predicted = rng.integers(num_classes, size=shape)
-    probs = np.repeat((1 - confidence)[None] / (num_classes - 1), num_classes, axis=0)
-    np.put_along_axis(probs, predicted[None], confidence[None], axis=0)
-    right = rng.random(shape) < confidence
-    labels = np.where(right, predicted, (predicted + 1) % num_classes)
-    return probs, labels.astype(np.uint8)
+from tests.support.synthetic_reports import SHAPE, predictor
 
 
 def with_confidence(probs, confidence):

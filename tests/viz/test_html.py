@@ -13,8 +13,7 @@ from segcal.metrics import CalibrationMeter
 from segcal.viz import Entry, Overlay, overlay_panel, write_page
 from segcal.viz.html import render_page
 from segcal.viz.words import headline, verdict
-from tests.support.synthetic_reports import synthetic_report
-from tests.viz.test_heatmap import predictor
+from tests.support.synthetic_reports import predictor, synthetic_report
 
 NAMES = ["road", "sky", "tree", "<i>car</i>"]
 EVIL = '"><script>document.title = "run"</script><img src="http://127.0.0.1:9/x.png">'
