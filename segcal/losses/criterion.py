@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
@@ -15,6 +15,7 @@ from segcal.losses.base import BASE_LOSSES
 from segcal.losses.softmax import statistics
 from segcal.pixels import Pixels, expected_labels, flatten
 
+_LOSSES = {**BASE_LOSSES, **AUXILIARY_LOSSES}
 _SHARED = {"weight", "sync"}  # options every term gets from the criterion, not hyper-parameters
 
 
@@ -101,17 +102,20 @@ class Criterion(nn.Module):
         with torch.autocast(logits.device.type, enabled=False):
             pixels = flatten(logits, labels, self.ignore_index)
             self._late.look(pixels, self.ignore_index)
-            base = BASE_LOSSES[self.base]
-            aux = AUXILIARY_LOSSES[self.aux] if self.aux else None
-            statistics(pixels, *_reads(base), *(_reads(aux) if aux else ()))  # all in one pass
-            parts = {
-                self.base: base(
-                    pixels, weight=self.weight, sync=self.sync, **self._options[self.base]
+            names = [name for term in self._options for name in _statistics_of(term)]
+            known = statistics(pixels, names)  # all in one pass
+            parts = {}
+            for term, options in self._options.items():
+                shared = {"weight": self.weight} if term == self.base else {}
+                parts[term] = _LOSSES[term](
+                    pixels,
+                    *(known[name] for name in _statistics_of(term)),
+                    sync=self.sync,
+                    **shared,
+                    **options,
                 )
-            }
             parts["loss"] = parts[self.base]
-            if self.aux and aux:
-                parts[self.aux] = aux(pixels, sync=self.sync, **self._options[self.aux])
+            if self.aux:
                 parts["loss"] = parts[self.base] + self.beta * parts[self.aux]
         return parts
 
@@ -148,14 +152,14 @@ def hyper_names(spec: str) -> set[str]:
 
 
 def _hyper_names(term: str) -> set[str]:
-    function = {**BASE_LOSSES, **AUXILIARY_LOSSES}[term]
-    parameters = inspect.signature(function).parameters.values()
+    parameters = inspect.signature(_LOSSES[term]).parameters.values()
     return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - _SHARED
 
 
-def _reads(loss: Callable[..., Tensor]) -> tuple[str, ...]:
-    names: tuple[str, ...] = loss.reads  # type: ignore[attr-defined]
-    return names
+def _statistics_of(term: str) -> list[str]:
+    """The softmax statistics a loss reads: its positional parameters after the pixels."""
+    parameters = inspect.signature(_LOSSES[term]).parameters.values()
+    return [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD][1:]
 
 
 class _LateLabelCheck:
