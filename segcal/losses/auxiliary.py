@@ -7,6 +7,7 @@ pixels of the global batch, not per image. A batch without valid pixels gives 0.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -45,9 +46,9 @@ def mmce(
     confidence: Tensor,
     correct: Tensor,
     *,
-    bandwidth: float = 0.4,
-    sample: int = 4096,
-    seed: int = 0,
+    bandwidth: Annotated[float, "bandwidth of the kernel"] = 0.4,
+    sample: Annotated[int, "pixels of a batch that are compared"] = 4096,
+    seed: Annotated[int, "seed of the sample"] = 0,
     sync: bool = True,
 ) -> Tensor:
     """Weighted maximum mean calibration error (Kumar et al. 2018), on a sample of pixels.
@@ -84,6 +85,7 @@ def mmce(
 
 
 AUXILIARY_LOSSES: dict[str, Callable[..., Tensor]] = {"mdca": mdca, "dca": dca, "mmce": mmce}
+USUAL_BETA: dict[str, float] = {}  # the weight that an auxiliary has unless told; 1 for the rest
 
 
 def _sample(valid: Tensor, size: int, seed: int, sync: bool) -> tuple[Tensor, Tensor, Tensor]:

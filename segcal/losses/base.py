@@ -10,6 +10,7 @@ valid pixels gives 0 with zero gradient.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ def ls(
     true_log_prob: Tensor,
     mean_log_prob: Tensor,
     *,
-    alpha: float = 0.1,
+    alpha: Annotated[float, "share of the target that the other classes get"] = 0.1,
     weight: Tensor | None = None,
     sync: bool = True,
 ) -> Tensor:
@@ -55,7 +56,7 @@ def fl(
     pixels: Pixels,
     true_log_prob: Tensor,
     *,
-    gamma: float = 3.0,
+    gamma: Annotated[float, "exponent of the focal factor"] = 3.0,
     weight: Tensor | None = None,
     sync: bool = True,
 ) -> Tensor:
@@ -68,7 +69,7 @@ def flsd(
     pixels: Pixels,
     true_log_prob: Tensor,
     *,
-    gamma: float = 3.0,
+    gamma: Annotated[float, "exponent of the focal factor"] = 3.0,
     weight: Tensor | None = None,
     sync: bool = True,
 ) -> Tensor:

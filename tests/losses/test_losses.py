@@ -244,13 +244,40 @@ def test_terms_add_up_and_call_gives_the_total():
     assert set(build_loss("nll").terms(logits, labels)) == {"nll", "loss"}
 
 
+@pytest.mark.parametrize("beta", [None, {"dca": 3.0}, {"mdca": 2.0, "dca": 0.5, "mmce": 0.0}])
+def test_several_auxiliaries_each_have_their_weight(beta):
+    logits, labels = batch(5, 5)
+    parts = build_loss("fl+mdca+dca+mmce", beta=beta).terms(logits, labels)
+    assert list(parts) == ["fl", "mdca", "dca", "mmce", "loss"]
+    weights = {"fl": 1.0, "mdca": 1.0, "dca": 1.0, "mmce": 1.0, **(beta or {})}
+    expected = sum(weight * float(parts[name]) for name, weight in weights.items())
+    assert float(parts["loss"]) == pytest.approx(expected, abs=1e-12)
+    for name in ("fl", "mdca", "dca", "mmce"):
+        assert float(parts[name]) == pytest.approx(float(term(name, logits, labels)), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("spec", "beta", "says"),
+    [
+        ("nll+mdca+dca", 2.0, "beta to name its auxiliary"),
+        ("nll+mdca", {"dca": 1.0}, "beta for mdca, but got dca"),
+        ("nll+mdca", {"mdca": math.nan}, "beta of mdca to be a finite number"),
+        ("nll+mdca", True, "beta to be a finite number"),
+        ("nll", {}, "it has none"),
+    ],
+)
+def test_a_weight_that_fits_no_auxiliary_raises(spec, beta, says):
+    with pytest.raises(ValueError, match=says):
+        build_loss(spec, beta=beta)
+
+
 @pytest.mark.parametrize("spec", ["fl+mdca", "FL+MDCA", "Fl + Mdca"])
 def test_any_case_is_the_same_loss(spec):
     assert build_loss(spec).spec == "fl+mdca"
 
 
 @pytest.mark.parametrize(
-    "spec", ["", "mdca", "nll+", "nll+fl", "focal", "nll+mdca+dca", "+mdca", "nll mdca"]
+    "spec", ["", "mdca", "nll+", "nll+fl", "focal", "nll+mdca+mdca", "+mdca", "nll mdca"]
 )
 def test_unknown_names_list_the_options(spec):
     with pytest.raises(ValueError) as error:
