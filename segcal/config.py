@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import re
-from argparse import ArgumentError
+from argparse import SUPPRESS, ArgumentError
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
@@ -16,56 +17,96 @@ from jsonargparse import ArgumentParser
 
 from segcal.data.build import DataConfig
 from segcal.files import atomic_write
-from segcal.losses import hyper_names
+from segcal.losses import (
+    AUXILIARY_LOSSES,
+    BASE_LOSSES,
+    Term,
+    all_terms,
+    build_loss,
+    hyper_names,
+    term,
+)
 from segcal.models.build import ModelConfig
 from segcal.training.options import TrainOptions
 
 CONFIG = "config.yaml"
+_RENAMED = {"mmce_bandwidth": "bandwidth", "mmce_sample": "sample"}  # options of earlier versions
 _T = TypeVar("_T")
 
 
+def _with_hyper_parameters(options: type[_T]) -> type[_T]:
+    """Give the class a field for each hyper-parameter of the losses, null unless it is stated."""
+    takers: dict[str, list[Term]] = {}
+    for part in all_terms():
+        for name in part.hyper:
+            if name != "seed":  # of a sample: not the user's concern
+                takers.setdefault(name, []).append(part)
+    auxiliary = [f"{name} ({term(name).beta:g})" for name in AUXILIARY_LOSSES]
+    listed = {"base": ", ".join(BASE_LOSSES), "auxiliary": ", ".join(auxiliary)}
+    lines = [inspect.cleandoc(options.__doc__ or "").format(**listed)]
+    for name, terms in takers.items():
+        first = terms[0].hyper[name]
+        options.__annotations__[name] = first.kind | None
+        setattr(options, name, None)
+        usual = ", ".join(f"{part.hyper[name].default:g} for {part.name}" for part in terms)
+        meaning = first.meaning[0].upper() + first.meaning[1:]
+        lines.append(f"    {name}: {meaning}; null is {usual}.")
+    options.__doc__ = "\n".join(lines)
+    return options
+
+
 @dataclass(frozen=True)
+@_with_hyper_parameters
 class LossOptions:
     """Which loss to train with.
 
+    The hyper-parameters of the losses are options too.
+
     Attributes:
-        loss: BASE or BASE+AUX: nll, ls, fl, flsd or brier, and mdca, dca or mmce.
-        beta: Factor on AUX; null is 1.
-        gamma: Exponent of fl and flsd; null is 3.
-        alpha: Smoothing of ls; null is 0.1.
-        mmce_bandwidth: Bandwidth of the kernel of mmce; null is 0.4.
-        mmce_sample: Pixels of a batch that mmce compares; null is 4096.
+        loss: BASE, BASE+AUX or BASE+AUX+AUX… with BASE one of {base} and AUX of
+            {auxiliary}, each with its usual weight.
+        beta: Weight of AUX, or of each by name as in mdca=1,cp=0.1; null is the usual one.
         class_weights: One factor a class on the base loss; null is all 1.
     """
 
     loss: str = "fl+mdca"
-    beta: float | None = None
-    gamma: float | None = None
-    alpha: float | None = None
-    mmce_bandwidth: float | None = None
-    mmce_sample: int | None = None
+    beta: float | dict[str, float] | str | None = None
     class_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        taken = hyper_names(self.loss) - {"seed"}  # the sample of mmce is not the user's concern
+        if isinstance(self.beta, str):
+            object.__setattr__(self, "beta", _named_numbers("beta", self.beta))
+        taken = hyper_names(self.loss) - {"seed"}
         unfit = [name for name in self.hyper if name not in taken]
         if unfit:
             raise ValueError(
                 f"Expected options that --loss {self.loss} takes "
                 f"({', '.join(sorted(taken)) or 'it has none'}), but got {', '.join(unfit)}"
             )
+        build_loss(self.loss, **self.hyper)  # complains of what does not fit
 
     @property
     def hyper(self) -> dict[str, Any]:
         """The hyper-parameters that are set, by the names that `segcal.build_loss` knows."""
-        named = {
-            "beta": self.beta,
-            "gamma": self.gamma,
-            "alpha": self.alpha,
-            "bandwidth": self.mmce_bandwidth,
-            "sample": self.mmce_sample,
+        names = [f.name for f in dataclasses.fields(LossOptions)]
+        values = {name: getattr(self, name) for name in names}
+        return {
+            name: value
+            for name, value in values.items()
+            if value is not None and name not in ("loss", "class_weights")
         }
-        return {name: value for name, value in named.items() if value is not None}
+
+
+def _named_numbers(option: str, text: str) -> dict[str, float]:
+    """What "mdca=1,cp=0.1" says."""
+    try:
+        pairs = [part.split("=") for part in text.split(",")]
+        return {name.strip().lower(): float(number) for name, number in pairs}
+    except ValueError:
+        raise ValueError(
+            f"Expected {option} to be a number, or numbers by name as in mdca=1,cp=0.1, or null, "
+            f"but got {text}"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -120,6 +161,9 @@ def train_parser(prog: str) -> ArgumentParser:
         help="Continue the run in --out, with its own settings; start it if there is none.",
     )
     parser.add_class_arguments(TrainConfig)
+    for name in _RENAMED:
+        kind = get_type_hints(LossOptions)[_RENAMED[name]]
+        parser.add_argument(f"--{name}", type=kind, default=SUPPRESS, help=SUPPRESS)
     return parser
 
 
@@ -142,7 +186,8 @@ def parse_train(arguments: Sequence[str], prog: str = "segcal train") -> tuple[T
     except ArgumentError as error:
         raise ValueError(_one_line(error)) from None
     resume = parsed.pop("resume")
-    return _build(TrainConfig, {k: v for k, v in parsed.items() if k != "config"}), resume
+    settings = {k: v for k, v in parsed.items() if k != "config"}
+    return _build(TrainConfig, _renamed(settings)), resume
 
 
 def load_config(path: Path) -> TrainConfig:
@@ -186,7 +231,14 @@ def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
                 merged[key] = over(defaults[key], value)
         return merged
 
-    return over(to_dict(TrainConfig()), settings)
+    return over(to_dict(TrainConfig()), _renamed(settings))
+
+
+def _renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the options of earlier versions under their present names."""
+    renamed = {key: value for key, value in settings.items() if key not in _RENAMED}
+    earlier = {_RENAMED[key]: settings[key] for key in settings.keys() & _RENAMED}
+    return renamed | {key: value for key, value in earlier.items() if value is not None}
 
 
 def _config_first(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

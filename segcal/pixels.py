@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -32,8 +32,6 @@ class Pixels:
     target: Tensor
     valid: Tensor
     out_of_range: Tensor
-    # Results that several readers share (see losses/softmax.py); not part of the value.
-    cache: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def num_classes(self) -> int:

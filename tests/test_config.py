@@ -1,6 +1,7 @@
 """Settings: what wins, what is refused and how, and that they survive the run folder."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from segcal.config import (
     to_dict,
     with_defaults,
 )
+from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES, all_terms
 from tests.support import ROOT
 
 
@@ -62,10 +64,33 @@ def test_no_config_at_all_is_the_scenes():
 
 def test_only_what_is_set_reaches_the_loss():
     assert parse_train(["--loss", "nll"])[0].hyper == {}
-    assert parse_train(["--loss", "LS+MMCE", "--alpha", "0.2", "--mmce_sample", "64"])[0].hyper == {
-        "alpha": 0.2,
-        "sample": 64,
-    }
+    arguments = ["--loss", "LS+MMCE", "--alpha", "0.2", "--sample", "64"]
+    assert parse_train(arguments)[0].hyper == {"alpha": 0.2, "sample": 64}
+
+
+@pytest.mark.parametrize("text", ["mdca=1,MMCE=0.1", "{mdca: 1, mmce: 0.1}"])
+def test_weights_of_auxiliaries_by_name(text, write):
+    by_file = load_config(Path(write(f"loss: nll+mdca+mmce\nbeta: {text}\n")))
+    by_option, _ = parse_train(["--loss", "nll+mdca+mmce", "--beta", text])
+    assert by_option == by_file
+    assert by_option.hyper == {"beta": {"mdca": 1.0, "mmce": 0.1}}
+    assert parse_train(["--beta", "5"])[0].hyper == {"beta": 5.0}
+
+
+def test_options_of_earlier_versions_have_their_present_names(write):
+    text = "loss: nll+mmce\nmmce_bandwidth: 0.2\nmmce_sample: null\n"
+    config = load_config(Path(write(text)))
+    assert config.hyper == {"bandwidth": 0.2}
+    earlier = {**to_dict(config), "mmce_bandwidth": 0.2}
+    del earlier["bandwidth"]
+    assert with_defaults(earlier) == to_dict(config)
+
+
+def test_every_hyper_parameter_of_a_loss_is_an_option():
+    options = {field.name: field for field in dataclasses.fields(TrainConfig)}
+    for term in all_terms():
+        for name in term.hyper.keys() - {"seed"}:
+            assert options[name].default is None
 
 
 @pytest.mark.parametrize(
@@ -73,7 +98,7 @@ def test_only_what_is_set_reaches_the_loss():
     [
         ("--optim.lr fast", "Expected optim.lr to be a number, but got fast"),
         ("--epochs 2.5", "Expected epochs to be a whole number, but got 2.5"),
-        ("--beta x", "Expected beta to be a number or null, but got x"),
+        ("--beta x", "Expected beta to be a number, or numbers by name as in mdca=1,cp=0.1"),
         ("--compile maybe", "Expected compile to be true or false, but got maybe"),
         ("--optim.name rms", "Expected optim.name to be one of sgd, adam, adamw, but got rms"),
         ("--schedule.milestones [a]", "Expected schedule.milestones to be a list"),
@@ -86,6 +111,9 @@ def test_only_what_is_set_reaches_the_loss():
         ("runs/x", "Unknown option runs/x"),
         ("--epochs", "expected one argument"),
         ("--loss focal", "Expected a loss BASE or BASE+AUX"),
+        ("--beta mmce=1", "Expected beta for mdca, but got mmce"),
+        ("--loss nll+mdca+dca --beta 1", "Expected beta to name its auxiliary"),
+        ("--loss nll --beta mdca=1", "Expected options that --loss nll takes (it has none)"),
         ("--loss nll --gamma 3", "Expected options that --loss nll takes (it has none)"),
         ("--loss fl+mdca --alpha 1", "takes (beta, gamma), but got alpha"),
     ],
@@ -129,7 +157,7 @@ def test_files_that_cannot_be_read(tmp_path):
 
 def test_the_saved_settings_are_the_settings(tmp_path):
     config, _ = parse_train(
-        ["--loss", "nll+mmce", "--mmce_bandwidth", "0.2", "--data.scale", "[0.5,2]", "--ema", "0.9"]
+        ["--loss", "nll+mmce", "--bandwidth", "0.2", "--data.scale", "[0.5,2]", "--ema", "0.9"]
     )
     save_config(config, tmp_path / "config.yaml", "a header")
     assert load_config(tmp_path / "config.yaml") == config
@@ -169,6 +197,8 @@ def test_help_explains_every_option(capsys):
     for key in ("--loss", "--optim.lr", "--schedule.warmup", "--data.root", "--model.encoder"):
         assert key in text
     assert "samples of one optimiser step" in text.lower().replace("\n", " ")
+    words = re.split(r"[\s,]+", text)
+    assert all(name in words for name in (*BASE_LOSSES, *AUXILIARY_LOSSES))
     assert "(type:" in text and ":  (type" not in text
 
 

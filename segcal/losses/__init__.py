@@ -1,22 +1,18 @@
-"""All the paper's losses, exact on pixels and over ranks."""
+"""Losses for training, exact on pixels and over ranks: BASE or BASE+AUX+… in one grammar."""
 
-from segcal.losses.auxiliary import AUXILIARY_LOSSES, dca, mdca, mmce
-from segcal.losses.base import BASE_LOSSES, brier, fl, flsd, ls, nll
-from segcal.losses.criterion import Criterion, build_loss, hyper_names, parse_spec
+from segcal.losses.auxiliary import AUXILIARY_LOSSES
+from segcal.losses.base import BASE_LOSSES
+from segcal.losses.criterion import Criterion, build_loss
+from segcal.losses.terms import Term, all_terms, hyper_names, parse_spec, term
 
 __all__ = [
     "AUXILIARY_LOSSES",
     "BASE_LOSSES",
     "Criterion",
-    "brier",
+    "Term",
+    "all_terms",
     "build_loss",
-    "dca",
-    "fl",
-    "flsd",
     "hyper_names",
-    "ls",
-    "mdca",
-    "mmce",
-    "nll",
     "parse_spec",
+    "term",
 ]

@@ -1,56 +1,54 @@
 """The auxiliary losses, which compare mean confidence with frequency over a batch.
 
-Same signature as the base losses: (Pixels, **hyper) -> scalar. Every mean is over all valid
+Signatures are those of the base losses. Every mean is over all valid
 pixels of the global batch, not per image. A batch without valid pixels gives 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from segcal.distributed import exclusive_prefix, is_distributed, sum_over_ranks
-from segcal.losses.softmax import accumulator, reads, statistics
+from segcal.losses.softmax import accumulator
 from segcal.pixels import Pixels
 
 
-@reads("class_sum")
-def mdca(pixels: Pixels, *, sync: bool = True) -> Tensor:
+def mdca(pixels: Pixels, class_sum: Tensor, *, sync: bool = True) -> Tensor:
     """Multi-class difference of confidence and accuracy (Hebbalaguppe et al. 2022, eq. 6).
 
     (1/K) Σ_c | mean_i p_ic − mean_i 1[y_i = c] |, over all K classes, absent ones included.
     """
-    (confidence,) = statistics(pixels, "class_sum")  # (K,)
     valid = pixels.valid.flatten()
-    occurrences = torch.zeros_like(confidence)
-    occurrences.scatter_add_(0, pixels.target.flatten(), valid.to(confidence.dtype))
-    sums = sum_over_ranks(torch.stack([confidence, occurrences]), sync=sync)  # (2, K)
+    occurrences = torch.zeros_like(class_sum)
+    occurrences.scatter_add_(0, pixels.target.flatten(), valid.to(class_sum.dtype))
+    sums = sum_over_ranks(torch.stack([class_sum, occurrences]), sync=sync)  # (2, K)
     count = sums[1].sum().clamp_min(1)
     return ((sums[0] - sums[1]) / count).abs().mean().to(_dtype(pixels))
 
 
-@reads("confidence", "correct")
-def dca(pixels: Pixels, *, sync: bool = True) -> Tensor:
+def dca(pixels: Pixels, confidence: Tensor, correct: Tensor, *, sync: bool = True) -> Tensor:
     """Difference of confidence and accuracy (Liang et al. 2020): |mean(max_c p) − accuracy|.
 
     The accuracy is a constant to the gradient.
     """
-    confidence, correct = statistics(pixels, "confidence", "correct")
     wide = accumulator(confidence)
     sums = torch.stack([(confidence - correct).sum(dtype=wide), pixels.valid.sum(dtype=wide)])
     gap, count = sum_over_ranks(sums, sync=sync)
     return (gap / count.clamp_min(1)).abs().to(confidence.dtype)
 
 
-@reads("confidence", "correct")
 def mmce(
     pixels: Pixels,
+    confidence: Tensor,
+    correct: Tensor,
     *,
-    bandwidth: float = 0.4,
-    sample: int = 4096,
-    seed: int = 0,
+    bandwidth: Annotated[float, "bandwidth of the kernel"] = 0.4,
+    sample: Annotated[int, "pixels of a batch that are compared"] = 4096,
+    seed: Annotated[int, "seed of the sample"] = 0,
     sync: bool = True,
 ) -> Tensor:
     """Weighted maximum mean calibration error (Kumar et al. 2018), on a sample of pixels.
@@ -72,7 +70,6 @@ def mmce(
             f"Expected bandwidth > 0, a whole sample >= 2 and a whole seed >= 0, "
             f"but got bandwidth={bandwidth}, sample={sample}, seed={seed}"
         )
-    confidence, correct = statistics(pixels, "confidence", "correct")
     index, mine, drawn = _sample(pixels.valid, sample, seed, sync)
     r = sum_over_ranks(confidence.flatten()[index] * mine, sync=sync)  # (M,)
     hit = sum_over_ranks(correct.flatten()[index] * mine, sync=sync) > 0  # (M,)
@@ -88,6 +85,7 @@ def mmce(
 
 
 AUXILIARY_LOSSES: dict[str, Callable[..., Tensor]] = {"mdca": mdca, "dca": dca, "mmce": mmce}
+USUAL_BETA: dict[str, float] = {}  # the weight that an auxiliary has unless told; 1 for the rest
 
 
 def _sample(valid: Tensor, size: int, seed: int, sync: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,32 +1,44 @@
-"""The base losses of the paper, one short function each: (Pixels, **hyper) -> scalar.
+"""The base losses, one short function each: (pixels, statistics…, *, options) -> scalar.
 
-P valid pixels, K classes, p = softmax(logits). Each is a mean over the valid pixels of the global
-batch; `weight` (K,) turns it into the weighted mean Σ w_y l / Σ w_y, as in nn.CrossEntropyLoss.
-A batch without valid pixels gives 0 with zero gradient.
+P valid pixels, K classes, p = softmax(logits). The positional arguments after the pixels are
+`STATISTICS` of the softmax: the criterion reads their names here, computes them once for all its
+terms and hands them over. Each loss is a mean over the valid pixels of the global batch; `weight`
+(K,) turns it into the weighted mean Σ w_y l / Σ w_y, as in nn.CrossEntropyLoss. A batch without
+valid pixels gives 0 with zero gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from segcal.distributed import sum_over_ranks
-from segcal.losses.softmax import accumulator, reads, statistics
+from segcal.losses.softmax import accumulator
 from segcal.pixels import Pixels
 
 
-@reads("true_log_prob")
-def nll(pixels: Pixels, *, weight: Tensor | None = None, sync: bool = True) -> Tensor:
+def nll(
+    pixels: Pixels,
+    true_log_prob: Tensor,
+    *,
+    weight: Tensor | None = None,
+    sync: bool = True,
+) -> Tensor:
     """Negative log-likelihood (cross-entropy): mean of −log p_y."""
-    (log_p,) = statistics(pixels, "true_log_prob")
-    return _mean(-log_p, pixels, weight, sync)
+    return _mean(-true_log_prob, pixels, weight, sync)
 
 
-@reads("true_log_prob", "mean_log_prob")
 def ls(
-    pixels: Pixels, *, alpha: float = 0.1, weight: Tensor | None = None, sync: bool = True
+    pixels: Pixels,
+    true_log_prob: Tensor,
+    mean_log_prob: Tensor,
+    *,
+    alpha: Annotated[float, "share of the target that the other classes get"] = 0.1,
+    weight: Tensor | None = None,
+    sync: bool = True,
 ) -> Tensor:
     """Label smoothing (Müller et al. 2019), the paper's form.
 
@@ -35,37 +47,49 @@ def ls(
     """
     k = pixels.num_classes
     _require(0 <= alpha <= 1, "alpha in 0..1", alpha)
-    log_p, mean_log_p = statistics(pixels, "true_log_prob", "mean_log_prob")
     other = alpha / (k - 1)
-    return _mean(-(1 - alpha - other) * log_p - other * k * mean_log_p, pixels, weight, sync)
+    loss = -(1 - alpha - other) * true_log_prob - other * k * mean_log_prob
+    return _mean(loss, pixels, weight, sync)
 
 
-@reads("true_log_prob")
 def fl(
-    pixels: Pixels, *, gamma: float = 3.0, weight: Tensor | None = None, sync: bool = True
+    pixels: Pixels,
+    true_log_prob: Tensor,
+    *,
+    gamma: Annotated[float, "exponent of the focal factor"] = 3.0,
+    weight: Tensor | None = None,
+    sync: bool = True,
 ) -> Tensor:
     """Focal loss (Lin et al. 2017): mean of −(1 − p_y)^γ log p_y."""
     _require(gamma >= 0, "gamma >= 0", gamma)
-    (log_p,) = statistics(pixels, "true_log_prob")
-    return _mean(_focal(log_p, gamma), pixels, weight, sync)
+    return _mean(_focal(true_log_prob, gamma), pixels, weight, sync)
 
 
-@reads("true_log_prob")
 def flsd(
-    pixels: Pixels, *, gamma: float = 3.0, weight: Tensor | None = None, sync: bool = True
+    pixels: Pixels,
+    true_log_prob: Tensor,
+    *,
+    gamma: Annotated[float, "exponent of the focal factor"] = 3.0,
+    weight: Tensor | None = None,
+    sync: bool = True,
 ) -> Tensor:
     """Sample-dependent focal loss FLSD-53 (Mukhoti et al. 2020): γ is 5 where p_y < 0.2."""
     _require(gamma >= 0, "gamma >= 0", gamma)
-    (log_p,) = statistics(pixels, "true_log_prob")
-    hard = log_p.exp() < 0.2
-    return _mean(torch.where(hard, _focal(log_p, 5.0), _focal(log_p, gamma)), pixels, weight, sync)
+    hard = true_log_prob.exp() < 0.2
+    loss = torch.where(hard, _focal(true_log_prob, 5.0), _focal(true_log_prob, gamma))
+    return _mean(loss, pixels, weight, sync)
 
 
-@reads("true_log_prob", "square_sum")
-def brier(pixels: Pixels, *, weight: Tensor | None = None, sync: bool = True) -> Tensor:
+def brier(
+    pixels: Pixels,
+    true_log_prob: Tensor,
+    square_sum: Tensor,
+    *,
+    weight: Tensor | None = None,
+    sync: bool = True,
+) -> Tensor:
     """Brier score (Brier 1950): mean over pixels of Σ_c (p_c − 1[y = c])²."""
-    log_p, square_sum = statistics(pixels, "true_log_prob", "square_sum")
-    return _mean(square_sum - 2 * log_p.exp() + 1, pixels, weight, sync)
+    return _mean(square_sum - 2 * true_log_prob.exp() + 1, pixels, weight, sync)
 
 
 BASE_LOSSES: dict[str, Callable[..., Tensor]] = {

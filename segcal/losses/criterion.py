@@ -1,21 +1,17 @@
-"""The grammar BASE or BASE+AUX, and the module that it builds."""
+"""The module that the grammar BASE or BASE+AUX+… builds."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
-from numbers import Real
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from segcal.losses.auxiliary import AUXILIARY_LOSSES
-from segcal.losses.base import BASE_LOSSES
 from segcal.losses.softmax import statistics
+from segcal.losses.terms import hyper_names, parse_spec, term
 from segcal.pixels import Pixels, expected_labels, flatten
-
-_SHARED = {"weight", "sync"}  # options every term gets from the criterion, not hyper-parameters
 
 
 def build_loss(
@@ -24,30 +20,37 @@ def build_loss(
     ignore_index: int = 255,
     weight: Tensor | Sequence[float] | None = None,
     sync: bool = True,
+    beta: float | Mapping[str, float] | None = None,
     **hyper: float,
 ) -> Criterion:
-    """Build the loss a spec names: "nll", "FL+MDCA", "ls+dca", … in any case.
+    """Build the loss a spec names: "nll", "FL+MDCA", "dicece+mdca+cp", … in any case.
 
     Args:
-        spec: BASE or BASE+AUX, with BASE one of `BASE_LOSSES` and AUX of `AUXILIARY_LOSSES`.
+        spec: a base loss of `BASE_LOSSES`, alone or with one or more of `AUXILIARY_LOSSES`, all
+            joined by "+".
         ignore_index: label of pixels that count for nothing.
         weight: (K,) class weights of the base loss.
         sync: take batch statistics over all ranks; False keeps them local.
-        **hyper: `beta` (the auxiliary's factor, 1 unless told) and the hyper-parameters of the
-            chosen terms: `gamma` for fl and flsd, `alpha` for ls, `bandwidth`, `sample` and
-            `seed` for mmce. One that the spec has no use for is an error.
+        beta: the auxiliary's weight, or {"mdca": 1, "cp": 0.1}. An auxiliary that is not told has
+            its usual weight (`USUAL_BETA`).
+        **hyper: the hyper-parameters of the chosen terms, which are the keyword arguments of
+            their functions. One that two terms take goes to both; one that none takes is an error.
     """
-    return Criterion(spec, ignore_index=ignore_index, weight=weight, sync=sync, **hyper)
+    return Criterion(spec, ignore_index=ignore_index, weight=weight, sync=sync, beta=beta, **hyper)
 
 
 class Criterion(nn.Module):
-    """base + beta · aux on (N, C, *S) logits and (N, *S) labels; see `build_loss`.
+    """base + Σ beta · aux on (N, C, *S) logits and (N, *S) labels; see `build_loss`.
 
     Drop-in for nn.CrossEntropyLoss. Computed in float32 at least, also under autocast.
 
     On a CPU a label out of range raises at once. On an accelerator looking would stall every
     step, so the count is read when it has arrived: the error comes a step or so later, and the
     bad pixels are ignored meanwhile.
+
+    Attributes:
+        base: name of the base loss.
+        beta: the weight of each auxiliary, by name.
     """
 
     weight: Tensor | None
@@ -59,38 +62,32 @@ class Criterion(nn.Module):
         ignore_index: int = 255,
         weight: Tensor | Sequence[float] | None = None,
         sync: bool = True,
+        beta: float | Mapping[str, float] | None = None,
         **hyper: float,
     ) -> None:
         super().__init__()
-        self.base, self.aux = parse_spec(spec)
+        self.base, auxiliaries = parse_spec(spec)
+        self.spec = "+".join((self.base, *auxiliaries))  # the grammar's lower-case form
         self.ignore_index = ignore_index
         self.sync = sync
         self.hyper = dict(hyper)
-        beta = hyper.pop("beta", None)
-        takers = [self.base] + ([self.aux] if self.aux else [])
-        accepted = {name: _hyper_names(name) for name in takers}
-        known = set().union(*accepted.values()) | ({"beta"} if self.aux else set())
-        unknown = sorted(set(self.hyper) - known)
-        if unknown:
+        self._terms = [term(name) for name in (self.base, *auxiliaries)]
+        known = hyper_names(spec)
+        given = set(hyper) | (set() if beta is None else {"beta"})
+        if given - known:
             raise ValueError(
                 f"Expected hyper-parameters of {self.spec!r} "
-                f"({', '.join(sorted(known)) or 'it has none'}), but got {', '.join(unknown)}"
+                f"({', '.join(sorted(known)) or 'it has none'}), "
+                f"but got {', '.join(sorted(given - known))}"
             )
-        _require_numbers(self.hyper)
-        self.beta = 1.0 if beta is None else beta
-        self._options = {
-            name: {key: value for key, value in hyper.items() if key in accepted[name]}
-            for name in takers
-        }
+        for part in self._terms:
+            for name in part.hyper.keys() & hyper:
+                _require_kind(name, hyper[name], part.hyper[name].kind)
+        self.beta = {name: term(name).beta for name in auxiliaries} | _betas(beta, auxiliaries)
         self.register_buffer(
             "weight", None if weight is None else torch.as_tensor(weight, dtype=torch.float32)
         )
         self._late = _LateLabelCheck()
-
-    @property
-    def spec(self) -> str:
-        """The loss in the grammar's lower-case form, such as "fl+mdca"."""
-        return f"{self.base}+{self.aux}" if self.aux else self.base
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The scalar loss."""
@@ -101,61 +98,63 @@ class Criterion(nn.Module):
         with torch.autocast(logits.device.type, enabled=False):
             pixels = flatten(logits, labels, self.ignore_index)
             self._late.look(pixels, self.ignore_index)
-            base = BASE_LOSSES[self.base]
-            aux = AUXILIARY_LOSSES[self.aux] if self.aux else None
-            statistics(pixels, *_reads(base), *(_reads(aux) if aux else ()))  # all in one pass
-            parts = {
-                self.base: base(
-                    pixels, weight=self.weight, sync=self.sync, **self._options[self.base]
-                )
-            }
-            parts["loss"] = parts[self.base]
-            if self.aux and aux:
-                parts[self.aux] = aux(pixels, sync=self.sync, **self._options[self.aux])
-                parts["loss"] = parts[self.base] + self.beta * parts[self.aux]
-        return parts
+            # One pass over the logits for what all the terms read.
+            known = statistics(pixels, {name for part in self._terms for name in part.statistics})
+            parts = {}
+            for part in self._terms:
+                options: dict[str, Any] = {
+                    name: self.hyper[name] for name in part.hyper.keys() & self.hyper
+                }
+                if part.name == self.base:
+                    options["weight"] = self.weight
+                read = (known[name] for name in part.statistics)
+                parts[part.name] = part.function(pixels, *read, sync=self.sync, **options)
+            total = parts[self.base]
+            for name, beta in self.beta.items():
+                total = total + beta * parts[name]
+        return {**parts, "loss": total}
 
     def extra_repr(self) -> str:
         """What printing the module shows."""
-        hyper = "".join(f", {key}={value}" for key, value in self.hyper.items())
+        shown = {"beta": self.beta, **self.hyper} if self.beta else self.hyper
+        hyper = "".join(f", {key}={value}" for key, value in shown.items())
         return f"{self.spec!r}, ignore_index={self.ignore_index}{hyper}"
 
 
-def _require_numbers(hyper: dict[str, float]) -> None:
-    for name, value in hyper.items():
-        if value is None and name == "beta":
-            continue
-        number = isinstance(value, Real) and not isinstance(value, bool)
-        if not number or not abs(value) < 1e18:  # NaN is not, nor what int64 cannot hold
-            raise ValueError(f"Expected {name} to be a finite number, but got {value!r:.60}")
-
-
-def parse_spec(spec: str) -> tuple[str, str | None]:
-    """Split "FL+MDCA" into ("fl", "mdca"), and "nll" into ("nll", None)."""
-    base, plus, aux = (part.strip() for part in spec.lower().partition("+"))
-    if base not in BASE_LOSSES or (plus and aux not in AUXILIARY_LOSSES):
+def _betas(
+    beta: float | Mapping[str, float] | None, auxiliaries: Sequence[str]
+) -> dict[str, float]:
+    """The weights that `beta` states, by auxiliary."""
+    if beta is None:
+        return {}
+    if not isinstance(beta, Mapping):
+        _require_kind("beta", beta, float)
+        if len(auxiliaries) > 1:
+            raise ValueError(
+                f"Expected beta to name its auxiliary, as in "
+                f"{{{', '.join(f'{name!r}: {beta}' for name in auxiliaries)}}}, but got {beta}"
+            )
+        beta = {auxiliaries[0]: beta}
+    if not set(beta) <= set(auxiliaries):
         raise ValueError(
-            f"Expected a loss BASE or BASE+AUX with BASE one of {', '.join(BASE_LOSSES)} "
-            f"and AUX one of {', '.join(AUXILIARY_LOSSES)}, but got {spec!r}"
+            f"Expected beta for {', '.join(auxiliaries)}, but got {', '.join(map(str, beta))}"
         )
-    return base, aux or None
+    for name, value in beta.items():
+        _require_kind(f"beta of {name}", value, float)
+    return dict(beta)
 
 
-def hyper_names(spec: str) -> set[str]:
-    """The hyper-parameters that `build_loss(spec)` takes."""
-    base, aux = parse_spec(spec)
-    return _hyper_names(base) | (_hyper_names(aux) | {"beta"} if aux else set())
-
-
-def _hyper_names(term: str) -> set[str]:
-    function = {**BASE_LOSSES, **AUXILIARY_LOSSES}[term]
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - _SHARED
-
-
-def _reads(loss: Callable[..., Tensor]) -> tuple[str, ...]:
-    names: tuple[str, ...] = loss.reads  # type: ignore[attr-defined]
-    return names
+def _require_kind(name: str, value: Any, kind: type) -> None:
+    """Raise unless `value` is true or false for bool, and else a finite number, whole for int."""
+    if kind is bool:
+        fits, wanted = isinstance(value, bool), "true or false"
+    else:
+        number = isinstance(value, Integral if kind is int else Real)
+        wanted = "a whole number" if kind is int else "a finite number"
+        # NaN is not below the limit, nor is what an int64 cannot hold.
+        fits = number and not isinstance(value, bool) and abs(value) < 1e18
+    if not fits:
+        raise ValueError(f"Expected {name} to be {wanted}, but got {value!r:.60}")
 
 
 class _LateLabelCheck:

@@ -13,8 +13,8 @@ where w, s, a, d, e come from the statistics' own gradients and b_i makes each c
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,31 +32,15 @@ STATISTICS = (
     "correct",  # (N, L) 1 where argmax_c p_ic is the label, else 0; carries no gradient
 )
 
-_F = TypeVar("_F", bound=Callable[..., Tensor])
 
+def statistics(pixels: Pixels, names: Iterable[str]) -> dict[str, Tensor]:
+    """The named `STATISTICS` of softmax(pixels.dense), in float32 at least.
 
-def reads(*names: str) -> Callable[[_F], _F]:
-    """Declare which statistics a loss reads, so that a criterion can fuse all its terms' reads."""
-    assert set(names) <= set(STATISTICS)
-
-    def mark(loss: _F) -> _F:
-        loss.reads = names  # type: ignore[attr-defined]
-        return loss
-
-    return mark
-
-
-def statistics(pixels: Pixels, *names: str) -> tuple[Tensor, ...]:
-    """The named statistics of softmax(pixels.dense), in float32 at least.
-
-    What one call computes shares a softmax and a backward pass; results stay with `pixels`, so
-    asking for everything first and for the parts later costs one pass.
+    What one call computes shares a softmax and a backward pass.
     """
-    missing = [name for name in STATISTICS if name in names and name not in pixels.cache]
-    if missing:
-        values = _SoftmaxStatistics.apply(pixels.dense, pixels.target, pixels.valid, missing)
-        pixels.cache.update(zip(missing, values, strict=True))
-    return tuple(pixels.cache[name] for name in names)
+    wanted = [name for name in STATISTICS if name in set(names)]
+    values = _SoftmaxStatistics.apply(pixels.dense, pixels.target, pixels.valid, wanted)
+    return dict(zip(wanted, values, strict=True))
 
 
 class _SoftmaxStatistics(torch.autograd.Function):

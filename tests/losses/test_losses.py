@@ -27,6 +27,12 @@ def oracle(spec, logits, labels, beta=1.0):
     return value + beta * ORACLES[aux](rows, wanted) if aux else value
 
 
+def term(name, logits, labels):
+    """One loss of either dict alone."""
+    spec = name if name in BASE_LOSSES else f"nll+{name}"
+    return build_loss(spec).terms(logits, labels)[name]
+
+
 def test_every_loss_has_an_oracle():
     assert set(ORACLES) == set(BASE_LOSSES) | set(AUXILIARY_LOSSES)
 
@@ -65,8 +71,7 @@ BY_HAND = {
 
 @pytest.mark.parametrize("name", ORACLES)
 def test_two_pixels_by_hand(name):
-    value = {**BASE_LOSSES, **AUXILIARY_LOSSES}[name](flatten(HAND_LOGITS, HAND_LABELS))
-    assert float(value) == pytest.approx(BY_HAND[name], abs=1e-12)
+    assert float(term(name, HAND_LOGITS, HAND_LABELS)) == pytest.approx(BY_HAND[name], abs=1e-12)
 
 
 def test_flsd_uses_gamma_five_below_a_fifth():
@@ -174,17 +179,16 @@ def test_mdca_counts_absent_classes_and_is_over_the_batch_not_per_image():
     # Two images, each wrong about itself, right together: the batch's MDCA is 0.
     logits = torch.tensor([[[50.0], [-50.0], [-50.0]], [[-50.0], [50.0], [-50.0]]])
     labels = torch.tensor([[1], [0]])
-    mdca = AUXILIARY_LOSSES["mdca"]
-    assert float(mdca(flatten(logits, labels))) == pytest.approx(0, abs=1e-7)
+    assert float(term("mdca", logits, labels)) == pytest.approx(0, abs=1e-7)
     # One pixel sure of class 0 and labelled 1: (1 + 1 + 0) / 3, class 2 being absent.
-    assert float(mdca(flatten(logits[:1], labels[:1]))) == pytest.approx(2 / 3, abs=1e-7)
+    assert float(term("mdca", logits[:1], labels[:1])) == pytest.approx(2 / 3, abs=1e-7)
 
 
 def test_leaving_ignored_pixels_in_the_mean_would_show():
     logits, labels = batch(64, 64, n=2, k=21, ignored=0.05)
     pixels = flatten(logits, labels)
     exact = ORACLES["mdca"](pixels.logits.tolist(), pixels.labels.tolist())
-    assert float(AUXILIARY_LOSSES["mdca"](pixels)) == pytest.approx(exact, abs=1e-9)
+    assert float(term("mdca", logits, labels)) == pytest.approx(exact, abs=1e-9)
     count = len(pixels.labels)
     frequency = F.one_hot(pixels.labels, 21).sum(0) / count
     leaky = (logits.softmax(1).sum((0, 2, 3)) / count - frequency).abs().mean()
@@ -231,13 +235,40 @@ def test_terms_add_up_and_call_gives_the_total():
     assert set(build_loss("nll").terms(logits, labels)) == {"nll", "loss"}
 
 
+@pytest.mark.parametrize("beta", [None, {"dca": 3.0}, {"mdca": 2.0, "dca": 0.5, "mmce": 0.0}])
+def test_several_auxiliaries_each_have_their_weight(beta):
+    logits, labels = batch(5, 5)
+    parts = build_loss("fl+mdca+dca+mmce", beta=beta).terms(logits, labels)
+    assert list(parts) == ["fl", "mdca", "dca", "mmce", "loss"]
+    weights = {"fl": 1.0, "mdca": 1.0, "dca": 1.0, "mmce": 1.0, **(beta or {})}
+    expected = sum(weight * float(parts[name]) for name, weight in weights.items())
+    assert float(parts["loss"]) == pytest.approx(expected, abs=1e-12)
+    for name in ("fl", "mdca", "dca", "mmce"):
+        assert float(parts[name]) == pytest.approx(float(term(name, logits, labels)), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("spec", "beta", "says"),
+    [
+        ("nll+mdca+dca", 2.0, "beta to name its auxiliary"),
+        ("nll+mdca", {"dca": 1.0}, "beta for mdca, but got dca"),
+        ("nll+mdca", {"mdca": math.nan}, "beta of mdca to be a finite number"),
+        ("nll+mdca", True, "beta to be a finite number"),
+        ("nll", {}, "it has none"),
+    ],
+)
+def test_a_weight_that_fits_no_auxiliary_raises(spec, beta, says):
+    with pytest.raises(ValueError, match=says):
+        build_loss(spec, beta=beta)
+
+
 @pytest.mark.parametrize("spec", ["fl+mdca", "FL+MDCA", "Fl + Mdca"])
 def test_any_case_is_the_same_loss(spec):
     assert build_loss(spec).spec == "fl+mdca"
 
 
 @pytest.mark.parametrize(
-    "spec", ["", "mdca", "nll+", "nll+fl", "focal", "nll+mdca+dca", "+mdca", "nll mdca"]
+    "spec", ["", "mdca", "nll+", "nll+fl", "focal", "nll+mdca+mdca", "+mdca", "nll mdca"]
 )
 def test_unknown_names_list_the_options(spec):
     with pytest.raises(ValueError) as error:
