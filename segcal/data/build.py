@@ -10,7 +10,7 @@ import numpy as np
 from segcal.data import classification, folders, mendeley, pacs, scenes, text, tiny_imagenet, voc
 from segcal.data.files import FilePart, unusable
 from segcal.data.samples import Samples
-from segcal.data.shift import TurnedPart, imbalanced
+from segcal.data.shift import DOMAIN, ROTATION, Shift, ShiftedPart, imbalanced
 from segcal.data.source import ArrayPart, DataConfig, Part, Source, split
 from segcal.data.transforms import Augmentation, Augmenter
 
@@ -100,7 +100,9 @@ def build_data(config: DataConfig, *, seed: int) -> Splits:
         kept, holdout = chosen[kept], samples(source.train, chosen[held])
     else:
         kept, holdout = chosen, samples(source.holdout, np.arange(len(source.holdout.names)))
-    test = TurnedPart(source.test, config.rotation) if config.rotation else source.test
+    test = source.test
+    if config.rotation:
+        test = ShiftedPart(test, Shift(ROTATION, config.rotation))
     return Splits(
         train=samples(source.train, kept, _augmenter(config, source.augmentation)),
         holdout=holdout,
@@ -114,6 +116,37 @@ def build_data(config: DataConfig, *, seed: int) -> Splits:
         uniform=source.uniform or resize is not None,
         words=source.words,
     )
+
+
+def build_shifted(data: Splits, config: DataConfig, shift: Shift, *, seed: int = 0) -> Samples:
+    """The test part of a data set under a shift.
+
+    Args:
+        data: the data set, as `build_data` made it from `config`.
+        config: its options.
+        shift: the change. A corruption or a rotation leaves the labels as they are; a domain or
+            a folder brings other images with labels of their own.
+        seed: of what is random in a corruption.
+    """
+    if shift.name == DOMAIN and config.train_domain == "others" and shift.value != config.domain:
+        raise ValueError(
+            f"Expected domain {config.domain}, which was left out of the training, but got "
+            f"{shift.value}: it was trained on that"
+        )
+    if shift.brings_images:
+        other = build_data(shift.configure(config), seed=0)
+        if other.class_names != data.class_names:
+            raise ValueError(
+                f"Expected the classes {', '.join(data.class_names)} in {shift.value}, "
+                f"but got {', '.join(other.class_names)}"
+            )
+        return other.test
+    if data.words:
+        raise ValueError(f"Expected images to apply {shift} to, but {config.name} is text")
+    label = data.test.part.read(data.test.indices[0])[1]
+    if shift.name == ROTATION and isinstance(label, np.ndarray):
+        raise ValueError(f"Expected a shift that leaves masks where they are, but got {shift}")
+    return data.test.shifted(shift, seed=seed)
 
 
 def _check(config: DataConfig, seed: int) -> None:

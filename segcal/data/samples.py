@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from segcal.data.shift import Shift, ShiftedPart
 from segcal.data.source import Part
 from segcal.data.transforms import Augmenter, normalise, resize_square
 
@@ -64,6 +65,12 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         part = copy.copy(self)
         part.indices, part.names = self.indices[number::count], self.names[number::count]
         return part
+
+    def shifted(self, shift: Shift, *, seed: int = 0) -> Samples:
+        """The same items, their images changed by a shift before they are resized."""
+        changed = copy.copy(self)
+        changed.part = ShiftedPart(self.part, shift, seed)
+        return changed
 
     def image(self, index: int) -> np.ndarray:
         """(H, W, 3) uint8 RGB of an item, un-augmented: what to draw on."""

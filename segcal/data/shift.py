@@ -1,45 +1,169 @@
-"""The place for data that is changed on purpose: test images turned, classes made rare."""
+"""Shifts: test images that differ from the training images on purpose, and rare classes."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from segcal.data.source import Label, Part
+from segcal.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+from segcal.data.source import DataConfig, Label, Part
+
+ROTATION, DOMAIN, DATA = "rotation", "domain", "data"
+ALL = "all"  # every corruption
+DEFAULT_SEVERITY = 3
 
 
 @dataclass(frozen=True)
-class TurnedPart:
-    """A part of a classification set whose images are turned.
+class Shift:
+    """One change of the test images.
+
+    Attributes:
+        name: a corruption (an entry of `CORRUPTIONS`), rotation, domain or data.
+        value: the severity of a corruption, 0 to 5, degrees counter-clockwise, the domain of a
+            data set that has some, or the folder that holds other test images.
+    """
+
+    name: str
+    value: int | float | str
+
+    def __post_init__(self) -> None:
+        if self.name in CORRUPTIONS:
+            if self.value not in (0, *SEVERITIES):
+                raise ValueError(
+                    f"Expected a severity of 1 to 5 for {self.name}, but got {self.value}"
+                )
+        elif self.name == ROTATION:
+            if not isinstance(self.value, int | float) or not math.isfinite(self.value):
+                raise ValueError(f"Expected degrees for {ROTATION}, but got {self.value!r}")
+        elif self.name not in (DOMAIN, DATA):
+            known = ", ".join([ALL, *CORRUPTIONS, ROTATION, DOMAIN])
+            raise ValueError(f"Expected shifts out of {known}, but got {self.name!r}")
+        elif not self.value:
+            raise ValueError(f"Expected {self.name}:NAME, but got no name")
+
+    def __str__(self) -> str:
+        return f"{self.name}:{_shown(self)}"
+
+    @property
+    def severity(self) -> int | None:
+        """Of a corruption; other shifts have none."""
+        return int(self.value) if self.name in CORRUPTIONS else None
+
+    @property
+    def folder(self) -> str:
+        """What a folder of its results is called."""
+        return re.sub(r"[^\w.+-]+", "-", f"{self.name}-{_shown(self)}")
+
+    @property
+    def brings_images(self) -> bool:
+        """Whether it takes other images, with labels of their own, instead of changing pixels."""
+        return self.name in (DOMAIN, DATA)
+
+    def configure(self, config: DataConfig) -> DataConfig:
+        """The options of a data set whose test images are the ones that the shift brings."""
+        if self.name == DOMAIN:
+            return replace(config, domain=str(self.value))
+        return replace(config, root=str(self.value))
+
+    def apply(self, image: np.ndarray, *, key: str, seed: int = 0) -> np.ndarray:
+        """Change one image.
+
+        Args:
+            image: (H, W, 3) uint8.
+            key: its name: together with `seed`, it decides what is random.
+            seed: at least 0.
+
+        Returns:
+            (H, W, 3) uint8.
+        """
+        if self.name == ROTATION:
+            return rotate(image, float(self.value))
+        if self.severity is not None:
+            return corrupt(image, self.name, self.severity, key=key, seed=seed)
+        raise ValueError(f"Expected a shift that changes pixels, but got {self}")
+
+
+def _shown(shift: Shift) -> str:
+    if shift.name == DATA:
+        return Path(str(shift.value)).resolve().name
+    return f"{shift.value:g}" if isinstance(shift.value, float) else str(shift.value)
+
+
+def parse_shifts(text: str) -> tuple[Shift, ...]:
+    """The shifts that a comma list names, each once and in order.
+
+    `fog:3`, `rotation:45` and `domain:sketch` are one each; `fog` is `fog:3`, `fog:1,3,5` three,
+    and `all` stands for every corruption, as in `all:1,3,5`.
+    """
+    found: dict[Shift, None] = {}
+    name, bare = "", False
+    for word in text.split(","):
+        word = word.strip()
+        if name and re.fullmatch(r"[-+]?[\d.]+", word):  # a further value of the last name
+            if bare:
+                raise ValueError(f"Expected {name}:{word}, but got {name},{word}")
+            value = word
+        else:
+            name, colon, value = word.partition(":")
+            bare = not colon
+            if colon and not value:
+                raise ValueError(f"Expected a value after {word!r}, but got none")
+        found |= dict.fromkeys(_named(name, value))
+    return tuple(found)
+
+
+def _named(name: str, value: str) -> list[Shift]:
+    names = list(CORRUPTIONS) if name == ALL else [name]
+    if names[0] in CORRUPTIONS:
+        if value not in ("", *map(str, SEVERITIES)):
+            raise ValueError(f"Expected a severity of 1 to 5 for {name}, but got {value}")
+        return [Shift(each, int(value or DEFAULT_SEVERITY)) for each in names]
+    if name == ROTATION:
+        try:
+            return [Shift(name, float(value))]
+        except ValueError:
+            raise ValueError(f"Expected degrees for {ROTATION}, but got {value!r}") from None
+    return [Shift(name, value)]
+
+
+@dataclass(frozen=True)
+class ShiftedPart:
+    """A part whose images are changed, and whose labels stay as they are.
 
     Attributes:
         part: the images as they are.
-        degrees: how far they are turned, counter-clockwise.
+        shift: one that changes pixels: a corruption or a rotation.
+        seed: of what is random in a corruption.
     """
 
     part: Part
-    degrees: float
+    shift: Shift
+    seed: int = 0
 
-    @property
+    @cached_property  # of a part of files it is a new list each time
     def names(self) -> Sequence[str]:
-        """The names of the images that are turned."""
+        """The names of the images, which stay."""
         return self.part.names
 
     def image(self, index: int) -> np.ndarray:
         """(H, W, 3) uint8 RGB."""
-        return turn(self.part.image(index), self.degrees)
+        return self.shift.apply(self.part.image(index), key=self.names[index], seed=self.seed)
 
     def read(self, index: int) -> tuple[np.ndarray, Label]:
-        """The turned image and its class."""
+        """The changed image and its label."""
         image, label = self.part.read(index)
-        return turn(image, self.degrees), label
+        return self.shift.apply(image, key=self.names[index], seed=self.seed), label
 
 
-def turn(image: np.ndarray, degrees: float) -> np.ndarray:
-    """(H, W, 3) uint8 turned counter-clockwise about its centre, bilinear, the corners black."""
+def rotate(image: np.ndarray, degrees: float) -> np.ndarray:
+    """(H, W, 3) uint8 rotated counter-clockwise about its centre, bilinear, the corners black."""
     return np.asarray(Image.fromarray(image).rotate(degrees, Image.Resampling.BILINEAR))
 
 

@@ -1,4 +1,4 @@
-"""Test images turned and classes thinned out, against formulas written out by hand."""
+"""Test images rotated and classes thinned out, against formulas written out by hand."""
 
 import math
 
@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from segcal.data import DataConfig, build_data
-from segcal.data.shift import imbalanced, turn
+from segcal.data.build import build_shifted
+from segcal.data.corruptions import CORRUPTIONS
+from segcal.data.shift import Shift, ShiftedPart, imbalanced, parse_shifts, rotate
 from tests.support.datasets import write_cifar
 
 
-def turned_literally(image, degrees):
-    """Bilinear, pixel by pixel: where does each pixel of the turned image come from?"""
+def rotated_literally(image, degrees):
+    """Bilinear, pixel by pixel: where does each pixel of the rotated image come from?"""
     height, width = image.shape[:2]
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     out = np.zeros(image.shape)
@@ -35,10 +37,10 @@ def turned_literally(image, degrees):
 
 @pytest.mark.parametrize("degrees", [15, 30, 45, 60, 75, -20])
 @pytest.mark.parametrize("size", [(28, 28), (9, 14)])
-def test_turned_images_are_bilinear(degrees, size):
+def test_rotated_images_are_bilinear(degrees, size):
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
-    expected = turned_literally(image, degrees)
-    difference = np.abs(turn(image, degrees) - expected)
+    expected = rotated_literally(image, degrees)
+    difference = np.abs(rotate(image, degrees) - expected)
     assert np.percentile(difference, 98) <= 1  # of 255: rounding
     # At the very rim a rounding error decides whether a pixel is in or out.
     assert (difference > 1.01).mean() < 0.02
@@ -46,12 +48,12 @@ def test_turned_images_are_bilinear(degrees, size):
 
 def test_a_quarter_turn_is_counter_clockwise():
     image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
-    assert (turn(image, 90) == np.rot90(image)).all()
-    assert (turn(image, 0) == image).all()
+    assert (rotate(image, 90) == np.rot90(image)).all()
+    assert (rotate(image, 0) == image).all()
 
 
 def test_corners_are_black():
-    turned = turn(np.full((28, 28, 3), 255, np.uint8), 45)
+    turned = rotate(np.full((28, 28, 3), 255, np.uint8), 45)
     assert not turned[0, 0].any() and not turned[-1, -1].any() and (turned[14, 14] == 255).all()
 
 
@@ -63,10 +65,105 @@ def test_only_test_images_are_turned():
         mine, theirs = getattr(turned, part)[3], getattr(upright, part)[3]
         assert torch.equal(mine[0], theirs[0])
     shown = turned.test.image(5)
-    assert (shown == turn(upright.test.image(5), 30)).all()
+    assert (shown == rotate(upright.test.image(5), 30)).all()
     image, label = turned.test[5]
     np.testing.assert_allclose(image[0].numpy(), (shown[..., 0] / 255 - 0.5) / 0.5, atol=1e-6)
     assert label == upright.test[5][1]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("fog:3", [("fog", 3)]),
+        ("fog", [("fog", 3)]),
+        ("fog:1,3,5, snow:2,contrast", [("fog", 1), ("fog", 3), ("fog", 5), ("snow", 2),
+                                        ("contrast", 3)]),
+        ("all", [(name, 3) for name in CORRUPTIONS]),
+        ("all:1,5", [(name, s) for s in (1, 5) for name in CORRUPTIONS]),
+        ("fog,all", [("fog", 3), *((name, 3) for name in CORRUPTIONS if name != "fog")]),
+        ("rotation:45,-7.5", [("rotation", 45.0), ("rotation", -7.5)]),
+        ("domain:sketch,domain:art", [("domain", "sketch"), ("domain", "art")]),
+    ],
+)  # fmt: skip
+def test_shifts_by_name(text, expected):
+    shifts = parse_shifts(text)
+    assert [(shift.name, shift.value) for shift in shifts] == expected
+    assert parse_shifts(",".join(map(str, shifts))) == shifts
+    assert len({shift.folder for shift in shifts}) == len(shifts)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "Expected shifts out of all, gaussian_noise, .*, but got ''"),
+        ("fogg", "but got 'fogg'"),
+        ("fog:6", "Expected a severity of 1 to 5 for fog, but got 6"),
+        ("fog:0", "Expected a severity of 1 to 5 for fog, but got 0"),
+        ("fog:1.5", "Expected a severity of 1 to 5 for fog, but got 1.5"),
+        ("fog:1,9", "Expected a severity of 1 to 5 for fog, but got 9"),
+        ("fog,4", "Expected fog:4, but got fog,4"),
+        ("fog:", "Expected a value after 'fog:', but got none"),
+        ("all:x", "Expected a severity of 1 to 5 for all, but got x"),
+        ("rotation", "Expected degrees for rotation, but got ''"),
+        ("rotation:nan", "Expected degrees for rotation, but got 'nan'"),
+        ("domain", "Expected domain:NAME, but got no name"),
+        ("3", "but got '3'"),
+    ],
+)
+def test_shifts_that_there_are_not(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_shifts(text)
+
+
+@pytest.mark.parametrize("name", ["scenes", "digits"])
+@pytest.mark.parametrize("shift", [Shift(name, 4) for name in CORRUPTIONS], ids=str)
+def test_labels_and_other_parts_stay(name, shift):
+    config = DataConfig(name, augment=False, limit=3)
+    data = build_data(config, seed=0)
+    test = build_shifted(data, config, shift)
+    assert test.names == data.test.names and len(test) == 3
+    for index in (2, 0):
+        (image, label), (clean, expected) = test[index], data.test[index]
+        assert torch.equal(label, expected) and image.shape == clean.shape
+        assert not torch.equal(image, clean)
+        shown = torch.from_numpy(test.image(index).copy()).permute(2, 0, 1)
+        torch.testing.assert_close(image, (shown / 255 - 0.5) / 0.5)
+        name_of, part = test.names[index], data.test
+        expected_image = shift.apply(part.image(index), key=name_of)
+        assert (test.image(index) == expected_image).all()
+    assert torch.equal(data.test[0][0], build_data(config, seed=0).test[0][0])
+
+
+def test_severity_0_is_the_clean_part():
+    data = build_data(DataConfig("scenes", limit=2), seed=0)
+    clean = ShiftedPart(data.test.part, Shift("snow", 0))
+    for index in data.test.indices:
+        (image, label), (same, expected) = clean.read(index), data.test.part.read(index)
+        assert (image == same).all() and (label == expected).all()
+
+
+def test_what_a_shift_draws_depends_on_the_image_not_on_its_place():
+    few = DataConfig("scenes", limit=3)
+    data = build_data(few, seed=0)
+    whole = build_data(DataConfig("scenes"), seed=7)
+    noise = Shift("gaussian_noise", 2)
+    mine = build_shifted(data, few, noise)
+    place = whole.test.names.index(data.test.names[1])
+    assert torch.equal(mine[1][0], build_shifted(whole, few, noise).shard(0, 1)[place][0])
+    assert not torch.equal(mine[1][0], build_shifted(data, few, noise, seed=1)[1][0])
+
+
+@pytest.mark.parametrize(
+    ("options", "shift", "message"),
+    [
+        ({"name": "scenes"}, Shift("rotation", 15), "Expected a shift that leaves masks where"),
+        ({"name": "digits"}, Shift("domain", "art"), "Expected domain to be null for digits"),
+    ],
+)
+def test_shifts_that_do_not_fit(options, shift, message):
+    config = DataConfig(**options)
+    with pytest.raises(ValueError, match=message):
+        build_shifted(build_data(config, seed=0), config, shift)
 
 
 @pytest.mark.parametrize("factor", [10, 50, 100])

@@ -1,0 +1,393 @@
+"""Common corruptions of images (noise, blur, weather, digital) by name and severity 1 to 5.
+
+The kinds and the numbers are those of Hendrycks & Dietterich 2019, Benchmarking Neural Network
+Robustness to Common Corruptions and Perturbations: ImageNet-C, made for images of 224 pixels, and
+CIFAR-10-C, made for 32. `corrupt` chooses between the two by the size of the image and scales
+lengths; docs/conventions.md has the rule.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from PIL import Image
+
+SEVERITIES = (1, 2, 3, 4, 5)
+SMALL, LARGE = 32, 224  # short side, in pixels, that the two tables were made for
+_LIMIT = math.sqrt(SMALL * LARGE)  # as far from one as from the other, as a ratio: 84.7
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """What a corruption may use besides the image.
+
+    Attributes:
+        rng: everything random comes from it.
+        scale: what lengths in pixels are multiplied by.
+    """
+
+    rng: np.random.Generator
+    scale: float
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """A kind of corruption and its strength at each severity.
+
+    Attributes:
+        group: noise, blur, weather or digital.
+        apply: (H, W, 3) float32 in 0..1, a canvas and the numbers of one severity, to an image of
+            the same shape, which may leave 0..1.
+        large: five tuples of numbers, one a severity, for images of `LARGE` pixels.
+        small: the same for images of `SMALL` pixels.
+    """
+
+    group: str
+    apply: Callable[..., np.ndarray]
+    large: tuple[tuple[float, ...], ...]
+    small: tuple[tuple[float, ...], ...]
+
+
+def corrupt(image: np.ndarray, name: str, severity: int, *, key: str, seed: int = 0) -> np.ndarray:
+    """Corrupt one image.
+
+    Args:
+        image: (H, W, 3) uint8.
+        name: an entry of `CORRUPTIONS`.
+        severity: 1 to 5; 0 gives the image itself.
+        key: the name of the image. What is random depends on seed, key, name and severity alone.
+        seed: at least 0.
+
+    Returns:
+        (H, W, 3) uint8.
+    """
+    if name not in CORRUPTIONS:
+        raise ValueError(f"Expected a corruption out of {', '.join(CORRUPTIONS)}, but got {name!r}")
+    if severity not in (0, *SEVERITIES):
+        raise ValueError(f"Expected a severity of 1 to 5 for {name}, but got {severity}")
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
+        raise ValueError(f"Expected a (H, W, 3) uint8 image, but got {image.dtype} {image.shape}")
+    if severity == 0:
+        return image
+    corruption = CORRUPTIONS[name]
+    side = min(image.shape[:2])
+    if side < _LIMIT:
+        table, scale = corruption.small, max(side / SMALL, 1.0)
+    else:
+        table, scale = corruption.large, side / LARGE
+    canvas = Canvas(_generator(seed, key, name, severity), scale)
+    changed = corruption.apply(image.astype(np.float32) / 255, canvas, *table[severity - 1])
+    return np.clip(changed * 255, 0, 255).round().astype(np.uint8)
+
+
+def _generator(*key: object) -> np.random.Generator:
+    # A digest, because hash() of a string differs from process to process.
+    digest = hashlib.sha256("\0".join(map(str, key)).encode("utf-8", "surrogatepass"))
+    return np.random.default_rng(int.from_bytes(digest.digest(), "little"))
+
+
+def gaussian_noise(image: np.ndarray, canvas: Canvas, std: float) -> np.ndarray:
+    """Normal noise of standard deviation `std` is added."""
+    return image + std * canvas.rng.standard_normal(image.shape, np.float32)
+
+
+def shot_noise(image: np.ndarray, canvas: Canvas, photons: float) -> np.ndarray:
+    """Poisson n / photons, n of mean photons x: few photons make much noise."""
+    return canvas.rng.poisson(image * photons) / photons
+
+
+def impulse_noise(image: np.ndarray, canvas: Canvas, share: float) -> np.ndarray:
+    """A share of all values becomes 0 or 1, either as often."""
+    hit = canvas.rng.random(image.shape) < share
+    return np.where(hit, canvas.rng.integers(0, 2, image.shape), image)
+
+
+def defocus_blur(image: np.ndarray, canvas: Canvas, radius: float, smooth: float) -> np.ndarray:
+    """The mean over a disk, whose rim is smoothed by a Gaussian of `smooth` pixels."""
+    return _filter(image, _disk(radius * canvas.scale, smooth))
+
+
+def motion_blur(image: np.ndarray, canvas: Canvas, radius: float, sigma: float) -> np.ndarray:
+    """A trail at an angle of up to 45 degrees to the horizontal."""
+    angle = canvas.rng.uniform(-45, 45)
+    return _filter(image, _trail(radius * canvas.scale, sigma * canvas.scale, angle))
+
+
+def fog(image: np.ndarray, canvas: Canvas, amount: float, decay: float) -> np.ndarray:
+    """Fractal fog: (x + amount f) m / (m + amount), f in 0..1, m the maximum of the image."""
+    height, width = image.shape[:2]
+    density = _plasma(max(height, width), decay, canvas.rng)[:height, :width, None]
+    brightest = image.max()
+    return (image + amount * density) * brightest / (brightest + amount)
+
+
+def snow(
+    image: np.ndarray,
+    canvas: Canvas,
+    mean: float,
+    std: float,
+    flake: float,
+    threshold: float,
+    radius: float,
+    sigma: float,
+    keep: float,
+) -> np.ndarray:
+    """Flakes: normal noise, enlarged, cut off below a threshold and blurred as they fall.
+
+    The scene itself is whitened: keep x + (1 - keep) max(x, 1.5 grey + 0.5).
+    """
+    import cv2
+
+    # Made at the size that the numbers are for: how much passes the threshold depends on the grid.
+    height, width = (max(round(side / canvas.scale), 1) for side in image.shape[:2])
+    coarse = canvas.rng.normal(mean, std, (math.ceil(height / flake), math.ceil(width / flake)))
+    layer = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_LINEAR)
+    layer = np.clip(np.where(layer < threshold, 0, layer), 0, 1).astype(np.float32)
+    layer = _filter(layer, _trail(radius, sigma, canvas.rng.uniform(-135, -45)))
+    layer = _resize(layer, image.shape[:2])
+    grey = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None]
+    white = keep * image + (1 - keep) * np.maximum(image, 1.5 * grey + 0.5)
+    return white + (layer + np.rot90(layer, 2))[..., None]
+
+
+def frost(image: np.ndarray, canvas: Canvas, keep: float, amount: float) -> np.ndarray:
+    """Bluish needles of ice, thick in places: keep x + amount f, of a drawn texture f in 0..1.
+
+    The literature pastes photographs of frost in place of the texture.
+    """
+    texture = _needles(image.shape[0], image.shape[1], canvas.rng)[..., None]
+    return keep * image + amount * texture * np.array([0.85, 0.94, 1.0], np.float32)
+
+
+def brightness(image: np.ndarray, canvas: Canvas, amount: float) -> np.ndarray:
+    """The value of HSV plus `amount`, at most 1; hue and saturation stay."""
+    del canvas
+    value = image.max(axis=2, keepdims=True)
+    brighter = np.minimum(value + amount, 1)
+    # Black has no hue: it becomes grey.
+    return np.where(value > 0, image * (brighter / np.maximum(value, 1e-9)), brighter)
+
+
+def contrast(image: np.ndarray, canvas: Canvas, factor: float) -> np.ndarray:
+    """Distance to the mean colour of the image times `factor`."""
+    del canvas
+    mean = image.mean(axis=(0, 1), keepdims=True, dtype=np.float64)
+    return mean + factor * (image - mean)
+
+
+def jpeg(image: np.ndarray, canvas: Canvas, quality: float) -> np.ndarray:
+    """Saved as a JPEG file of this quality, and read again."""
+    del canvas
+    file = io.BytesIO()
+    _picture(image).save(file, "JPEG", quality=int(quality))
+    with Image.open(file) as saved:
+        return np.asarray(saved, np.float32) / 255
+
+
+def pixelate(image: np.ndarray, canvas: Canvas, share: float) -> np.ndarray:
+    """Shrunk to a share of its sides, and enlarged to blocks."""
+    del canvas
+    height, width = image.shape[:2]
+    small = (max(int(width * share), 1), max(int(height * share), 1))
+    box = Image.Resampling.BOX
+    return np.asarray(_picture(image).resize(small, box).resize((width, height), box)) / 255
+
+
+# A new corruption is one function and one entry here.
+CORRUPTIONS: dict[str, Corruption] = {
+    "gaussian_noise": Corruption(
+        "noise",
+        gaussian_noise,
+        large=((0.08,), (0.12,), (0.18,), (0.26,), (0.38,)),
+        small=((0.04,), (0.06,), (0.08,), (0.09,), (0.10,)),
+    ),
+    "shot_noise": Corruption(
+        "noise",
+        shot_noise,
+        large=((60,), (25,), (12,), (5,), (3,)),
+        small=((500,), (250,), (100,), (75,), (50,)),
+    ),
+    "impulse_noise": Corruption(
+        "noise",
+        impulse_noise,
+        large=((0.03,), (0.06,), (0.09,), (0.17,), (0.27,)),
+        small=((0.01,), (0.02,), (0.03,), (0.05,), (0.07,)),
+    ),
+    "defocus_blur": Corruption(
+        "blur",
+        defocus_blur,
+        large=((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5)),
+        small=((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)),
+    ),
+    "motion_blur": Corruption(
+        "blur",
+        motion_blur,
+        large=((10, 3), (15, 5), (15, 8), (15, 12), (20, 15)),
+        small=((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)),
+    ),
+    "fog": Corruption(
+        "weather",
+        fog,
+        large=((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4)),
+        small=((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)),
+    ),
+    "snow": Corruption(
+        "weather",
+        snow,
+        large=(
+            (0.1, 0.3, 3, 0.5, 10, 4, 0.8),
+            (0.2, 0.3, 2, 0.5, 12, 4, 0.7),
+            (0.55, 0.3, 4, 0.9, 12, 8, 0.7),
+            (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65),
+            (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
+        ),
+        small=(
+            (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
+            (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
+            (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
+            (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
+            (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
+        ),
+    ),
+    "frost": Corruption(
+        "weather",
+        frost,
+        large=((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75)),
+        small=((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)),
+    ),
+    "brightness": Corruption(
+        "weather",
+        brightness,
+        large=((0.1,), (0.2,), (0.3,), (0.4,), (0.5,)),
+        small=((0.05,), (0.1,), (0.15,), (0.2,), (0.3,)),
+    ),
+    "contrast": Corruption(
+        "digital",
+        contrast,
+        large=((0.4,), (0.3,), (0.2,), (0.1,), (0.05,)),
+        small=((0.75,), (0.5,), (0.4,), (0.3,), (0.15,)),
+    ),
+    "jpeg": Corruption(
+        "digital",
+        jpeg,
+        large=((25,), (18,), (15,), (10,), (7,)),
+        small=((80,), (65,), (58,), (50,), (40,)),
+    ),
+    "pixelate": Corruption(
+        "digital",
+        pixelate,
+        large=((0.6,), (0.5,), (0.4,), (0.3,), (0.25,)),
+        small=((0.95,), (0.9,), (0.85,), (0.75,), (0.65,)),
+    ),
+}
+
+
+def _picture(image: np.ndarray) -> Image.Image:
+    return Image.fromarray((image * 255).round().astype(np.uint8))
+
+
+def _filter(image: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+    """Correlate every channel with a kernel of odd sides; the border is mirrored."""
+    import cv2
+
+    return cv2.filter2D(image, -1, kernel, borderType=cv2.BORDER_REFLECT_101)
+
+
+def _resize(layer: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
+    import cv2
+
+    shrinks = size[0] < layer.shape[0]
+    return cv2.resize(
+        layer, size[::-1], interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+    )
+
+
+@lru_cache(maxsize=64)
+def _disk(radius: float, smooth: float) -> np.ndarray:
+    """A disk of weight 1, its rim shared out by the part of each pixel that it covers."""
+    import cv2
+
+    reach = math.ceil(radius) + 2
+    along = np.arange(-reach, reach + 1)
+    disk = np.clip(radius + 0.5 - np.hypot(along, along[:, None]), 0, 1)
+    smoothed = cv2.GaussianBlur(disk, (5, 5), smooth, borderType=cv2.BORDER_CONSTANT)
+    return (smoothed / smoothed.sum()).astype(np.float32)
+
+
+def _trail(radius: float, sigma: float, degrees: float) -> np.ndarray:
+    """A line of weight 1 from the centre, 2 radius long, that fades as half a Gaussian."""
+    steps = np.arange(max(round(2 * radius), 0) + 1)
+    weights = np.exp(-0.5 * (steps / sigma) ** 2)
+    x, y = (steps * f(math.radians(degrees)) for f in (math.cos, math.sin))
+    reach = len(steps)
+    kernel = np.zeros((2 * reach + 1, 2 * reach + 1), np.float32)
+    left, top = np.floor(x), np.floor(y)
+    for i in (0, 1):  # each point is shared among its four pixels
+        for j in (0, 1):
+            share = weights * (1 - np.abs(y - top - i)) * (1 - np.abs(x - left - j))
+            np.add.at(
+                kernel, (reach + (top + i).astype(int), reach + (left + j).astype(int)), share
+            )
+    return kernel / kernel.sum()
+
+
+def _needles(height: int, width: int, rng: np.random.Generator) -> np.ndarray:
+    """(height, width) in 0..1: thin bright strokes on black, in thickets with a milky film.
+
+    Thickets lie where a fractal is high; all is as long and wide as the image is large.
+    """
+    import cv2
+
+    side = max(height, width)
+    density, course = (_plasma(side, decay, rng)[:height, :width] for decay in (1.6, 1.3))
+    length, thickness = 0.05 * side, max(round(side / 300), 1)
+    count = max(round(2 * height * width / (length * thickness)), 2)
+    rows, columns = (rng.integers(0, n, count) for n in (height, width))
+    # By rank, so that every image has as much frost.
+    densest = density[rows, columns].argsort(kind="stable")[::-1]
+    grown = densest[rng.random(count) > np.linspace(0, 1, count) ** 0.15]
+    rows, columns = rows[grown], columns[grown]
+    # Crystals grow at 60 degrees to each other.
+    angle = 3 * np.pi * course[rows, columns] + rng.integers(0, 3, len(rows)) * np.pi / 3
+    reach = length * rng.exponential(0.5, len(rows))
+    tips = np.stack([reach * np.cos(angle), reach * np.sin(angle)], -1)  # (n, 2)
+    middles = np.stack([columns, rows], -1)
+    strokes = np.stack([middles - tips, middles + tips], 1).round().astype(np.int32)  # (n, 2, 2)
+    drawn = np.zeros((height, width), np.uint8)
+    for number, colour in enumerate((80, 110, 150, 200, 255)):  # the brightest last, on top
+        cv2.polylines(drawn, list(strokes[number::5]), False, colour, thickness, cv2.LINE_AA)
+    film = cv2.GaussianBlur(drawn, (0, 0), side / 25, borderType=cv2.BORDER_REFLECT) * 0.7
+    return (np.maximum(drawn, film) / 255).astype(np.float32)
+
+
+def _plasma(side: int, decay: float, rng: np.random.Generator) -> np.ndarray:
+    """A fractal in 0..1 by the diamond-square algorithm; its side is a power of 2 from `side` on.
+
+    At each halving of the grid new points are the mean of their four neighbours plus uniform
+    noise, whose range shrinks by decay squared.
+    """
+    size = 2 ** max(math.ceil(math.log2(side)), 1)
+    field = np.zeros((size, size))
+    step, noise = size, 1.0
+
+    def new(total: np.ndarray) -> np.ndarray:
+        return total / 4 + rng.uniform(-noise, noise, total.shape)
+
+    while step > 1:
+        half = step // 2
+        corners = field[::step, ::step]
+        columns = corners + np.roll(corners, -1, 1)
+        centres = new(columns + np.roll(columns, -1, 0))
+        field[half::step, half::step] = centres
+        rows = corners + np.roll(corners, -1, 0)
+        field[::step, half::step] = new(columns + centres + np.roll(centres, 1, 0))
+        field[half::step, ::step] = new(rows + centres + np.roll(centres, 1, 1))
+        step, noise = half, noise / decay**2
+    field -= field.min()
+    return (field / field.max()).astype(np.float32)
