@@ -13,7 +13,14 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from segcal.commands.options import parse_compare, parse_merge, parse_report
+from segcal.commands.options import (
+    parse_compare,
+    parse_eval,
+    parse_export,
+    parse_merge,
+    parse_report,
+)
+from segcal.commands.parser import spell
 
 Command = Callable[[Sequence[str], str], None]
 
@@ -22,16 +29,20 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def train(arguments: Sequence[str], prog: str) -> None:
     """Train a network for segmentation or classification."""
+    from segcal.config import parse_train
+
+    config, resume = parse_train(spell(arguments, "_"), prog)
     from segcal.commands.train import train
 
-    train(arguments, prog)
+    train(config, resume, prog)
 
 
 def evaluate(arguments: Sequence[str], prog: str) -> None:
     """Evaluate runs, or predictions that any framework saved."""
+    options = parse_eval(arguments, prog)
     from segcal.commands.evaluate import evaluate
 
-    evaluate(arguments, prog)
+    evaluate(options)
 
 
 def report(arguments: Sequence[str], prog: str) -> None:
@@ -60,9 +71,10 @@ def compare(arguments: Sequence[str], prog: str) -> None:
 
 def export(arguments: Sequence[str], prog: str) -> None:
     """Write a network that gives calibrated probabilities, as .pt2 or .onnx."""
+    options = parse_export(arguments, prog)
     from segcal.commands.export import export
 
-    export(arguments, prog)
+    export(options)
 
 
 # A new command is one function (arguments, prog) and one line here; its docstring is its help.

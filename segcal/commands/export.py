@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+import argparse
 
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from segcal.commands.evaluate import add_run_arguments
-from segcal.commands.parser import Parser, checked
 from segcal.evaluation import export as exporting
-from segcal.evaluation.calibrate import fit_scalers, method_names
+from segcal.evaluation.calibrate import fit_scalers
 from segcal.evaluation.evaluate import NONE
 from segcal.evaluation.results import require_writable
 from segcal.evaluation.sources import SplitPredictions
@@ -19,30 +16,8 @@ from segcal.run import open_run
 from segcal.runtime import choose_device
 
 
-def export(arguments: Sequence[str], prog: str) -> None:
+def export(options: argparse.Namespace) -> None:
     """Write a run's network, with a post-hoc method if asked, as .pt2 or .onnx."""
-    parser = Parser(prog, export.__doc__ or "")
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument(
-        "--out", type=Path, required=True, help="file to write, ending in .pt2 or .onnx"
-    )
-    parser.add_argument(
-        "--posthoc",
-        type=checked(method_names),
-        default=(),
-        metavar="METHOD",
-        help="post-hoc method to fit on the hold-out: none, ts, vs, ms, dc or lts",
-    )
-    parser.add_argument(
-        "--size",
-        type=checked(_size),
-        metavar="HxW",
-        help="of the images the file takes; default: of the first test image",
-    )
-    add_run_arguments(parser)
-    options = parser.parse(arguments)
-    if len(options.posthoc) > 1:
-        parser.error(f"Expected one post-hoc method, but got {', '.join(options.posthoc)}")
     exporting.require_exportable(options.out)
     require_writable(options.out.parent)
     device = choose_device(options.device)
@@ -61,13 +36,6 @@ def export(arguments: Sequence[str], prog: str) -> None:
     difference = exporting.export(run.model.cpu(), scaler, example, options.out)
     shape = ", ".join(map(str, example.shape[1:]))
     print(f"{options.out}: images (N, {shape}) to probabilities, {difference:.1e} from PyTorch's")
-
-
-def _size(text: str) -> tuple[int, int]:
-    height, _, width = text.partition("x")
-    if not (height.isdigit() and width.isdigit() and int(height) and int(width)):
-        raise ValueError(f"expected HxW such as 480x640, but got {text}")
-    return int(height), int(width)
 
 
 def _example(image: Tensor, size: tuple[int, int] | None) -> Tensor:

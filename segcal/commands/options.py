@@ -10,7 +10,68 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from segcal.commands.parser import Parser, at_least
+from segcal.commands.parser import Parser, at_least, checked, names, shard, size
+
+
+def parse_eval(arguments: Sequence[str], prog: str) -> argparse.Namespace:
+    """Evaluate runs, or predictions saved by any framework: report, diagrams, overlays, page."""
+    parser = Parser(prog, parse_eval.__doc__ or "")
+    parser.add_argument(
+        "inputs",
+        nargs="*",
+        type=Path,
+        metavar="RUN",
+        help="folder of a run, or a report.json; several are compared",
+    )
+    _add_run(parser)
+    parser.add_argument(
+        "--split",
+        choices=("test", "holdout"),
+        default="test",
+        help="part of the data to evaluate a run on; default: test",
+    )
+    parser.add_argument(
+        "--rotation",
+        type=float,
+        metavar="DEGREES",
+        help="rotate the test images of classification runs counter-clockwise",
+    )
+    parser.add_argument("--domain", help="test runs on this domain of their data (pacs)")
+    _add_posthoc(parser, "METHODS", "post-hoc methods to fit on the hold-out and compare")
+    _add_results(parser)
+    _add_predictions(parser)
+    options = parser.parse(arguments)
+    if not options.inputs and not options.predictions:
+        parser.error("Expected the folder of a run, or --predictions, but got neither")
+    if options.predictions and (options.rotation is not None or options.domain is not None):
+        parser.error("Expected runs with --rotation and --domain, but got --predictions")
+    if len(options.fit_predictions) not in (0, len(options.predictions)):
+        parser.error(
+            f"Expected one --fit-predictions for each of {len(options.predictions)} "
+            f"--predictions, but got {len(options.fit_predictions)}"
+        )
+    return options
+
+
+def parse_export(arguments: Sequence[str], prog: str) -> argparse.Namespace:
+    """Write a run's network, with a post-hoc method if asked, as .pt2 or .onnx."""
+    parser = Parser(prog, parse_export.__doc__ or "")
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="file to write, ending in .pt2 or .onnx"
+    )
+    _add_posthoc(parser, "METHOD", "post-hoc method to fit on the hold-out")
+    parser.add_argument(
+        "--size",
+        type=checked(size),
+        metavar="HxW",
+        help="size of the images that the network will take; default: of the first test image",
+    )
+    _add_run(parser)
+    options = parser.parse(arguments)
+    if len(options.posthoc) > 1:
+        parser.error(f"Expected one post-hoc method, but got {', '.join(options.posthoc)}")
+    return options
 
 
 def parse_report(arguments: Sequence[str], prog: str) -> argparse.Namespace:
@@ -48,6 +109,120 @@ def parse_compare(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     if len(options.states) < 2:
         parser.error(f"Expected two states or more to compare, but got {len(options.states)}")
     return options
+
+
+def _add_run(parser: Parser) -> None:
+    """The options of every command that opens a run."""
+    parser.add_argument(
+        "--weights",
+        choices=("best", "last"),
+        default="best",
+        help="checkpoint of the run; default: best",
+    )
+    parser.add_argument(
+        "--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps; default: auto"
+    )
+    parser.add_argument(
+        "--batch-size", type=at_least(1), help="images at a time; default: as in training"
+    )
+    parser.add_argument(
+        "--workers", type=at_least(0), default=2, help="processes that read images; default: 2"
+    )
+
+
+def _add_posthoc(parser: Parser, metavar: str, what: str) -> None:
+    parser.add_argument(
+        "--posthoc",
+        type=checked(_method_names),
+        default=(),
+        metavar=metavar,
+        help=f"{what}: none, ts, vs, ms, dc or lts",
+    )
+
+
+def _method_names(text: str) -> tuple[str, ...]:
+    from segcal.evaluation.calibrate import method_names  # loads torch, which help does not need
+
+    return method_names(text)
+
+
+def _add_results(parser: Parser) -> None:
+    """What an evaluation computes and writes."""
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder of the results; default: eval in the folder of the run, or for several "
+        "inputs comparison beside the first",
+    )
+    parser.add_argument(
+        "--save-state",
+        action="store_true",
+        help="also write state.npz, the sums behind each report, for segcal merge and compare",
+    )
+    parser.add_argument(
+        "--shard",
+        type=checked(shard),
+        default="1/1",
+        metavar="K/N",
+        help="evaluate only every N-th image from the K-th on, and save the state for segcal merge",
+    )
+    parser.add_argument(
+        "--skip-bad", action="store_true", help="leave out files that cannot be used, and list them"
+    )
+    parser.add_argument(
+        "--num-bins", type=at_least(1), default=15, help="bins of confidence; default: 15"
+    )
+    _add_resamples(parser, low=0)
+    parser.add_argument(
+        "--overlays",
+        default="worst",
+        help="images to draw: worst, random, none, or names with commas between them; "
+        "default: worst",
+    )
+    parser.add_argument(
+        "--num-overlays", type=at_least(0), default=4, help="how many images to draw; default: 4"
+    )
+
+
+def _add_predictions(parser: Parser) -> None:
+    group = parser.add_argument_group(
+        "saved predictions", "The format is described in docs/predictions.md."
+    )
+    group.add_argument(
+        "--predictions",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="DIR",
+        help="saved predictions to evaluate; several are compared",
+    )
+    group.add_argument(
+        "--fit-predictions",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="DIR",
+        help="saved predictions to fit --posthoc on, one for each of --predictions",
+    )
+    group.add_argument("--kind", choices=("logits", "probs"), help="what .npy files hold")
+    group.add_argument(
+        "--layout", choices=("chw", "hwc"), help="order of the axes of an image; default: chw"
+    )
+    group.add_argument("--labels", type=Path, metavar="DIR", help="folder of the labels")
+    group.add_argument("--images", type=Path, metavar="DIR", help="folder of images to draw on")
+    group.add_argument(
+        "--num-classes", type=at_least(2), help="expected number of classes; default: as found"
+    )
+    group.add_argument(
+        "--class-names", type=names, metavar="A,B,...", help="names of the classes, in order"
+    )
+    group.add_argument("--ignore-index", type=int, help="label that is not counted; default: 255")
+    group.add_argument(
+        "--align-corners",
+        action="store_const",
+        const=True,
+        help="how small predictions are resized to their labels; see torch's interpolate",
+    )
 
 
 def _add_states(parser: Parser, what: str) -> None:

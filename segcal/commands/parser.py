@@ -70,6 +70,14 @@ def shard(text: str) -> tuple[int, int]:
     return int(number) - 1, int(count)
 
 
+def size(text: str) -> tuple[int, int]:
+    """HxW as (H, W)."""
+    height, _, width = text.partition("x")
+    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+        raise ValueError(f"expected HxW such as 480x640, but got {text}")
+    return int(height), int(width)
+
+
 def checked(read: Callable[[str], _T]) -> Callable[[str], _T]:
     """`read` as the type of an argument, whose ValueErrors keep their own words."""
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
-from segcal.commands.parser import spell
-from segcal.config import parse_train
+from segcal.config import TrainConfig
 from segcal.run import train_run
 from segcal.runtime import Interrupted
 from segcal.training.log import describe_scores
@@ -15,9 +13,8 @@ from segcal.training.trainer import best_record
 VOC_CONFIG = "configs/voc2012_deeplabv3plus_xception65.yaml"
 
 
-def train(arguments: Sequence[str], prog: str) -> None:
-    """Train as the arguments say; `prog` is what was typed before them."""
-    config, resume = parse_train(spell(arguments, "_"), prog)
+def train(config: TrainConfig, resume: bool, prog: str) -> None:
+    """Train as `config` says; `prog` is what was typed before the options."""
     try:
         history = train_run(config, resume=resume)
     except Interrupted:
