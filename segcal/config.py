@@ -16,7 +16,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from segcal.data.build import DataConfig
-from segcal.files import atomic_write
+from segcal.files import atomic_write, read_yaml
 from segcal.losses import (
     AUXILIARY_LOSSES,
     BASE_LOSSES,
@@ -267,17 +267,9 @@ def _config_first(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _check_yaml(path: Path) -> None:
     """Raise, naming file and line, unless `path` holds options, nested as `TrainConfig` is."""
-    try:
-        options = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"Expected a YAML file at {path}, but there is none") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"Expected a YAML file, but {path} is not text") from None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else "?"
-        raise ValueError(f"Expected YAML in {path}, but line {line}: {error.problem}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(f"Expected YAML in {path}, but {' '.join(str(error).split())}") from None
+    if not path.exists():
+        raise FileNotFoundError(f"Expected a YAML file at {path}, but there is none")
+    options = read_yaml(path)
     if not isinstance(options, dict):
         raise ValueError(f"Expected options (key: value) in {path}, but got {options!r:.60}")
     for name, hint in get_type_hints(TrainConfig).items():

@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from segcal.data import classification, folders, mendeley, pacs, scenes, text, tiny_imagenet, voc
-from segcal.data.files import FilePart, unusable
+from segcal.data.image_files import FilePart, unusable
+from segcal.data.options import DataConfig
+from segcal.data.raw import ArrayPart, Part, RawDataset, split
 from segcal.data.samples import Samples
 from segcal.data.shift import DOMAIN, ROTATION, Shift, ShiftedPart, imbalanced
-from segcal.data.source import ArrayPart, DataConfig, Part, Source, split
 from segcal.data.transforms import Augmentation, Augmenter
 
 # A new data set is one function and one line here.
-DATASETS: dict[str, Callable[[DataConfig], Source]] = {
+DATASETS: dict[str, Callable[[DataConfig], RawDataset]] = {
     "scenes": scenes.scenes,
     "digits": scenes.digits,
     "voc2012": voc.voc2012,
@@ -165,7 +166,7 @@ def _check(config: DataConfig, seed: int) -> None:
         raise ValueError(f"Expected std to be positive, but got {config.std}")
 
 
-def _check_fit(config: DataConfig, source: Source) -> None:
+def _check_fit(config: DataConfig, source: RawDataset) -> None:
     """Options that would change nothing in this data set, or what must not be changed."""
     if config.num_classes not in (None, len(source.class_names)):
         raise ValueError(
@@ -198,7 +199,7 @@ def _check_fit(config: DataConfig, source: Source) -> None:
         )
 
 
-def _chosen(config: DataConfig, source: Source) -> np.ndarray:
+def _chosen(config: DataConfig, source: RawDataset) -> np.ndarray:
     """Indices of the training images that are used, the hold-out among them."""
     if config.imbalance is None:
         return np.arange(len(source.train.names))

@@ -10,32 +10,33 @@ from typing import Any
 
 import numpy as np
 
-from segcal.data.files import one_line
-from segcal.data.source import ArrayPart, DataConfig, Source
+from segcal.data.options import DataConfig
+from segcal.data.raw import ArrayPart, RawDataset
 from segcal.data.transforms import Augmentation
+from segcal.files import one_line
 
 _CIFAR_MEAN, _CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 _DIGITS = tuple(map(str, range(10)))
 _PARTS = ("train", "t10k")  # of MNIST
 
 
-def cifar10(config: DataConfig) -> Source:
+def cifar10(config: DataConfig) -> RawDataset:
     """CIFAR-10: 50000 + 10000 images of 32x32; 4 pixels of padding, random crop, flip."""
     return _cifar(config, "CIFAR10")
 
 
-def cifar100(config: DataConfig) -> Source:
+def cifar100(config: DataConfig) -> RawDataset:
     """CIFAR-100: 50000 + 10000 images of 32x32; 4 pixels of padding, random crop, flip."""
     return _cifar(config, "CIFAR100")
 
 
-def svhn(config: DataConfig) -> Source:
+def svhn(config: DataConfig) -> RawDataset:
     """SVHN, cropped digits: 73257 + 26032 images of 32x32; CIFAR's normalisation, no augmentation.
 
     The paper's code normalises it so.
     """
     train, test = _load(config, "SVHN", [{"split": "train"}, {"split": "test"}])
-    return Source(
+    return RawDataset(
         train=_part("train", np.transpose(train.data, (0, 2, 3, 1)), train.labels),
         test=_part("test", np.transpose(test.data, (0, 2, 3, 1)), test.labels),
         class_names=_DIGITS,
@@ -44,7 +45,7 @@ def svhn(config: DataConfig) -> Source:
     )
 
 
-def mnist(config: DataConfig) -> Source:
+def mnist(config: DataConfig) -> RawDataset:
     """MNIST: 60000 + 10000 images of 28x28, grey as three equal channels; no augmentation.
 
     The files may be packed (.gz), as they are published.
@@ -55,7 +56,7 @@ def mnist(config: DataConfig) -> Source:
     if not all(path.is_file() for paths in files.values() for path in paths):
         _load(config, "MNIST", [{"train": True}, {"train": False}])  # fetched, or an error
     arrays = {part: [_read_idx(_packed(path)) for path in paths] for part, paths in files.items()}
-    return Source(
+    return RawDataset(
         train=_part("train", *arrays["train"]),
         test=_part("test", *arrays["t10k"]),
         class_names=_DIGITS,
@@ -82,9 +83,9 @@ def _read_idx(path: Path) -> np.ndarray:
         raise ValueError(f"Expected MNIST's format in {path}, but {one_line(error)}") from error
 
 
-def _cifar(config: DataConfig, name: str) -> Source:
+def _cifar(config: DataConfig, name: str) -> RawDataset:
     train, test = _load(config, name, [{"train": True}, {"train": False}])
-    return Source(
+    return RawDataset(
         train=_part("train", train.data, train.targets),
         test=_part("test", test.data, test.targets),
         class_names=tuple(train.classes),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from segcal.data.files import FilePart, find_images, one_size
-from segcal.data.source import DataConfig, Source
+from segcal.data.image_files import FilePart, find_images, one_size
+from segcal.data.options import DataConfig
+from segcal.data.raw import RawDataset
 from segcal.data.voc import palette
+from segcal.files import check_num_classes
 
 
-def masks(config: DataConfig) -> Source:
+def masks(config: DataConfig) -> RawDataset:
     """Segmentation from root/{train,test}/{images,masks}, a mask named like its image.
 
     Masks are PNG files of one channel that hold class indices. root/classes.txt names the
@@ -30,7 +32,7 @@ def masks(config: DataConfig) -> Source:
         )
         for part in ("train", "test")
     )
-    return Source(
+    return RawDataset(
         train=train,
         test=test,
         class_names=class_names,
@@ -39,7 +41,7 @@ def masks(config: DataConfig) -> Source:
     )
 
 
-def folders(config: DataConfig) -> Source:
+def folders(config: DataConfig) -> RawDataset:
     """Classification from root/{train,test}/CLASS/*.png; the folders' names are the classes."""
     root = _root(config, "train/CLASS and test/CLASS folders of images")
     class_names = _subfolders(root / "train")
@@ -49,7 +51,7 @@ def folders(config: DataConfig) -> Source:
             f"Expected the classes of {root / 'train'} in {root / 'test'}, but got {unknown[0]!r}"
         )
     train, test = (class_part(root / part, class_names) for part in ("train", "test"))
-    return Source(
+    return RawDataset(
         train=train,
         test=test,
         class_names=class_names,
@@ -72,8 +74,7 @@ def _class_names(config: DataConfig, root: Path) -> tuple[str, ...]:
     if not listed.is_file():
         if config.num_classes is None:
             raise ValueError(f"Expected num_classes, or names one a line in {listed}, but got none")
-        if config.num_classes < 2:
-            raise ValueError(f"Expected num_classes of at least 2, but got {config.num_classes}")
+        check_num_classes(config.num_classes)
         return tuple(f"class {i}" for i in range(config.num_classes))
     names = tuple(line.strip() for line in listed.read_text().splitlines() if line.strip())
     if config.num_classes not in (None, len(names)):

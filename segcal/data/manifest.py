@@ -1,4 +1,4 @@
-"""The place for what must be known of saved predictions to read them: stated, never guessed."""
+"""What must be known of saved predictions to read them: it is stated, never guessed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
-from segcal.files import utf8
+from segcal.files import check_num_classes, read_yaml, utf8
 
 Kind = Literal["logits", "probs"]
 Layout = Literal["chw", "hwc"]
@@ -25,7 +23,6 @@ _TYPES: dict[str, type] = {
     "ignore_index": int,
     "align_corners": bool,
 }
-_MAX_BYTES = 2**20  # of a manifest
 
 
 @dataclass(frozen=True)
@@ -41,8 +38,8 @@ class PredictionFormat:
         num_classes: None: as many as the first readable file has.
         class_names: None: class 0, class 1, ...
         ignore_index: label that is not counted; None: 255, or -100 if 255 is a class.
-        align_corners: how predictions smaller than their labels are enlarged; see
-            `torch.nn.functional.interpolate`.
+        align_corners: how predictions that are smaller than their labels are resized to them;
+            see `torch.nn.functional.interpolate`.
     """
 
     kind: Kind | None = None
@@ -59,8 +56,8 @@ class PredictionFormat:
             value = getattr(self, name)
             if value is not None and value not in choices:
                 raise ValueError(f"Expected {name} to be {' or '.join(choices)}, but got {value!r}")
-        if self.num_classes is not None and self.num_classes < 2:
-            raise ValueError(f"Expected num_classes of at least 2, but got {self.num_classes}")
+        if self.num_classes is not None:
+            check_num_classes(self.num_classes)
         if self.class_names is not None and self.num_classes not in (None, len(self.class_names)):
             raise ValueError(
                 f"Expected class_names to be {self.num_classes} names, as num_classes says, "
@@ -82,12 +79,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = paths[0]
     if len(paths) > 1:
         raise ValueError(f"Expected one manifest, but got {path} and {paths[1].name}")
-    if path.stat().st_size > _MAX_BYTES:
-        raise ValueError(f"Expected a manifest of at most 1 MiB, but {path} is larger")
-    try:
-        stated = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
+    stated = read_yaml(path)
     if not isinstance(stated, dict):
         raise ValueError(f"{path}: Expected `key: value` pairs, but got {type(stated).__name__}")
     for key, value in stated.items():

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from segcal.data.folders import class_part
-from segcal.data.source import IMAGENET_MEAN, IMAGENET_STD, DataConfig, Source
+from segcal.data.options import DataConfig
+from segcal.data.raw import IMAGENET_MEAN, IMAGENET_STD, RawDataset
 
 CLASS_NAMES = ("NORMAL", "PNEUMONIA")
 
 
-def mendeley(config: DataConfig) -> Source:
+def mendeley(config: DataConfig) -> RawDataset:
     """The official train and test folders, resized to 224x224 for a network of ImageNet."""
     folder = Path(config.root) / "chest_xray"
     for name in (f"{part}/{kind}" for part in ("train", "test") for kind in CLASS_NAMES):
@@ -20,7 +21,7 @@ def mendeley(config: DataConfig) -> Source:
                 f"but it has no {name}; data/README.md says how to get them"
             )
     train, test = (class_part(folder / part, CLASS_NAMES) for part in ("train", "test"))
-    return Source(
+    return RawDataset(
         train=train,
         test=test,
         class_names=tuple(name.lower() for name in CLASS_NAMES),

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from segcal.data.files import FilePart, find_images
-from segcal.data.source import IMAGENET_MEAN, IMAGENET_STD, DataConfig, Source
+from segcal.data.image_files import FilePart, find_images
+from segcal.data.options import DataConfig
+from segcal.data.raw import IMAGENET_MEAN, IMAGENET_STD, RawDataset
 
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
 CLASS_NAMES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 OTHERS = "others"  # as a training domain: every domain but the one that is tested on
 
 
-def pacs(config: DataConfig) -> Source:
+def pacs(config: DataConfig) -> RawDataset:
     """PACS as PACS/DOMAIN/CLASS/*; trained on photo and tested on the others unless told.
 
     The folders may also be in the root itself. Images are resized to 224x224, for a network
@@ -20,7 +21,7 @@ def pacs(config: DataConfig) -> Source:
     """
     folder = _folder(config)
     tested, trained = _domains(config)
-    return Source(
+    return RawDataset(
         train=_part(folder, trained),
         test=_part(folder, tested),
         class_names=CLASS_NAMES,

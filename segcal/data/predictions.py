@@ -1,4 +1,4 @@
-"""The place for predictions that any framework saved: a folder of arrays, read one at a time.
+"""Predictions that any framework saved: a folder of arrays, read one at a time.
 
 docs/predictions.md describes the format.
 """
@@ -17,15 +17,24 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from segcal.data import arrays
-from segcal.data.arrays import BadFile
 from segcal.data.manifest import Kind, PredictionFormat, read_manifest
-from segcal.files import utf8
+from segcal.files import (
+    BadFile,
+    Npz,
+    check_size,
+    is_distribution,
+    naming,
+    npy_shape,
+    read_mask,
+    read_npy,
+    read_rgb,
+    utf8,
+)
 from segcal.pixels import Pixels, flatten
 
 _SUFFIXES = (".npz", ".npy")
 _LABEL_SUFFIXES = (".png", ".npy")
-_MAX_ENLARGED = 256  # a side; more than any network, less than a few bytes need to fill memory
+_MAX_FACTOR = 256  # a side is resized by; no network needs more, and a few bytes could ask for it
 _IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
@@ -98,10 +107,11 @@ class PredictionFolder:
         reason: BadFile | None = None
         for file in self._files:
             try:
-                key = self._key(file)
-                return (
-                    arrays.npy_shape(file) if file.suffix == ".npy" else arrays.npz_shape(file, key)
-                )
+                if file.suffix == ".npy":
+                    self._npy_kind(file)
+                    return npy_shape(file)
+                with Npz(file) as arrays:
+                    return arrays.shape(self._npz_kind(file, arrays))
             except BadFile as error:
                 reason = reason or error
         assert reason is not None  # there is at least one file
@@ -136,15 +146,13 @@ class PredictionFolder:
 
     def __getitem__(self, index: int) -> Predictions:
         file = self._files[index]
-        kind = self._key(file)
-        values = arrays.read_npy(file) if file.suffix == ".npy" else arrays.read_npz(file, kind)
-        labels = self._read_labels(file)
-        with arrays.naming(file):
+        kind, values, labels = self._read(file)
+        with naming(file):
             x, y = self._batch(kind, values, labels)
             if x.shape[1] != self.num_classes:
                 raise ValueError(f"Expected {self.num_classes} classes, but got {x.shape[1]}")
             if x.shape[2:] != y.shape[1:]:
-                x = _enlarge(x, kind, y, align_corners=self.format.align_corners)
+                x = _resize(x, kind, y, align_corners=self.format.align_corners)
             _check_values(flatten(x, y, self.ignore_index), kind)
         one = len(x) == 1
         name = self.names[index]
@@ -155,41 +163,53 @@ class PredictionFolder:
         """(H, W, 3) uint8 RGB to draw a file's predictions on, or None if it has no image."""
         file = self._files[index]
         if self.format.images is not None:
-            return arrays.read_rgb(_sibling(file, self.format.images, _IMAGE_SUFFIXES, "image"))
-        if file.suffix != ".npz" or "image" not in arrays.npz_keys(file):
+            return read_rgb(_sibling(file, self.format.images, _IMAGE_SUFFIXES, "image"))
+        if file.suffix != ".npz":
             return None
-        image = arrays.read_npz(file, "image")
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        with Npz(file) as arrays:
+            image = arrays["image"] if "image" in arrays.keys else None
+        if image is not None and (
+            image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3
+        ):
             raise BadFile(
                 f"{file}: Expected image of shape (H, W, 3) and dtype uint8, "
                 f"but got {image.shape} of {image.dtype}"
             )
         return image
 
-    def _key(self, file: Path) -> Kind:
-        """What a file holds: as stated, else as the key in a .npz says."""
-        stated = self.format.kind
+    def _read(self, file: Path) -> tuple[Kind, np.ndarray, np.ndarray]:
+        """What a file holds, its values and its labels; it is opened once."""
         if file.suffix == ".npy":
-            if stated is None:
-                raise BadFile(
-                    f"{file}: Expected kind=logits or kind=probs to be stated for .npy files"
-                )
-            return stated
-        keys = arrays.npz_keys(file)
+            return self._npy_kind(file), read_npy(file), self._labels_beside(file)
+        with Npz(file) as arrays:
+            kind = self._npz_kind(file, arrays)
+            if self.format.labels is None and "labels" in arrays.keys:
+                return kind, arrays[kind], arrays["labels"]
+            values = arrays[kind]
+        return kind, values, self._labels_beside(file)
+
+    def _npy_kind(self, file: Path) -> Kind:
+        if self.format.kind is None:
+            raise BadFile(f"{file}: Expected kind=logits or kind=probs to be stated for .npy files")
+        return self.format.kind
+
+    def _npz_kind(self, file: Path, arrays: Npz) -> Kind:
+        """What a .npz holds: as stated, else as its key says."""
+        stated = self.format.kind
         both: tuple[Kind, ...] = ("logits", "probs")
-        found = [key for key in both if key in keys and stated in (None, key)]
+        found = [key for key in both if key in arrays.keys and stated in (None, key)]
         if len(found) != 1:
             wanted = stated or "either logits or probs"
-            raise BadFile(f"{file}: Expected the key {wanted}, but got {', '.join(keys) or 'none'}")
+            listed = ", ".join(arrays.keys) or "none"
+            raise BadFile(f"{file}: Expected the key {wanted}, but got {listed}")
         return found[0]
 
-    def _read_labels(self, file: Path) -> np.ndarray:
-        if self.format.labels is not None:
-            path = _sibling(file, self.format.labels, _LABEL_SUFFIXES, "label")
-            return arrays.read_npy(path) if path.suffix == ".npy" else arrays.read_labels(path)
-        if file.suffix == ".npz" and "labels" in arrays.npz_keys(file):
-            return arrays.read_npz(file, "labels")
-        raise BadFile(f"{file}: Expected labels in it or a labels folder to be stated")
+    def _labels_beside(self, file: Path) -> np.ndarray:
+        """The labels in a file of their own."""
+        if self.format.labels is None:
+            raise BadFile(f"{file}: Expected labels in it or a labels folder to be stated")
+        path = _sibling(file, self.format.labels, _LABEL_SUFFIXES, "label")
+        return read_npy(path) if path.suffix == ".npy" else read_mask(path)
 
     def _batch(self, kind: Kind, values: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
         """(N, C, *S) values, logits of at least float32, and (N, *S) int64 labels."""
@@ -262,7 +282,7 @@ def _same_aspect(size: tuple[int, ...], target: tuple[int, ...]) -> bool:
     return least <= most
 
 
-def _enlarge(values: Tensor, kind: Kind, labels: Tensor, *, align_corners: bool) -> Tensor:
+def _resize(values: Tensor, kind: Kind, labels: Tensor, *, align_corners: bool) -> Tensor:
     """(1, C, h, w) values at the size of (1, H, W) labels, by bilinear interpolation."""
     size = tuple(labels.shape[1:])
     if size[0] < values.shape[2] or size[1] < values.shape[3]:
@@ -270,12 +290,12 @@ def _enlarge(values: Tensor, kind: Kind, labels: Tensor, *, align_corners: bool)
             f"Expected labels at least as large as the {kind}, {tuple(values.shape[2:])}, "
             f"but got {size}; labels are never shrunk, so resize the {kind} before saving"
         )
-    if max(t / s for s, t in zip(values.shape[2:], size, strict=True)) > _MAX_ENLARGED:
+    if max(t / s for s, t in zip(values.shape[2:], size, strict=True)) > _MAX_FACTOR:
         raise ValueError(
-            f"Expected {kind} to be enlarged at most {_MAX_ENLARGED} times, "
+            f"Expected {kind} to be resized by a factor of at most {_MAX_FACTOR}, "
             f"but got {tuple(values.shape[2:])} for labels {size}"
         )
-    arrays.check_size(4 * values.shape[1] * labels.numel(), f"{values.shape[1]} x {size} {kind}")
+    check_size(4 * values.shape[1] * labels.numel(), f"{values.shape[1]} x {size} {kind}")
     wide = values.to(torch.promote_types(values.dtype, torch.float32))
     wide = interpolate(wide, size, mode="bilinear", align_corners=align_corners)
     # Probabilities keep their dtype: it says how far from 1 rounding may take their sum.
@@ -284,12 +304,11 @@ def _enlarge(values: Tensor, kind: Kind, labels: Tensor, *, align_corners: bool)
 
 def _check_values(pixels: Pixels, kind: Kind) -> None:
     """Refuse valid pixels whose values are not finite, or are no probabilities."""
-    values, valid = pixels.dense, pixels.valid
-    total = values.sum(1, dtype=torch.promote_types(values.dtype, torch.float32))  # (N, L)
-    good = total.isfinite()
+    values, valid = pixels.dense, pixels.valid  # (N, C, L), (N, L)
     if kind == "probs":
-        slack = 8 * torch.finfo(values.dtype).eps
-        good &= (values.amin(1) >= -slack) & ((total - 1).abs() <= max(1e-4, slack))
+        good = is_distribution(values, 1)
+    else:
+        good = values.amin(1).isfinite() & values.amax(1).isfinite()
     bad = int((valid & ~good).sum())
     if bad:
         what = "finite logits" if kind == "logits" else "probabilities (0 to 1, sum 1)"

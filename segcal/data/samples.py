@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from segcal.data.raw import Part
 from segcal.data.shift import Shift, ShiftedPart
-from segcal.data.source import Part
 from segcal.data.transforms import Augmenter, normalise, resize_square
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from segcal.data.source import ArrayPart, DataConfig, Source, split
+from segcal.data.options import DataConfig
+from segcal.data.raw import ArrayPart, RawDataset, split
 from segcal.data.transforms import Augmentation
 
 SIDE = 64
@@ -41,7 +42,7 @@ class Digits:
         return Digits(self.images[indices], self.classes[indices])
 
 
-def digits(config: DataConfig) -> Source:
+def digits(config: DataConfig) -> RawDataset:
     """The digits as classification: (8, 8) images of 10 classes, 1258 to train on, 539 to test."""
     parts = [
         ArrayPart(
@@ -51,7 +52,7 @@ def digits(config: DataConfig) -> Source:
         )
         for name, pool in zip(("train", "test"), _load(), strict=True)
     ]
-    return Source(
+    return RawDataset(
         train=parts[0],
         test=parts[1],
         class_names=tuple(map(str, range(10))),
@@ -60,7 +61,7 @@ def digits(config: DataConfig) -> Source:
     )
 
 
-def scenes(config: DataConfig) -> Source:
+def scenes(config: DataConfig) -> RawDataset:
     """Scenes of digits: (64, 64), class 0 background, class d + 1 the digit d, 255 the rim."""
     if config.ignore_index != IGNORE:
         raise ValueError(
@@ -69,7 +70,7 @@ def scenes(config: DataConfig) -> Source:
     train, test = _load()
     kept, held = split(len(train.classes), holdout=config.holdout, seed=config.split_seed)
     train_count, held_count = map(len, split(TRAIN_SCENES, holdout=config.holdout, seed=0))
-    return Source(
+    return RawDataset(
         train=ScenePart("train", train.take(kept), train_count, seed=1),
         holdout=ScenePart("holdout", train.take(held), held_count, seed=2),
         test=ScenePart("test", test, TEST_SCENES, seed=3),

@@ -13,7 +13,8 @@ import numpy as np
 from PIL import Image
 
 from segcal.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
-from segcal.data.source import DataConfig, Label, Part
+from segcal.data.options import DataConfig
+from segcal.data.raw import Label, Part
 
 ROTATION, DOMAIN, DATA = "rotation", "domain", "data"
 ALL = "all"  # every corruption

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from segcal.data.files import one_line
-from segcal.data.source import DataConfig, Label, Source
+from segcal.data.options import DataConfig
+from segcal.data.raw import Label, RawDataset
+from segcal.files import one_line
 
 FOLDERS = {"train": "20news-bydate-train", "test": "20news-bydate-test"}
 PADDING = ""  # the word of number 0
@@ -44,7 +45,7 @@ class TextPart:
         return self.tokens[index], int(self.labels[index])
 
 
-def newsgroups(config: DataConfig) -> Source:
+def newsgroups(config: DataConfig) -> RawDataset:
     """20 Newsgroups as 20news-bydate-{train,test}/GROUP/NUMBER, headers left out.
 
     The vocabulary is that of the training texts; words that are not in it are left out.
@@ -68,7 +69,7 @@ def newsgroups(config: DataConfig) -> Source:
         )
 
     train, test = part("train"), part("test")
-    return Source(train=train, test=test, class_names=class_names, words=words)
+    return RawDataset(train=train, test=test, class_names=class_names, words=words)
 
 
 def split_words(text: str) -> list[str]:

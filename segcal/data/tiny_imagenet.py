@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from segcal.data.files import FilePart, find_images
-from segcal.data.source import IMAGENET_MEAN, IMAGENET_STD, DataConfig, Source
+from segcal.data.image_files import FilePart, find_images
+from segcal.data.options import DataConfig
+from segcal.data.raw import IMAGENET_MEAN, IMAGENET_STD, RawDataset
 from segcal.data.transforms import Augmentation
 
 
-def tiny_imagenet(config: DataConfig) -> Source:
+def tiny_imagenet(config: DataConfig) -> RawDataset:
     """Tiny-ImageNet in its official layout; tested on val, because test has no labels.
 
     Classes are in the order of their WordNet numbers and are called by their first name in
@@ -17,7 +18,7 @@ def tiny_imagenet(config: DataConfig) -> Source:
     """
     folder = _folder(config)
     numbers = sorted(_lines(folder / "wnids.txt"))
-    return Source(
+    return RawDataset(
         train=_train(folder, numbers),
         test=_val(folder, numbers),
         class_names=_names(folder, numbers),

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from segcal.data.files import FilePart, one_line
-from segcal.data.source import DataConfig, Source
+from segcal.data.image_files import FilePart
+from segcal.data.options import DataConfig
+from segcal.data.raw import RawDataset
 from segcal.data.transforms import Augmentation
+from segcal.files import one_line
 
 CLASS_NAMES = (
     "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair",
@@ -33,7 +35,7 @@ def palette(num_classes: int) -> np.ndarray:
     return colours
 
 
-def voc2012(config: DataConfig) -> Source:
+def voc2012(config: DataConfig) -> RawDataset:
     """VOC 2012 in its official layout; trained on train or trainaug, tested on val."""
     if config.train_split not in TRAIN_SPLITS:
         raise ValueError(
@@ -45,7 +47,7 @@ def voc2012(config: DataConfig) -> Source:
     train, test = (_official(config, split) for split in ("train", "val"))
     if config.train_split == "trainaug":
         train = _trainaug(_folder(config), test)
-    return Source(
+    return RawDataset(
         train=train,
         test=test,
         class_names=CLASS_NAMES,

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from segcal.data.arrays import BadFile
 from segcal.data.predictions import Predictions
 from segcal.evaluation.evaluate import LogitMap, calibrated, count, new_meter
 from segcal.evaluation.sources import NamedPredictions
+from segcal.files import BadFile
 from segcal.metrics import Report
 from segcal.viz import Overlay, calibration_gap, overlay_panel
 

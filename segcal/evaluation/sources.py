@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
 from segcal import distributed
-from segcal.data.arrays import BadFile
 from segcal.data.predictions import PredictionFolder, Predictions
+from segcal.files import BadFile
 from segcal.training.loader import eval_loader
 
 if TYPE_CHECKING:  # they load every data set there is

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from segcal.files import is_distribution
 from segcal.metrics import device
 from segcal.metrics.binning import SPARE, Binning, fine_bin, histogram
 from segcal.metrics.chunks import Chunk, Plan, Scratch, chunks, in_threads
@@ -128,7 +129,7 @@ def _look(chunk: Chunk, logits: bool, scratch: Scratch) -> _Facts:
         usable = _finite(values, high)
     else:
         torch.clamp(values, 0, 1, out=probs)
-        usable = is_distribution(values, values.amin(0), high, chunk.values.dtype)
+        usable = is_distribution(values, 0, rounded_to=chunk.values.dtype)
     _clear(probs, valid, usable)
     confidence = probs.amax(0)
     true_prob = probs.gather(0, target).squeeze(0)
@@ -158,20 +159,6 @@ def _finite(values: Tensor, high: Tensor) -> Tensor:
         if flat.dot(flat).isfinite():  # then so is every one of them: a single fast pass
             return torch.ones((), dtype=torch.bool).expand(len(high))
     return values.amin(0).isfinite() & high.isfinite()
-
-
-def is_distribution(values: Tensor, low: Tensor, high: Tensor, given: torch.dtype) -> Tensor:
-    """(P,) whether each column of (K, P) is one, but for the rounding of the dtype it was given in.
-
-    Args:
-        values: (K, P) in float32 at least.
-        low: (P,) the least of each column.
-        high: (P,) the largest of each column.
-        given: the dtype the values were rounded to.
-    """
-    slack = 8 * torch.finfo(given).eps
-    total = values.sum(0)
-    return (low >= -slack) & (high <= 1 + slack) & ((total - 1).abs() <= max(1e-4, slack))
 
 
 def _clear(probs: Tensor, valid: Tensor, usable: Tensor) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from segcal.metrics.counting import is_distribution
+from segcal.files import is_distribution
 from segcal.metrics.sums import ImageSums, Sums
 from segcal.pixels import flatten
 
@@ -38,10 +38,8 @@ def explain_values(values: Tensor, labels: Tensor, ignore_index: int, *, logits:
     pixels = flatten(values, labels, ignore_index)
     wide = pixels.dense.to(torch.promote_types(values.dtype, torch.float32)).movedim(1, 0)
     wide = wide.flatten(1)  # (K, N L)
-    if logits:
-        fine = wide.isfinite().all(0)
-    else:
-        fine = is_distribution(wide, wide.amin(0), wide.amax(0), values.dtype)
+    rounded_to = values.dtype
+    fine = wide.isfinite().all(0) if logits else is_distribution(wide, 0, rounded_to=rounded_to)
     bad = ~fine.view_as(pixels.valid) & pixels.valid
     column = wide[:, int(bad.flatten().nonzero()[0])]
     if logits:

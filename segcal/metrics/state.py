@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from segcal.files import atomic_write
+from segcal.files import BadFile, Npz, atomic_write, check_num_classes, one_line
+from segcal.metrics.sums import Sums
 
 EDGE_RULES = ("right", "left")
 
@@ -37,6 +36,7 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"Expected {name} to be an integer >= {least}, but got {value!r}")
+        check_num_classes(self.num_classes)
         if self.edge_rule not in EDGE_RULES:
             raise ValueError(f"Expected edge_rule in {EDGE_RULES}, but got {self.edge_rule!r}")
         if self.class_names is not None and len(self.class_names) != self.num_classes:
@@ -61,10 +61,17 @@ class Settings:
 
     @classmethod
     def decode(cls, data: Tensor) -> Settings:
-        """The settings that `encode` gave `data`."""
-        settings = json.loads(_to_text(data))
-        names = settings.pop("class_names")
-        return cls(**settings, class_names=None if names is None else tuple(names))
+        """The settings that `encode` gave `data`.
+
+        Raises:
+            ValueError: it gave other data.
+        """
+        try:
+            settings = json.loads(_to_text(data))
+            names = settings.pop("class_names")
+            return cls(**settings, class_names=None if names is None else tuple(names))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(one_line(error)) from None
 
 
 def write_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> None:
@@ -77,28 +84,24 @@ def write_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> No
 def read_state(path: str | os.PathLike[str]) -> tuple[Settings, dict[str, Tensor]]:
     """The settings and the state of a meter that `write_state` wrote; nothing is unpickled.
 
+    Memory is taken for what the file holds alone, whatever sizes it states.
+
     Raises:
         ValueError: the file holds something else, or is damaged.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            state = {name: torch.from_numpy(np.array(file[name])) for name in file.files}
-        settings = Settings.decode(state["settings"])
-        shape = tuple(state["class_count"].shape)
-    except _DAMAGE as error:
-        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None
-    # Before a meter is made as large as the settings say: the file must be as large itself.
-    if shape != (settings.num_classes, settings.num_bins):
-        raise ValueError(f"the settings say {settings.num_classes} classes, the sums {shape}")
-    return settings, state
-
-
-# What numpy and zipfile raise for files that are damaged, or were made to be.
-_DAMAGE = (
-    *(ValueError, KeyError, TypeError, AttributeError, EOFError, RuntimeError, SyntaxError),
-    *(MemoryError, OverflowError, RecursionError, NotImplementedError),
-    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
-)
+        with Npz(Path(path), own=True) as arrays:
+            settings = Settings.decode(torch.from_numpy(arrays["settings"]))
+            sums = Sums.zeros(settings.num_classes, settings.num_bins, "meta").tensors()
+            for name, tensor in sums.items():
+                if arrays.shape(name) != tensor.shape:
+                    raise ValueError(
+                        f"the settings say {settings.num_classes} classes and {settings.num_bins} "
+                        f"bins, but {name} has shape {arrays.shape(name)}"
+                    )
+            return settings, {name: torch.from_numpy(arrays[name]) for name in arrays.keys}
+    except BadFile as error:
+        raise ValueError(str(error).removeprefix(f"{path}: ")) from None
 
 
 def check_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor], settings: Settings) -> None:

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from segcal import distributed
+from segcal.files import is_distribution
 from segcal.pixels import Pixels, expected_labels, flatten
 
 # Values worked on at once: 2 MB of float64, which stays in a core's cache.
 _CHUNK_VALUES = 1 << 18
-# How far from 1 the classes may sum in probabilities that were rounded to half precision.
-_SUM_SLACK = 1e-2
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,10 +259,9 @@ def _describe_mixture(shapes: set[tuple[int, int]]) -> str:
 
 
 def _like_probabilities(chunk: Chunk) -> bool:
-    """Whether the valid pixels could all be probabilities."""
-    inside = (chunk.logits.amin(1) >= 0) & (chunk.logits.amax(1) <= 1)
-    sums = (chunk.logits.sum(1) - 1).abs() <= _SUM_SLACK
-    return bool((inside & sums | ~chunk.valid).all())
+    """Whether the valid pixels could all be probabilities, once rounded to half precision."""
+    found = is_distribution(chunk.logits, 1, rounded_to=torch.float16)
+    return bool((found | ~chunk.valid).all())
 
 
 def _plus(total: Tensor, term: Tensor) -> Tensor:

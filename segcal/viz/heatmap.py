@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.colors import to_rgb
 from numpy.typing import ArrayLike, NDArray
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
+from segcal.files import is_distribution
 from segcal.viz.palette import OVER, UNDER
 
 LIMIT = 0.5  # the gap at which the colour is full
 _STRENGTH = 0.85  # opacity of the full colour: the image stays visible under it
 GROUND = 236  # the grey that stands for a missing image
 _DARKEST = 125  # what black becomes under the colours
-_SUM_TOLERANCE = 0.05  # wide enough for rounding in bfloat16; logits are never this close to 1
 _HATCH_PERIOD, _HATCH_LINE = 6, 2  # pixels
 _HATCH_LIGHT, _HATCH_DARK = 214, 184
 
@@ -130,10 +131,13 @@ def predictions(
         raise ValueError(
             f"Expected labels in 0..{len(p) - 1} or {ignore_index}, but got {int(bad[0])}"
         )
-    total = p.sum(0, dtype=np.float64)[valid]
-    if total.size and not np.abs(total - 1).max() <= _SUM_TOLERANCE:  # also when NaN
+    # They may have passed through any dtype on their way here.
+    good = is_distribution(torch.from_numpy(p.astype(np.float32)), 0, rounded_to=torch.bfloat16)
+    if (~good.numpy() & valid).any():
+        counted, total = p[:, valid], p.sum(0, dtype=np.float64)[valid]
         raise ValueError(
-            "Expected probabilities that sum to 1 over the classes, but got sums "
+            "Expected probabilities, which are in 0..1 and sum to 1 over the classes, but got "
+            f"values {counted.min():.4g}..{counted.max():.4g} with sums "
             f"{total.min():.4g}..{total.max():.4g}; for logits pass logits.softmax(0)"
         )
     return p.max(0).astype(np.float32), p.argmax(0), y.astype(np.int64)

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import segcal
-from segcal.data.arrays import BadFile
 from segcal.data.build import DataConfig, build_data
 from segcal.data.predictions import PredictionFolder
 from segcal.evaluation import evaluate as evaluating
 from segcal.evaluation.evaluate import measure, require_pixels
 from segcal.evaluation.sources import SavedPredictions, SplitPredictions
+from segcal.files import BadFile
 from segcal.metrics.regions import boundary, interior, restrict
 from tests.support.evaluated import reports
 from tests.support.networks import Halve

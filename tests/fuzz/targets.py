@@ -17,8 +17,9 @@ import yaml
 import segcal
 from segcal.config import load_config, parse_train
 from segcal.data.build import build_data
-from segcal.data.files import read_image, read_mask
+from segcal.data.image_files import read_class_mask
 from segcal.evaluation import results
+from segcal.files import read_rgb
 from segcal.losses import build_loss
 from segcal.models.build import build_model
 from tests.fuzz.files import Payload, npz, png, pt
@@ -130,8 +131,8 @@ def label_attempt(data, _, out):
     stated = ("--kind", "logits", "--labels", path.parent, "--images", path.parent)
     command("eval", "--predictions", out / "in", *stated, "--out", out / "eval", *EVAL)
     with contextlib.suppress(ValueError):
-        read_image(path)
-    read_mask(path, num_classes=CLASSES, ignore_index=255)
+        read_rgb(path)
+    read_class_mask(path, num_classes=CLASSES, ignore_index=255)
 
 
 def manifest_examples(_):

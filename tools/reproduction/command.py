@@ -20,7 +20,7 @@ from reproduction.pool import work_together
 from reproduction.results import Setting, comparisons, numbers
 from reproduction.store import Store
 from reproduction.worker import TrainingWorker
-from segcal.data.source import DataConfig
+from segcal.data.options import DataConfig
 
 DRAWINGS = {"opening": opening.DRAWING, **figures.DRAWINGS}
 Entry = paper.Table | paper.Figure

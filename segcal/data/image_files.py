@@ -1,4 +1,4 @@
-"""The place where image and mask files are found and read, and where bad ones are named."""
+"""Parts of a data set whose images and masks are files, read when they are asked for."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from segcal.data.source import ArrayPart, Label, Part
-from segcal.files import utf8
+from segcal.data.raw import ArrayPart, Label, Part
+from segcal.files import BadFile, image_size, read_mask, read_rgb, utf8
 
 log = logging.getLogger(__name__)
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
-_MASK_MODES = ("L", "P", "1", "I;16")
 _MAX_LISTED = 8  # bad mask values named in an error
 
 
@@ -46,54 +44,35 @@ class FilePart:
 
     def image(self, index: int) -> np.ndarray:
         """(H, W, 3) uint8 RGB."""
-        return read_image(self.images[index])
+        return read_rgb(self.images[index])
 
     def read(self, index: int) -> tuple[np.ndarray, Label]:
         """The image and its mask or class."""
         image, label = self.image(index), self.labels[index]
         if isinstance(label, int):
             return image, label
-        mask = read_mask(label, num_classes=self.num_classes, ignore_index=self.ignore_index)
+        mask = read_class_mask(label, num_classes=self.num_classes, ignore_index=self.ignore_index)
         if mask.shape != image.shape[:2]:
             (h, w), (mask_h, mask_w) = image.shape[:2], mask.shape
-            raise ValueError(
-                f"Expected a mask of {w}x{h} pixels for {self.images[index]}, "
-                f"but got {mask_w}x{mask_h} in {label}"
+            raise BadFile(
+                f"{label}: Expected a mask of {w}x{h} pixels, the size of {self.images[index]}, "
+                f"but got {mask_w}x{mask_h}"
             )
         return image, mask
 
 
-def read_image(path: Path) -> np.ndarray:
-    """(H, W, 3) uint8 RGB of an image file."""
-    try:
-        with Image.open(path) as image:
-            return np.asarray(image.convert("RGB"))
-    except _READ_ERRORS as error:
-        raise ValueError(_unreadable(path, error)) from error
-
-
-def read_mask(path: Path, *, num_classes: int, ignore_index: int) -> np.ndarray:
-    """(H, W) class indices of a mask file, uint8 (uint16 if the file is); checked for range."""
-    try:
-        with Image.open(path) as image:
-            mode, mask = image.mode, np.asarray(image)
-    except _READ_ERRORS as error:
-        raise ValueError(_unreadable(path, error)) from error
-    if mode not in _MASK_MODES:
-        raise ValueError(
-            f"Expected a mask of one channel that holds class indices, "
-            f"but got an image of mode {mode} in {path}"
-        )
-    mask = mask.astype(np.uint8) if mask.dtype == bool else mask
-    bad = mask[(mask >= num_classes) & (mask != ignore_index)]
+def read_class_mask(path: Path, *, num_classes: int, ignore_index: int) -> np.ndarray:
+    """(H, W) class indices of a mask file, checked for range; uint8, or uint16 for many classes."""
+    mask = read_mask(path)
+    bad = mask[((mask < 0) | (mask >= num_classes)) & (mask != ignore_index)]
     if bad.size:
         values = np.unique(bad)
         shown = ", ".join(map(str, values[:_MAX_LISTED])) + ", …" * (len(values) > _MAX_LISTED)
-        raise ValueError(
-            f"Expected mask values in 0..{num_classes - 1} or ignore_index={ignore_index}, "
-            f"but got {shown} in {path}"
+        raise BadFile(
+            f"{path}: Expected mask values in 0..{num_classes - 1} or "
+            f"ignore_index={ignore_index}, but got {shown}"
         )
-    return mask
+    return mask.astype(np.uint8 if max(num_classes - 1, ignore_index) < 256 else np.uint16)
 
 
 def find_images(folder: Path) -> list[Path]:
@@ -138,24 +117,10 @@ def one_size(paths: Sequence[Path], *, skip_bad: bool = False) -> bool:
     sizes: set[tuple[int, int]] = set()
     for path in paths:
         try:
-            with Image.open(path) as image:
-                sizes.add(image.size)
-        except _READ_ERRORS as error:
+            sizes.add(image_size(path))
+        except BadFile:
             if not skip_bad:
-                raise ValueError(_unreadable(path, error)) from error
+                raise
         if len(sizes) > 1:
             return False
     return True
-
-
-# What Pillow raises for damaged files, SyntaxError for a broken PNG among it.
-_READ_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
-
-
-def _unreadable(path: Path, error: Exception) -> str:
-    return f"Expected a readable image file at {path}, but reading it failed: {one_line(error)}"
-
-
-def one_line(error: Exception) -> str:
-    """What another library said, as part of a sentence."""
-    return " ".join(str(error).split()).rstrip(".")

@@ -1,0 +1,60 @@
+"""YAML is text, numbers, lists and mappings, and never more than its bytes."""
+
+import pytest
+
+from segcal.config import load_config
+from segcal.data.predictions import PredictionFolder
+from segcal.files import BadFile, read_yaml
+from tests.support.saved import save_folder
+
+BOMB = "a0: &a0 [x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)
+)
+HOSTILE = {
+    "alias": ("a: &x 1\nb: *x\n", "the alias \\*x, which is not allowed"),
+    "bomb": (BOMB, "the alias \\*a0"),
+    "recursive": ("&a [*a]", "the alias \\*a"),
+    "merge": ("a: &x {b: 1}\nc:\n  <<: *x\n", "the alias \\*x"),
+    "deep list": ("a: " + "[" * 900 + "]" * 900, "more than 32 levels"),
+    "deep mapping": ("{a: " * 900 + "1" + "}" * 900, "more than 32 levels"),
+    "large": ("a: " + "x" * 2**20, "at most 1 MiB"),
+    "open": ("a: 1\nb: [\n", "line 3: "),
+    "two": ("a: 1\n---\nb: 1\n", "line 2: "),
+    "date": ("a: 2020-99-99", "month must be in"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_what_is_refused(tmp_path, case):
+    text, reason = HOSTILE[case]
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    with pytest.raises(BadFile, match=rf"a\.yaml: Expected YAML.*{reason}") as caught:
+        read_yaml(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("case", ["bomb", "deep list", "deep mapping"])
+def test_manifests_and_settings_go_through_it(tmp_path, case):
+    (tmp_path / "c.yaml").write_text(HOSTILE[case][0])
+    with pytest.raises(BadFile, match=r"c\.yaml: Expected YAML"):
+        load_config(tmp_path / "c.yaml")
+    folder = save_folder(tmp_path / "in", 1)
+    (folder / "manifest.yaml").write_text(HOSTILE[case][0])
+    with pytest.raises(BadFile, match=r"manifest\.yaml: Expected YAML"):
+        PredictionFolder(folder)
+
+
+def test_what_is_read(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("a: {b: [1, 2.5, true, null, 'ä']}\nc: &unused text\n", encoding="utf-8")
+    assert read_yaml(path) == {"a": {"b": [1, 2.5, True, None, "ä"]}, "c": "text"}
+    path.write_text("")
+    assert read_yaml(path) is None
+
+
+def test_a_manifest_of_a_billion_classes(tmp_path):
+    folder = save_folder(tmp_path / "in", 1)
+    (folder / "manifest.yaml").write_text("num_classes: 1000000000")
+    with pytest.raises(ValueError, match="num_classes of at least 2 and at most 23170, but got 1"):
+        PredictionFolder(folder)
