@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from segcal.evaluation.results import state_path
 from segcal.metrics import CalibrationMeter, Difference, paired_differences
-from segcal.metrics.rows import COLUMNS
+from segcal.metrics.scores import SCORES
 
 
 def compare(options: argparse.Namespace) -> None:
@@ -27,13 +27,13 @@ def compare(options: argparse.Namespace) -> None:
 
 def to_table(rows: Sequence[tuple[str, Mapping[str, Difference]]]) -> str:
     """A markdown table with a row for each model."""
-    columns = [column for column in COLUMNS if column.score in rows[0][1]]
+    columns = [score for name, score in SCORES.items() if name in rows[0][1]]
     lines = [
-        "| | " + " | ".join(column.heading for column in columns) + " |",
+        "| | " + " | ".join(score.heading for score in columns) + " |",
         "|---|" + "---:|" * len(columns),
     ]
     for name, differences in rows:
-        texts = [differences[column.score].texts(column.scale) for column in columns]
+        texts = [differences[score.name].texts(score.scale) for score in columns]
         cells = [f"{value} ({interval})" for value, interval in texts]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -30,6 +30,7 @@ from segcal.evaluation.results import (
 )
 from segcal.evaluation.sources import EVERYTHING
 from segcal.metrics import Report
+from segcal.metrics.scores import SCORES
 from segcal.runtime import choose_device, process_group
 from segcal.training.log import describe_scores
 from segcal.viz import Entry
@@ -119,10 +120,8 @@ def _evaluate_one(subject: Subject, folder: Path, options: argparse.Namespace) -
 
 def describe_report(report: Report) -> str:
     """The scores of a report in one line."""
-    scores = report.scores
-    if report.protocol.pixels == report.protocol.images:  # one label an image
-        del scores["miou"]
-    return describe_scores(scores)
+    dense = report.protocol.pixels > report.protocol.images  # not one label per image
+    return describe_scores({n: v for n, v in report.scores.items() if dense or not SCORES[n].dense})
 
 
 def _say(line: str) -> None:

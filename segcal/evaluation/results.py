@@ -27,10 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from segcal.evaluation.grid import posthoc_markdown
 from segcal.evaluation.overlays import Drawn
 from segcal.files import name_file
 from segcal.metrics import Report
+from segcal.metrics.rows import posthoc_markdown
 from segcal.viz import (
     Entry,
     Overlay,

@@ -1,9 +1,8 @@
-"""The place for what is handed on after an evaluation: scores, tables, and how they came about."""
+"""`Report`: the sums of an evaluation, the scores computed from them, and the protocol."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -13,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from segcal.files import atomic_write, utf8
-from segcal.metrics import rows, scores
-from segcal.metrics.scores import Array
+from segcal.metrics import rows
+from segcal.metrics.scores import SCORES, Array, ScoreTable
 from segcal.metrics.tables import (
     BinTable,
     FineHistogram,
@@ -30,30 +29,13 @@ from segcal.metrics.tables import (
 FORMAT = "segcal-report"
 FORMAT_VERSION = 1
 
-SCORES = (
-    "accuracy",
-    "error",
-    "miou",
-    "ece",
-    "sce",
-    "mce",
-    "adaptive_ece",
-    "overconfidence",
-    "underconfidence",
-    "mean_confidence",
-    "nll",
-    "brier",
-    "auroc",
-    "aurc",
-)
-
 
 @dataclass(frozen=True, eq=False)
-class Report:
+class Report(ScoreTable):
     """The calibration and accuracy of one model on one data set.
 
-    Holds the sums, not the scores: every score is a function of them, and every diagram can be
-    drawn from the saved file alone. All scores are fractions.
+    It holds sums. Every score of `scores.ScoreTable` is an attribute that is computed from them, a
+    fraction, and every diagram can be drawn from the saved file alone.
 
     Attributes:
         protocol: how it was measured.
@@ -85,96 +67,17 @@ class Report:
             object.__setattr__(self, "class_names", tuple(map(utf8, self.class_names)))
 
     @property
-    def ece(self) -> float:
-        """Expected calibration error of the predicted class."""
-        return float(scores.ece(*self.top.sums))
-
-    @property
-    def mce(self) -> float:
-        """Maximum calibration error of the predicted class."""
-        return float(scores.mce(*self.top.sums))
-
-    @property
-    def overconfidence(self) -> float:
-        """The part of `ece` from bins more confident than accurate."""
-        return float(scores.overconfidence(*self.top.sums))
-
-    @property
-    def underconfidence(self) -> float:
-        """The part of `ece` from bins less confident than accurate."""
-        return float(scores.underconfidence(*self.top.sums))
-
-    @property
-    def sce(self) -> float:
-        """Static calibration error: mean of `class_ece`."""
-        return float(scores.sce(*self.classes.sums))
-
-    @property
-    def class_ece(self) -> Array:
-        """(K,) class-j-ECE of each class."""
-        return scores.ece(*self.classes.sums)
-
-    @property
-    def accuracy(self) -> float:
-        """Fraction of pixels predicted right."""
-        return float(scores.accuracy(self.top.count, self.top.hits))
-
-    @property
-    def error(self) -> float:
-        """Test error, 1 - accuracy."""
-        return 1 - self.accuracy
-
-    @property
-    def mean_confidence(self) -> float:
-        """Mean probability of the predicted class."""
-        return float(scores.mean_confidence(self.top.count, self.top.confidence_sum))
-
-    @property
-    def class_iou(self) -> Array:
-        """(K,) intersection over union; NaN for classes neither predicted nor in the truth."""
-        return scores.class_iou(*self._overlap)
-
-    @property
-    def miou(self) -> float:
-        """Mean of `class_iou` over the classes that have one."""
-        return float(scores.miou(*self._overlap))
-
-    @property
-    def nll(self) -> float:
-        """Mean negative log-likelihood, in nats."""
-        return float(scores.ratio(self.nll_sum, self.protocol.pixels))
-
-    @property
-    def brier(self) -> float:
-        """Mean Brier score Σ_c (p_c - 1[y = c])², in 0..2."""
-        return float(scores.ratio(self.brier_sum, self.protocol.pixels))
-
-    @property
-    def adaptive_ece(self) -> float:
-        """ECE with bins of equal mass; approximate, see `scores.adaptive_ece`."""
-        return scores.adaptive_ece(
-            self.fine.correct, self.fine.wrong, self.fine.confidence_sum, self.protocol.num_bins
-        )
-
-    @property
-    def auroc(self) -> float:
-        """Confidence as a detector of errors: ROC area; approximate, see `scores.auroc`."""
-        return scores.auroc(self.fine.correct, self.fine.wrong)
-
-    @property
-    def aurc(self) -> float:
-        """Area under the risk-coverage curve; approximate, see `scores.aurc`."""
-        return scores.aurc(self.fine.correct, self.fine.wrong)
-
-    @property
     def scores(self) -> dict[str, float]:
-        """Every scalar score by name, as fractions."""
-        return {name: getattr(self, name) for name in SCORES}
+        """Every score of all pixels by name, as fractions."""
+        return self._scores("pixels")
+
+    def _scores(self, scope: str) -> dict[str, Any]:
+        return {name: getattr(self, name) for name, s in SCORES.items() if s.scope == scope}
 
     @property
-    def image_ece(self) -> float:
-        """Mean over images of each image's own ECE; NaN unless image sums were kept."""
-        return math.nan if self.images is None else self.images.ece
+    def overlap(self) -> tuple[Array, Array, Array]:
+        """(K,) pixels of each class: predicted right, predicted, and labelled."""
+        return self.confusion.diagonal(), self.confusion.sum(0), self.confusion.sum(1)
 
     @property
     def intervals(self) -> Mapping[str, Interval]:
@@ -185,10 +88,6 @@ class Report:
     def worst_images(self) -> tuple[ImageScore, ...]:
         """The worst-calibrated images, worst first; empty unless image sums were kept."""
         return () if self.images is None else self.images.worst
-
-    @property
-    def _overlap(self) -> tuple[Array, Array, Array]:
-        return self.confusion.diagonal(), self.confusion.sum(0), self.confusion.sum(1)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Report) and self.to_dict() == other.to_dict()
@@ -204,8 +103,8 @@ class Report:
             # Written for readers; `from_dict` computes them anew from the tables.
             "scores": {name: finite(value) for name, value in self.scores.items()},
             "class_scores": {
-                "ece": [finite(x) for x in self.class_ece.tolist()],
-                "iou": [finite(x) for x in self.class_iou.tolist()],
+                name.removeprefix("class_"): [finite(x) for x in values.tolist()]
+                for name, values in self._scores("classes").items()
             },
             "class_names": None if self.class_names is None else list(self.class_names),
             "top": _arrays(self.top),

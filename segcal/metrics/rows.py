@@ -1,4 +1,4 @@
-"""The place for reports as text: one row a report, units in the header, protocol stated."""
+"""Tables of reports as text: one row per report, units in the header, the protocol below."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from segcal.metrics.scores import SCORES, Score, number
+
 if TYPE_CHECKING:
     from segcal.metrics.report import Report
 
-
-class Column(NamedTuple):
-    """A score in a table: its name in `Report`, its heading, and value × scale to digits."""
-
-    score: str
-    heading: str
-    scale: float
-    digits: int
-    higher: bool = False  # whether more is better
+_POSTHOC = (SCORES["sce"], SCORES["ece"])
 
 
-class Cell(NamedTuple):
-    """A number in a table: as text, its interval as text ("" if none), and whether it is best."""
+class TableCell(NamedTuple):
+    """A number in a table.
+
+    Attributes:
+        value: in the unit of the table.
+        text: the value as printed.
+        interval: its 95 % interval as printed; "" if there is none.
+        best: whether it is the best of its column.
+    """
 
     value: float
     text: str
@@ -31,40 +32,41 @@ class Cell(NamedTuple):
     best: bool = False
 
 
-COLUMNS = (
-    Column("accuracy", "accuracy (%)", 100, 2, higher=True),
-    Column("miou", "mIoU (%)", 100, 2, higher=True),
-    Column("ece", "ECE (%)", 100, 2),
-    Column("sce", "SCE (1e-3)", 1000, 2),
-    Column("mce", "MCE (%)", 100, 2),
-    Column("adaptive_ece", "adaptive ECE (%)", 100, 2),
-    Column("nll", "NLL (nats)", 1, 4),
-    Column("brier", "Brier (0-2)", 1, 4),
-    Column("auroc", "error AUROC (%)", 100, 2, higher=True),
-)
-IMAGE_COLUMN = Column("image_ece", "image-averaged ECE (%)", 100, 2)
-
-
 def to_markdown(reports: Mapping[str, Report]) -> str:
-    """A Markdown table, one row a report, the best in bold; under it each protocol used."""
+    """A Markdown table with one row per report, the best in bold; below it each protocol used."""
     every = list(reports.values())
-    columns = columns_of(every)
-    lines = [
-        "| model | " + " | ".join(column.heading for column in columns) + " |",
-        "|---|" + "---:|" * len(columns),
+    rows = [
+        (name, [_cell_markdown(cell) for cell in cells])
+        for name, cells in zip(reports, cells_of(every), strict=True)
     ]
-    for name, cells in zip(reports, cells_of(every), strict=True):
-        texts = [f"**{cell.text}**" if cell.best else cell.text for cell in cells]
-        texts = [f"{text} {cell.interval}".strip() for text, cell in zip(texts, cells, strict=True)]
-        lines.append(f"| {_escape(name)} | " + " | ".join(texts) + " |")
-    lines += ["", *dict.fromkeys(describe(report) for report in every)]
-    return "\n".join(lines) + "\n"
+    table = _markdown([score.heading for score in columns_of(every)], rows)
+    protocols = dict.fromkeys(describe(report) for report in every)
+    return "\n".join([table, *protocols]) + "\n"
+
+
+def posthoc_markdown(reports: Mapping[tuple[str, str], Report]) -> str:
+    """A Markdown table with one row per network and one column per post-hoc method.
+
+    It has SCE and ECE, as the paper's comparison of train-time and post-hoc calibration does. The
+    best method of each row is in bold, if any is better as printed.
+
+    Args:
+        reports: by (name of the network, short name of the method).
+    """
+    networks = list(dict.fromkeys(network for network, _ in reports))
+    methods = list(dict.fromkeys(method for _, method in reports))
+    rows = []
+    for network in networks:
+        found = [reports.get((network, method)) for method in methods]
+        cells = [cell for score in _POSTHOC for cell in _cells(found, score)]
+        rows.append((network, [_cell_markdown(cell._replace(interval="")) for cell in cells]))
+    return _markdown([f"{s.heading} {method}" for s in _POSTHOC for method in methods], rows)
 
 
 def to_csv(reports: Mapping[str, Report]) -> str:
-    """CSV, one row a report; the scores in the units of the header, then the protocol."""
+    """CSV with one row per report: the scores in the units of the header, then the protocol."""
     columns = columns_of(list(reports.values()))
-    intervals = [c for c in columns if any(c.score in r.intervals for r in reports.values())]
+    intervals = [c for c in columns if any(c.name in r.intervals for r in reports.values())]
     protocol = ("region", "average", "num_bins", "edge_rule", "ignore_index", "images", "pixels")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -74,11 +76,11 @@ def to_csv(reports: Mapping[str, Report]) -> str:
         + [*protocol, "segcal version"]
     )
     for name, report in reports.items():
-        row: list[object] = [name, *(_number(getattr(report, c.score) * c.scale) for c in columns)]
+        row: list[object] = [name, *(_repr(getattr(report, c.name) * c.scale) for c in columns)]
         for column in intervals:
-            interval = report.intervals.get(column.score)
+            interval = report.intervals.get(column.name)
             ends = (math.nan, math.nan) if interval is None else (interval.low, interval.high)
-            row += [_number(end * column.scale) for end in ends]
+            row += [_repr(end * column.scale) for end in ends]
         row += [getattr(report.protocol, key) for key in (*protocol, "version")]
         writer.writerow(row)
     return text.getvalue()
@@ -98,15 +100,15 @@ def describe(report: Report) -> str:
     )
 
 
-def columns_of(reports: Sequence[Report]) -> list[Column]:
-    """The columns of a table of these reports."""
+def columns_of(reports: Sequence[Report]) -> list[Score]:
+    """The scores that a table of these reports has as columns."""
     kept = any(report.images is not None for report in reports)
-    return [*COLUMNS, *[IMAGE_COLUMN] * kept]
+    return [s for s in SCORES.values() if s.table and (kept or s.scope != "images")]
 
 
-def cells_of(reports: Sequence[Report]) -> list[list[Cell]]:
-    """One row a report, one cell a column of `columns_of`; the best of each column marked."""
-    by_column = [_column_cells(reports, column) for column in columns_of(reports)]
+def cells_of(reports: Sequence[Report]) -> list[list[TableCell]]:
+    """One row per report, one cell per column of `columns_of`; the best of each column marked."""
+    by_column = [_cells(reports, score) for score in columns_of(reports)]
     return [list(row) for row in zip(*by_column, strict=True)]
 
 
@@ -120,28 +122,36 @@ def best_of(values: Sequence[float], digits: int, *, higher: bool = False) -> se
     return {index for index, value in enumerate(printed) if value == best}
 
 
-def number(value: float, digits: int) -> str:
-    """A number as tables print it; a dash if there is none."""
-    return "–" if math.isnan(value) else f"{value:.{digits}f}"
-
-
-def _column_cells(reports: Sequence[Report], column: Column) -> list[Cell]:
-    values = [getattr(report, column.score) * column.scale for report in reports]
-    best = best_of(values, column.digits, higher=column.higher)
+def _cells(reports: Sequence[Report | None], score: Score) -> list[TableCell]:
+    """The cells of one score, one per report; a dash where there is no report."""
+    values = [math.nan if r is None else getattr(r, score.name) * score.scale for r in reports]
+    ranked = score.better != "neither"
+    best = best_of(values, score.digits, higher=score.higher) if ranked else set()
     cells = []
     for index, (report, value) in enumerate(zip(reports, values, strict=True)):
-        interval = report.intervals.get(column.score)
+        interval = None if report is None else report.intervals.get(score.name)
         text = ""
         if interval is not None and not math.isnan(interval.low):
-            low, high = interval.low * column.scale, interval.high * column.scale
-            text = f"[{low:.{column.digits}f}, {high:.{column.digits}f}]"
-        cells.append(Cell(value, number(value, column.digits), text, index in best))
+            text = f"[{score.number(interval.low)}, {score.number(interval.high)}]"
+        cells.append(TableCell(value, number(value, score.digits), text, index in best))
     return cells
 
 
-def _number(value: float) -> str:
+def _cell_markdown(cell: TableCell) -> str:
+    text = f"**{cell.text}**" if cell.best else cell.text
+    return f"{text} {cell.interval}".strip()
+
+
+def _markdown(headings: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """A Markdown table of named rows."""
+    lines = ["| model | " + " | ".join(headings) + " |", "|---|" + "---:|" * len(headings)]
+    lines += [f"| {_escape(name)} | " + " | ".join(cells) + " |" for name, cells in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _repr(value: float) -> str:
     return "" if math.isnan(value) else repr(value)
 
 
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def _escape(name: str) -> str:
+    return " ".join(name.split()).replace("|", "\\|")

@@ -110,14 +110,6 @@ class FineHistogram:
     def __post_init__(self) -> None:
         _freeze(self, edges=np.float64, correct=np.int64, wrong=np.int64, confidence_sum=np.float64)
 
-    def coarse(self, num_bins: int = 32) -> tuple[Array, Array, Array]:
-        """(edges, correct, wrong) in bins of equal width; `num_bins` must divide 128."""
-        if num_bins < 1 or 128 % num_bins:
-            raise ValueError(f"Expected num_bins that divides 128, but got {num_bins}")
-        edges = np.linspace(0, 1, num_bins + 1)  # exact in binary
-        start = np.searchsorted(self.edges, edges[:-1])
-        return edges, np.add.reduceat(self.correct, start), np.add.reduceat(self.wrong, start)
-
 
 @dataclass(frozen=True)
 class Interval:

@@ -14,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from segcal.files import atomic_write
+from segcal.metrics.scores import LOGGED
 
 Record = dict[str, Any]  # one epoch: plain numbers by name, e.g. "train/loss", "holdout/ece"
 
@@ -82,7 +83,7 @@ def write_jsonl(path: Path, history: list[Record]) -> None:
         file.writelines(json.dumps(record) + "\n" for record in history)
 
 
-def require_history(history: list[Record], epochs: int) -> None:
+def require_history(history: list[Record], epochs: int, select: str) -> None:
     """Raise a KeyError or TypeError unless these are the records of a run's first epochs."""
     for number, record in enumerate(history, 1):
         if record["epoch"] != number or isinstance(record["lr"], str):
@@ -90,28 +91,23 @@ def require_history(history: list[Record], epochs: int) -> None:
         describe(record, epochs)
         float(record["best"])
     if len(history) == epochs:
-        describe_scores(history[-1], "holdout/")  # the last epoch is always evaluated
+        float(history[-1][f"holdout/{select}"])  # the last epoch is always evaluated
 
 
 def describe(record: Record, epochs: int) -> str:
-    """One line about an epoch, for people: per cent and 1e-3 as the paper prints them."""
+    """One line about an epoch, for people: losses, scores of the hold-out, rate and time."""
     terms = {k.removeprefix("train/"): v for k, v in record.items() if k.startswith("train/")}
     parts = [f"epoch {record['epoch']}/{epochs}", _losses(terms)]
-    if "holdout/nll" in record:
+    if any(name.startswith("holdout/") for name in record):
         parts.append("hold-out " + describe_scores(record, "holdout/"))
     parts += [f"lr {record['lr']:.2g}", f"{record['seconds']:.1f} s"]
     return " · ".join(parts) + (" · best" if record.get("best") else "")
 
 
 def describe_scores(scores: Mapping[str, Any], prefix: str = "") -> str:
-    """Accuracy, mIoU where there are pixels, NLL, ECE and SCE in one line."""
-    miou = scores.get(f"{prefix}miou")
-    return (
-        f"accuracy {100 * scores[f'{prefix}accuracy']:.2f} %"
-        + (f", mIoU {100 * miou:.2f} %" if miou is not None else "")
-        + f", NLL {scores[f'{prefix}nll']:.4f}, ECE {100 * scores[f'{prefix}ece']:.2f} %"
-        + f", SCE {1e3 * scores[f'{prefix}sce']:.2f}e-3"
-    )
+    """Those of `scores` that are logged, in one line, with their units."""
+    found = [(score, scores.get(prefix + score.name)) for score in LOGGED]
+    return ", ".join(f"{s.label} {s.text(value)}" for s, value in found if value is not None)
 
 
 def _losses(terms: Mapping[str, float]) -> str:

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-HIGHER_IS_BETTER = {"nll": False, "accuracy": True, "miou": True, "ece": False, "sce": False}
-
 
 @dataclass(frozen=True)
 class OptimConfig:

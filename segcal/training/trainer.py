@@ -20,24 +20,23 @@ from segcal import distributed
 from segcal.evaluation.evaluate import evaluate
 from segcal.losses import Criterion
 from segcal.metrics import Report
+from segcal.metrics.scores import LOGGED, SCORES
 from segcal.runtime import Interrupted, StopSignals
 from segcal.training import checkpoint, log
 from segcal.training.loader import Batch, EpochOrder, Indexed, eval_loader, train_loader
 from segcal.training.log import Diverged, LossSums, Progress, Record, Scalars, describe, write_jsonl
 from segcal.training.optim import lr_factor
-from segcal.training.options import HIGHER_IS_BETTER, TrainOptions
+from segcal.training.options import TrainOptions
 from segcal.training.step import Learner
 
 LOG = "log.jsonl"
-SCORES = ("nll", "accuracy", "miou", "ece", "sce")  # of the hold-out, in the log
-SCORES_OF_IMAGES = ("nll", "accuracy", "ece", "sce")  # where a label is one number
 _AGREE_EVERY = 10  # steps between asking the other processes whether one was told to stop
 _CHECK_EVERY = 50  # steps between looks for NaN on a device with a queue
 
 
 def best_record(history: list[Record], select: str) -> Record | None:
     """The first epoch with the best hold-out score `select`, among those evaluated."""
-    sign = 1 if HIGHER_IS_BETTER[select] else -1
+    sign = 1 if SCORES[select].higher else -1
     evaluated = [record for record in history if record.get(f"holdout/{select}") is not None]
     return max(evaluated, key=lambda record: sign * record[f"holdout/{select}"], default=None)
 
@@ -81,7 +80,8 @@ class Trainer:
         self.num_classes, self.ignore_index, self.uniform = num_classes, ignore_index, uniform
         self.skipped = skipped
         self.train_set, self.holdout_set = train_set, holdout_set
-        self.scores = SCORES if holdout_set[0][1].ndim else SCORES_OF_IMAGES
+        dense = holdout_set[0][1].ndim > 0  # a label is a map, not one number
+        self.scores = [score.name for score in LOGGED if dense or not score.dense]
         if options.select not in self.scores:
             raise ValueError(
                 f"Expected select to be one of {', '.join(self.scores)}, but got {options.select}"
@@ -289,7 +289,7 @@ class Trainer:
             )
         self.learner.load_state_dict(state["learner"])
         self.history = state["history"]
-        log.require_history(self.history, self.options.epochs)
+        log.require_history(self.history, self.options.epochs, self.options.select)
         self._sums.load_state_dict(state["sums"], self.device)
         self._seconds = state["seconds"]
         if self._epoch_is_whole:

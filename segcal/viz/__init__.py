@@ -2,10 +2,9 @@
 
 from segcal.data.voc import palette as voc_palette
 from segcal.viz.classes import classwise_reliability, gap_heatmap
-from segcal.viz.comparison import comparison_csv, comparison_markdown
 from segcal.viz.curves import convergence
 from segcal.viz.drawings import write_figures
-from segcal.viz.entry import Entry, Overlay
+from segcal.viz.entry import Entry, Overlay, comparison_csv, comparison_markdown
 from segcal.viz.heatmap import calibration_gap, calibration_overlay
 from segcal.viz.html import write_page
 from segcal.viz.palette import class_palette

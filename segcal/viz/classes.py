@@ -10,6 +10,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from segcal.metrics import Report
+from segcal.metrics.scores import SCORES
 from segcal.viz.figure import axes_or_new, grid_color, new_figure, paper, plain
 from segcal.viz.palette import OVER, UNDER
 from segcal.viz.reading import class_names, named, worst_classes
@@ -48,7 +49,7 @@ def classwise_reliability(report: Report | Mapping[str, Report], *, limit: int =
             else:
                 draw_bars(ax, bins)
         finish_square(ax, ticks=(0, 50, 100))
-        score = "" if several else f"\n{100 * first.class_ece[c]:.2f} %"
+        score = "" if several else f"\n{SCORES['class_ece'].brief(first.class_ece[c])}"
         ax.set_title(plain(names[c], 18) + score, fontsize=8.5, pad=3)
         ax.tick_params(labelsize=7.5)
         ax.label_outer()

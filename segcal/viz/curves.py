@@ -8,12 +8,11 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from segcal.metrics.scores import SCORES
 from segcal.viz.figure import axes_or_new, plain
 from segcal.viz.palette import run_style
 
 History = Sequence[Mapping[str, Any]]  # the lines of a log.jsonl
-
-_SCALES = {"ece": (100, "ECE (%)"), "sce": (1000, "SCE (1e-3)")}
 
 
 def convergence(
@@ -23,7 +22,7 @@ def convergence(
     score: str = "ece",
     split: str = "holdout",
 ) -> Axes:
-    """A calibration error against the epoch, from the lines of log.jsonl.
+    """A score against the epoch, from the lines of log.jsonl.
 
     The epoch whose weights were kept, marked "best" in the log, has a ring.
 
@@ -31,20 +30,20 @@ def convergence(
         history: the lines of one run, or those of several by name. Epochs without the score are
             passed over.
         ax: where to draw; a new figure unless given.
-        score: "ece" or "sce".
+        score: a name in `metrics.scores.SCORES` that the log has.
         split: the part of the data it was measured on; the log names its scores `split/score`.
 
     Returns:
         The axes drawn on.
     """
-    if score not in _SCALES:
-        raise ValueError(f"Expected score to be one of {', '.join(_SCALES)}, but got {score!r}")
+    if score not in SCORES:
+        raise ValueError(f"Expected score to be one of {', '.join(SCORES)}, but got {score!r}")
+    printed = SCORES[score]
     histories = history if isinstance(history, Mapping) else {"": history}
-    scale, label = _SCALES[score]
     ax = axes_or_new(ax, 4.4, 3.2)
     for index, (name, lines) in enumerate(histories.items()):
         points = [
-            (line["epoch"], scale * line[f"{split}/{score}"], line.get("best", False))
+            (line["epoch"], printed.scale * line[f"{split}/{score}"], line.get("best", False))
             for line in lines
             if line.get(f"{split}/{score}") is not None
         ]
@@ -58,7 +57,7 @@ def convergence(
             where = [epochs[at]], [values[at]]
             ax.plot(*where, marker="o", markersize=9, fillstyle="none", color=style["color"])
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set(ylim=(0, None), xlabel="epoch", ylabel=f"{label} on {split}")
+    ax.set(ylim=(0, None), xlabel="epoch", ylabel=f"{printed.heading} on {split}")
     if ax.get_legend_handles_labels()[1]:
         ax.legend()
     return ax

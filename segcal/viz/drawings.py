@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from segcal.files import atomic_write
+from segcal.metrics.scores import SCORES
 from segcal.viz.classes import classwise_reliability, gap_heatmap
 from segcal.viz.curves import convergence
 from segcal.viz.entry import Entry, distinct, tell_apart
@@ -83,7 +84,7 @@ def training_drawings(entries: Sequence[Entry]) -> list[Drawing]:
     return [
         Drawing(
             f"convergence_{score}",
-            f"{score.upper()} over training",
+            f"{SCORES[score].label} over training",
             "Measured on the hold-out after each epoch; the ring marks the weights kept.",
             partial(convergence, shown, score=score),
         )

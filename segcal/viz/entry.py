@@ -1,4 +1,4 @@
-"""The place for what a page or a comparison is made of: entries, one a run."""
+"""Entries, the rows of a page or a comparison, and the tables that compare them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from segcal.files import utf8
-from segcal.metrics import Report
+from segcal.metrics import Report, rows
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,16 @@ class Entry:
         for field in ("name", "config"):
             object.__setattr__(self, field, utf8(getattr(self, field)))
         object.__setattr__(self, "skipped", [utf8(line) for line in self.skipped])
+
+
+def comparison_markdown(entries: Sequence[Entry]) -> str:
+    """A Markdown table with one row per entry: units in the header, intervals, best in bold."""
+    return rows.to_markdown({entry.name: entry.report for entry in distinct(entries)})
+
+
+def comparison_csv(entries: Sequence[Entry]) -> str:
+    """CSV with one row per entry: units in the header, then intervals and protocol."""
+    return rows.to_csv({entry.name: entry.report for entry in distinct(entries)})
 
 
 def distinct(entries: Sequence[Entry]) -> list[Entry]:

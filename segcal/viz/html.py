@@ -18,6 +18,7 @@ from PIL import Image
 import segcal
 from segcal.files import atomic_write
 from segcal.metrics.rows import cells_of, columns_of
+from segcal.metrics.scores import SCORES
 from segcal.viz.drawings import Drawing, comparison_drawings, entry_drawings, training_drawings
 from segcal.viz.entry import Entry, Overlay, distinct
 from segcal.viz.figure import adaptive_svg
@@ -29,6 +30,7 @@ from segcal.viz.views import (
     region_columns,
     region_rows,
     tiles,
+    worst_images,
 )
 from segcal.viz.words import headline, verdict
 
@@ -85,6 +87,7 @@ def render_page(entries: Sequence[Entry], *, title: str = "Calibration report") 
         class_ece=class_ece_table(entries) if len(entries) > 1 else None,
         region_columns=region_columns(),
         class_columns=class_columns(reports[0]),
+        own_ece=f"own {SCORES['ece'].heading}",
         entries=[_view(entry) for entry in entries],
     )
 
@@ -95,6 +98,7 @@ def _view(entry: Entry) -> dict[str, Any]:
     return {
         "name": entry.name,
         "verdict": verdict(entry.report),
+        "ece": SCORES["ece"].brief(entry.report.ece),
         "report": entry.report,
         "tiles": tiles(entry.report),
         "figures": [figure for figure in figures if not figure["wide"]],
@@ -102,7 +106,7 @@ def _view(entry: Entry) -> dict[str, Any]:
         "classes": class_rows(entry.report),
         "regions": region_rows(entry.report),
         "overlays": [_overlay(overlay) for overlay in entry.overlays],
-        "worst": entry.report.worst_images,
+        "worst": worst_images(entry.report),
         "skipped": entry.skipped,
         "facts": facts(entry.report),
         "config": entry.config,
@@ -123,12 +127,13 @@ def _figure(drawing: Drawing) -> dict[str, Any]:
 
 
 def _overlay(overlay: Overlay) -> dict[str, Any]:
+    ece = SCORES["ece"]
     image = Image.open(io.BytesIO(overlay.png)).convert("RGB")
     buffer = io.BytesIO()
     image.save(buffer, "WEBP", quality=_QUALITY, method=4)  # a quarter of the PNG of a photograph
     return {
         "name": overlay.name,
-        "ece": None if overlay.ece is None or math.isnan(overlay.ece) else overlay.ece,
+        "ece": None if overlay.ece is None or math.isnan(overlay.ece) else ece.brief(overlay.ece),
         "uri": _uri(buffer.getvalue(), "image/webp"),
         "width": image.width,
         "height": image.height,

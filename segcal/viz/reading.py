@@ -48,6 +48,6 @@ def share(count: NDArray[np.int64]) -> NDArray[np.float64]:
     return count / max(int(count.sum()), 1)
 
 
-def unit(report: Report) -> str:
+def counted(report: Report) -> str:
     """What is counted: "pixels", or "samples" where each image is one (classification)."""
     return "pixels" if report.protocol.pixels > report.protocol.images else "samples"

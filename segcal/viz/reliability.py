@@ -10,10 +10,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from segcal.metrics import Report
+from segcal.metrics.scores import SCORES
 from segcal.metrics.tables import BinTable
 from segcal.viz.figure import axes_or_new, ink, legend_above, paper, plain
 from segcal.viz.palette import OVER, UNDER, run_style
-from segcal.viz.reading import named, share, unit
+from segcal.viz.reading import counted, named, share
 
 _BAR = "#8b98ab"  # a grey blue that reads on white and on black
 _SHADE = 0.75  # opacity of the gaps
@@ -43,15 +44,15 @@ def reliability_diagram(
     ax = _axes(ax, reports)
     if several:
         for index, (name, each) in enumerate(reports.items()):
-            draw_line(ax, each.top, index, f"{plain(name)}: ECE {100 * each.ece:.2f} %")
+            draw_line(ax, each.top, index, f"{plain(name)}: ECE {SCORES['ece'].brief(each.ece)}")
         legend_above(ax, 1.06 + _STRIP if counts else 1.0)
     else:
         draw_bars(ax, first.top)
         _write_scores(ax, first)
     finish_square(ax)
-    ax.set(xlabel="confidence (%)", ylabel="accuracy (%)")
+    ax.set(xlabel="confidence (%)", ylabel=SCORES["accuracy"].heading)
     if counts:
-        _draw_strip(ax, [each.top for each in reports.values()], f"{unit(first)} (%)")
+        _draw_strip(ax, [each.top for each in reports.values()], f"{counted(first)} (%)")
     return ax
 
 
@@ -77,13 +78,13 @@ def confidence_histogram(report: Report | Mapping[str, Report], ax: Axes | None 
             _draw_outline(ax, each.top.edges, share(each.top.count), index, plain(name))
     else:
         ax.stairs(100 * share(first.top.count), 100 * first.top.edges, fill=True, color=_BAR)
-        for what, value, color, dashes in (
-            ("mean confidence", first.mean_confidence, OVER, (4, 2)),
+        for score, value, color, dashes in (
+            ("mean_confidence", first.mean_confidence, OVER, (4, 2)),
             ("accuracy", first.accuracy, UNDER, (1.5, 1.5)),
         ):
-            label = f"{what} {100 * value:.1f} %"
+            label = f"{SCORES[score].label} {SCORES[score].brief(value)}"
             ax.axvline(100 * value, color=color, linestyle=(0, dashes), linewidth=1.8, label=label)
-    _finish_histogram(ax, f"{unit(first)} (%)")
+    _finish_histogram(ax, f"{counted(first)} (%)")
     return ax
 
 
@@ -101,7 +102,7 @@ def wrong_confidence(report: Report | Mapping[str, Report], ax: Axes | None = No
     ax = _axes(ax, reports)
     for index, (name, each) in enumerate(reports.items()):
         wrong = each.top.count - each.top.hits
-        label = f"{plain(name)}: " * bool(name) + f"{100 * each.error:.1f} % wrong"
+        label = f"{plain(name)}: " * bool(name) + f"{SCORES['error'].brief(each.error)} wrong"
         _draw_outline(ax, each.top.edges, share(wrong), index, label)
     _finish_histogram(ax, "wrong predictions (%)")
     return ax
@@ -109,7 +110,7 @@ def wrong_confidence(report: Report | Mapping[str, Report], ax: Axes | None = No
 
 def draw_bars(ax: Axes, bins: BinTable) -> None:
     """Bars of accuracy; what lies between it and the mean confidence in the colour of its sign."""
-    edges, accuracy, confidence = 100 * bins.edges, 100 * bins.accuracy, 100 * bins.confidence
+    edges, accuracy, confidence = (100 * x for x in (bins.edges, bins.accuracy, bins.confidence))
     low, high = np.minimum(accuracy, confidence), np.maximum(accuracy, confidence)
     ax.stairs(low, edges, fill=True, color=_BAR)
     for color, wanted in ((OVER, confidence > accuracy), (UNDER, confidence < accuracy)):
@@ -128,7 +129,7 @@ def draw_bars(ax: Axes, bins: BinTable) -> None:
 def draw_line(ax: Axes, bins: BinTable, index: int, label: str, markersize: float = 4.5) -> None:
     """Accuracy against mean confidence of the bins that hold pixels, in the style of a run."""
     held = bins.count > 0
-    x, y = 100 * bins.confidence[held], 100 * bins.accuracy[held]
+    x, y = (100 * values[held] for values in (bins.confidence, bins.accuracy))
     ax.plot(x, y, label=label, markersize=markersize, clip_on=False, **run_style(index))
 
 
@@ -157,9 +158,9 @@ def _finish_histogram(ax: Axes, ylabel: str) -> None:
 
 def _write_scores(ax: Axes, report: Report) -> None:
     lines = [
-        f"ECE {100 * report.ece:.2f} %",
-        f"confidence {100 * report.mean_confidence:.1f} %",
-        f"accuracy {100 * report.accuracy:.1f} %",
+        f"ECE {SCORES['ece'].brief(report.ece)}",
+        f"confidence {SCORES['mean_confidence'].brief(report.mean_confidence)}",
+        f"accuracy {SCORES['accuracy'].brief(report.accuracy)}",
     ]
     patches = [
         Patch(color=OVER, alpha=_SHADE, linewidth=0, label="over-confident"),

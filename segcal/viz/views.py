@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from segcal.metrics import Report
-from segcal.metrics.rows import COLUMNS, Cell, best_of, cells_of, number
+from segcal.metrics.rows import TableCell, best_of, cells_of, columns_of
+from segcal.metrics.scores import SCORES, Score, number
 from segcal.viz.entry import Entry
-from segcal.viz.reading import class_names, unit
+from segcal.viz.reading import class_names, counted
 
 _TILES = ("ece", "sce", "accuracy", "miou")
+_CLASS_SCORES = (SCORES["class_iou"], SCORES["accuracy"], SCORES["class_ece"])
 
 
 class Heading(NamedTuple):
@@ -22,25 +24,19 @@ class Heading(NamedTuple):
     first: str = "descending"
 
 
-def tiles(report: Report) -> list[tuple[str, str, Cell]]:
-    """(label, unit, cell) of the four scores to see first."""
-    by_score = dict(zip([c.score for c in COLUMNS], cells_of([report])[0], strict=False))
-    headings = {column.score: column.heading for column in COLUMNS}
-    shown = []
-    for score in _TILES:
-        label, _, scale = headings[score].partition(" (")
-        shown.append((label, scale.rstrip(")"), by_score[score]))
-    return shown
+def tiles(report: Report) -> list[tuple[Score, TableCell]]:
+    """The four scores to see first, and their cells."""
+    scores = columns_of([report])
+    cells = {s.name: (s, cell) for s, cell in zip(scores, cells_of([report])[0], strict=True)}
+    return [cells[name] for name in _TILES]
 
 
 def class_columns(report: Report) -> list[Heading]:
     """The columns of `class_rows` after the name."""
     return [
         Heading("no.", "ascending"),
-        Heading(f"{unit(report)} (%)"),
-        Heading("IoU (%)", "ascending"),
-        Heading("accuracy (%)", "ascending"),
-        Heading("class-j-ECE (%)"),
+        Heading(f"{counted(report)} (%)"),
+        *(Heading(s.heading, "ascending" if s.higher else "descending") for s in _CLASS_SCORES),
         Heading("bias (points)"),
     ]
 
@@ -52,16 +48,15 @@ def class_rows(report: Report) -> list[dict[str, Any]]:
     right = report.confusion.diagonal()
     accuracy = np.divide(right, truth, out=np.full(len(truth), np.nan), where=truth > 0)
     bias = (report.classes.confidence_sum - report.classes.hits).sum(1) / total
-    columns = 100 * np.stack(
-        [truth / total, report.class_iou, accuracy, report.class_ece]
-    )  # (4, K)
+    scored = list(zip(_CLASS_SCORES, (report.class_iou, accuracy, report.class_ece), strict=True))
     bars = np.nan_to_num(report.class_ece)
     bars = bars / max(bars.max(), 1e-12)
     rows = []
     for c, name in enumerate(class_names(report)):
-        cells = [Cell(c, str(c))]
-        cells += [Cell(value, number(value, 2)) for value in columns[:, c].tolist()]
-        cells.append(Cell(100 * bias[c], _signed(100 * bias[c])))
+        share = 100 * float(truth[c] / total)
+        cells = [TableCell(c, str(c)), TableCell(share, number(share, 2))]
+        cells += [_cell(score, float(values[c])) for score, values in scored]
+        cells.append(TableCell(100 * bias[c], _signed(100 * bias[c])))
         rows.append({"name": name, "cells": cells, "bar": f"{bars[c]:.3f}"})
     return rows
 
@@ -69,18 +64,20 @@ def class_rows(report: Report) -> list[dict[str, Any]]:
 def class_ece_table(entries: Sequence[Entry]) -> dict[str, Any]:
     """class-j-ECE of every class (row) and entry (column), the best of each row marked."""
     names = class_names(entries[0].report)
-    table = 100 * np.stack([entry.report.class_ece for entry in entries], axis=1)  # (K, E)
+    score = SCORES["class_ece"]
+    table = np.stack([entry.report.class_ece for entry in entries], axis=1)  # (K, E)
     rows = []
     for name, values in zip(names, table.tolist(), strict=True):
-        best = best_of(values, 2)
-        cells = [Cell(v, number(v, 2), best=index in best) for index, v in enumerate(values)]
+        cells = [_cell(score, value) for value in values]
+        best = best_of([cell.value for cell in cells], score.digits, higher=score.higher)
+        cells = [cell._replace(best=index in best) for index, cell in enumerate(cells)]
         rows.append({"name": name, "cells": cells})
     return {"columns": [Heading(entry.name) for entry in entries], "rows": rows}
 
 
 def region_columns() -> list[str]:
     """The headings of the cells of `region_rows`."""
-    return [column.heading for column in COLUMNS if column.score in _TILES]
+    return [score.heading for name, score in SCORES.items() if name in _TILES]
 
 
 def region_rows(report: Report) -> list[dict[str, Any]]:
@@ -89,22 +86,29 @@ def region_rows(report: Report) -> list[dict[str, Any]]:
         return []
     parts = {report.protocol.region: report, **report.regions}
     cells = cells_of(list(parts.values()))
-    shown = [index for index, column in enumerate(COLUMNS) if column.score in _TILES]
+    columns = columns_of(list(parts.values()))
+    shown = [index for index, score in enumerate(columns) if score.name in _TILES]
     return [
         {
             "name": name,
-            "cells": [Cell(row[i].value, row[i].text, row[i].interval) for i in shown],
+            "cells": [row[i]._replace(best=False) for i in shown],
             "pixels": f"{part.protocol.pixels:,}",
         }
         for (name, part), row in zip(parts.items(), cells, strict=True)
     ]
 
 
+def worst_images(report: Report) -> list[tuple[str, str, str]]:
+    """(name, ECE, pixels) of the worst calibrated images, as printed."""
+    ece = SCORES["ece"]
+    return [(each.name, ece.number(each.ece), f"{each.pixels:,}") for each in report.worst_images]
+
+
 def facts(report: Report) -> list[tuple[str, str]]:
     """The protocol, line by line."""
     p = report.protocol
     rule = "(lo, hi], 0 in the first" if p.edge_rule == "right" else "[lo, hi), 1 in the last"
-    what = unit(report)
+    what = counted(report)
     of = f" of {p.images:,} images" if what == "pixels" else ""
     lines = [
         ("counted", f"{p.pixels:,} {what}{of}"),
@@ -118,6 +122,10 @@ def facts(report: Report) -> list[tuple[str, str]]:
         resamples = report.images.resamples
         lines.append(("intervals", f"95 %, bootstrap over images, {resamples:,} resamples"))
     return [*lines, ("measured with", f"segcal {p.version}")]
+
+
+def _cell(score: Score, value: float) -> TableCell:
+    return TableCell(value * score.scale, score.number(value))
 
 
 def _signed(value: float) -> str:

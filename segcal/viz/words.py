@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from segcal.metrics import Interval, Report
+from segcal.metrics.scores import SCORES
 from segcal.viz.entry import Entry
 from segcal.viz.reading import class_names
 
@@ -45,11 +46,11 @@ def _one(report: Report) -> list[Phrase]:
     return [
         Phrase(found.text[0].upper() + found.text[1:], found.kind),
         Phrase(
-            f": mean confidence {_percent(report.mean_confidence, 1)}, "
-            f"accuracy {_percent(report.accuracy, 1)}. "
-            f"ECE is {_percent(report.ece)}{_between(report.intervals.get('ece'))}; "
+            f": mean confidence {_value('mean_confidence', report.mean_confidence)}, "
+            f"accuracy {_value('accuracy', report.accuracy)}. "
+            f"ECE is {_value('ece', report.ece)}{_between(report.intervals.get('ece'))}; "
             f"the worst calibrated class is {names[worst]}, "
-            f"with a class\u2011j\u2011ECE of {_percent(report.class_ece[worst])}."
+            f"with a class\u2011j\u2011ECE of {_value('class_ece', report.class_ece[worst])}."
         ),
     ]
 
@@ -64,17 +65,17 @@ def _several(entries: Sequence[Entry]) -> list[Phrase]:
     best, last = order[0], order[-1]
     phrases = [
         Phrase(best.name, "even"),
-        Phrase(f" has the lowest ECE, {_percent(best.report.ece)}, and is "),
+        Phrase(f" has the lowest ECE, {_value('ece', best.report.ece)}, and is "),
         verdict(best.report),
         Phrase("."),
     ]
     if last is not best:
         accuracies = sorted(entry.report.accuracy for entry in order)
-        low, high = _percent(accuracies[0], 1), _percent(accuracies[-1], 1)
+        low, high = (_value("accuracy", accuracies[end]) for end in (0, -1))
         accuracy = f"{low} for all" if low == high else f"between {low} and {high}"
         phrases.append(
             Phrase(
-                f" {last.name} has the highest, {_percent(last.report.ece)}. "
+                f" {last.name} has the highest, {_value('ece', last.report.ece)}. "
                 f"Accuracy is {accuracy}."
             )
         )
@@ -98,9 +99,10 @@ def _overlap(order: Sequence[Entry]) -> list[Phrase]:
 def _between(interval: Interval | None) -> str:
     if interval is None or np.isnan(interval.low):
         return ""
-    low, high = 100 * interval.low, 100 * interval.high
-    return f" ({low:.2f} to {high:.2f} with 95\u00a0% confidence)"
+    low, high = (SCORES["ece"].number(end) for end in (interval.low, interval.high))
+    return f" ({low} to {high} with 95\u00a0% confidence)"
 
 
-def _percent(fraction: float, digits: int = 2) -> str:
-    return f"{100 * fraction:.{digits}f}\u00a0%"
+def _value(score: str, value: float) -> str:
+    """A score with its unit, which no line break parts from it."""
+    return SCORES[score].brief(value).replace(" ", "\u00a0")

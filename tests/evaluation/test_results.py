@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from segcal.data.predictions import PredictionFolder
-from segcal.evaluation.grid import posthoc_markdown
 from segcal.evaluation.overlays import draw
 from segcal.evaluation.results import (
     Result,
@@ -102,25 +101,3 @@ def test_file_names_stay_in_their_folder():
     assert file_name("../../etc/passwd") == "etc-passwd"
     assert file_name("a/b c?.png") == "a-b-c-.png"
     assert file_name("//") == "image"
-
-
-def test_the_table_of_the_paper_by_hand(evaluated):
-    reports, _ = evaluated
-    table = posthoc_markdown(
-        {
-            ("a|b", "none"): reports["none"],
-            ("a|b", "ts"): reports["ts"],
-            ("c", "none"): reports["ts"],
-        }
-    )
-    ece, sce = (
-        {name: getattr(r, score) for name, r in reports.items()} for score in ("ece", "sce")
-    )
-    assert ece["none"] < ece["ts"] and sce["none"] < sce["ts"]  # halved logits are under-confident
-    assert table.splitlines() == [
-        "| model | SCE (1e-3) none | SCE (1e-3) ts | ECE (%) none | ECE (%) ts |",
-        "|---|---:|---:|---:|---:|",
-        f"| a\\|b | **{1000 * sce['none']:.2f}** | {1000 * sce['ts']:.2f} | "
-        f"**{100 * ece['none']:.2f}** | {100 * ece['ts']:.2f} |",
-        f"| c | {1000 * sce['ts']:.2f} | – | {100 * ece['ts']:.2f} | – |",
-    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,3 +66,16 @@ def predictor(confidence, seed=0, num_classes=4, shape=SHAPE):
     right = rng.random(shape) < confidence
     labels = np.where(right, predicted, (predicted + 1) % num_classes)
     return probs, labels.astype(np.uint8)
+
+
+def constant_report(confidence: float, right: int, total: int = 10, **settings: Any) -> Report:
+    """The report of a network that predicts class 0 of 2 with one confidence everywhere.
+
+    Its scores are easy: accuracy = right / total, ece = mce = sce = |confidence - accuracy|,
+    miou = accuracy / 2 (class 1 is in the truth and never predicted), auroc = 1/2.
+    """
+    meter = CalibrationMeter(2, **settings)
+    probs = torch.tensor([confidence, 1 - confidence], dtype=torch.float64)
+    labels = (torch.arange(total) >= right).long()
+    meter.update_probs(probs.view(1, 2, 1, 1).expand(1, 2, 1, total), labels.view(1, 1, total))
+    return meter.compute()

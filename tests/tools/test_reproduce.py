@@ -217,14 +217,14 @@ def test_html_is_escaped_and_whole():
 def test_put_into_replaces_only_its_own_part(tmp_path):
     path = tmp_path / "results.md"
     path.write_text("# Results\n\n<!-- a -->\nold\n<!-- end of a -->\n\nafter\n")
-    render.put_into(path, "a", sheet())
-    render.put_into(path, "b", sheet())
+    render.put_into(path, "a", render.to_markdown(sheet()))
+    render.put_into(path, "b", render.to_markdown(sheet()))
     text = path.read_text()
     assert "old" not in text and text.startswith("# Results\n\n<!-- a -->\n### Semantic")
     assert text.index("after") < text.index("<!-- b -->") < text.index("<!-- end of b -->")
     once = text
-    render.put_into(path, "a", sheet())
+    render.put_into(path, "a", render.to_markdown(sheet()))
     assert path.read_text() == once
     path.write_text("<!-- a -->\nno end")
     with pytest.raises(ValueError, match="Expected <!-- end of a -->"):
-        render.put_into(path, "a", sheet())
+        render.put_into(path, "a", render.to_markdown(sheet()))

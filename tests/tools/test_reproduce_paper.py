@@ -6,6 +6,8 @@ from statistics import fmean
 import pytest
 from reproduction import experiments, paper, plan
 
+from segcal.metrics.scores import SCORES, UNITS
+
 LABELS = [
     "tab:sel-config",
     "tab:sce-all-methods",
@@ -45,6 +47,13 @@ def test_every_table_and_figure_of_the_paper_is_known():
     for entry in entries:
         assert paper.find(entry.label) is paper.find(entry.name) is entry
         assert paper.find(entry.label.partition(":")[2]) is entry
+
+
+def test_every_metric_is_a_score_in_a_known_unit():
+    for table in [*paper.tables().values(), *paper.own_tables().values()]:
+        assert set(table.units) <= set(SCORES) and set(table.units.values()) <= set(UNITS)
+    for table in paper.own_tables().values():
+        assert table.units == {name: SCORES[name].unit for name in table.units}
 
 
 def test_number_of_numbers():
@@ -115,7 +124,7 @@ def test_sce_is_possible():
             want = table.want(row, column)
             if metric == "sce" and want is not None:
                 k = classes.get(want.experiment.partition("_")[0], 10)
-                if value / paper.FACTORS[table.units["sce"]] > 2 / k:
+                if value / UNITS[table.units["sce"]].scale > 2 / k:
                     impossible.add(want.experiment)
     assert impossible == {"newsgroups_gpcnn"}  # see the notes of the tables
 

@@ -2,18 +2,20 @@
 
 import json
 import math
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
 from torch import nn
 
 import segcal
+from segcal.metrics.scores import LOGGED, SCORES
 from segcal.runtime import seed_everything
 from segcal.training import checkpoint
 from segcal.training.loader import permutation
 from segcal.training.log import Diverged
 from segcal.training.optim import lr_factor
-from segcal.training.options import OptimConfig, ScheduleConfig
+from segcal.training.options import OptimConfig, ScheduleConfig, TrainOptions
 from segcal.training.trainer import best_record
 from tests.support.tiny import OPTIONS, NothingIgnored, Patches, network, steady_network, trainer
 
@@ -138,13 +140,19 @@ def test_evaluation_can_be_rarer_but_never_misses_the_end(tmp_path):
     assert checkpoint.load(tmp_path / "best.pt")["record"]["epoch"] in (2, 4, 5)
 
 
+def test_what_can_be_selected_is_logged():
+    choices = get_args(get_type_hints(TrainOptions)["select"])
+    assert set(choices) <= {score.name for score in LOGGED}
+    assert all(SCORES[name].better != "neither" for name in choices)
+
+
 def test_select_must_exist_for_the_task():
     class Images(Patches):
         def __getitem__(self, key):
             image, label = super().__getitem__(key)
             return image, label[0, 0]
 
-    with pytest.raises(ValueError, match="nll, accuracy, ece, sce, but got miou"):
+    with pytest.raises(ValueError, match="accuracy, nll, ece, sce, but got miou"):
         trainer(holdout=Images(), select="miou")
 
 

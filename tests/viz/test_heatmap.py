@@ -15,6 +15,7 @@ from segcal.viz import (
     overlay_panel,
     voc_palette,
 )
+from segcal.viz.heatmap import hatching
 from tests.support.synthetic_reports import SHAPE, predictor
 
 
@@ -112,8 +113,27 @@ def test_all_ignored_is_all_hatched():
     probs, _ = predictor(0.7)
     labels = np.full(SHAPE, 255)
     assert np.isnan(calibration_gap(probs, labels)).all()
-    assert len(np.unique(calibration_overlay(None, probs, labels))) == 2
-    assert overlay_panel(None, probs, labels)
+    overlay = calibration_overlay(None, probs, labels)
+    assert len(np.unique(overlay)) == 2
+    labels[0, 0] = 0
+    np.testing.assert_array_equal(overlay[1:], calibration_overlay(None, probs, labels)[1:])
+
+
+def test_panel_hatches_what_is_not_counted():
+    """Three of the six pictures have labels in them: labels, errors and gap."""
+    probs, labels = predictor(0.7)
+    counted = panel_pixels(overlay_panel(None, probs, labels))
+    ignored = panel_pixels(overlay_panel(None, probs, np.full(SHAPE, 255)))
+    for stripe in np.unique(hatching(SHAPE)):
+        grey = np.array([stripe] * 3)
+        pictures = 3 * np.mean(hatching(SHAPE) == stripe) / 6
+        share = [(pixels == grey).all(-1).mean() for pixels in (counted, ignored)]
+        assert share[1] - share[0] == pytest.approx(pictures, rel=0.4)
+
+
+def panel_pixels(png):
+    """(H, W, 3) of a panel."""
+    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
 
 
 def test_another_ignore_index():

@@ -10,10 +10,11 @@ from html.parser import HTMLParser
 import pytest
 
 from segcal.metrics import CalibrationMeter
+from segcal.metrics.rows import cells_of
 from segcal.viz import Entry, Overlay, overlay_panel, write_page
 from segcal.viz.html import render_page
 from segcal.viz.words import headline, verdict
-from tests.support.synthetic_reports import predictor, synthetic_report
+from tests.support.synthetic_reports import constant_report, predictor, synthetic_report
 
 NAMES = ["road", "sky", "tree", "<i>car</i>"]
 EVIL = '"><script>document.title = "run"</script><img src="http://127.0.0.1:9/x.png">'
@@ -119,11 +120,10 @@ def test_policy_allows_our_script_alone(evil_page, evil):
 def test_page_holds_what_it_must(evil):
     words = " ".join(evil.words)
     report = entry().report
-    interval = report.intervals["ece"]
+    (cells, _) = cells_of([report, entry("calm", 1.0).report])
     for needed in (
-        f"{100 * report.ece:.2f}",
-        f"[{100 * interval.low:.2f}, {100 * interval.high:.2f}]",
-        f"{1000 * report.sce:.2f}",
+        *(cell.text for cell in cells),
+        *(cell.interval for cell in cells),
         "ECE of this image 7.34 %",
         "1 file left out",
         "truncated",
@@ -157,16 +157,15 @@ def test_a_report_without_pixels_has_a_page():
 
 
 def test_headline_says_what_was_found():
-    over = entry()
-    text = "".join(phrase.text for phrase in headline([over])).replace("\u00a0", " ")
-    report = over.report
-    points = 100 * (report.mean_confidence - report.accuracy)
-    assert text.startswith(
-        f"Over-confident by {points:.1f} points: mean confidence "
-        f"{100 * report.mean_confidence:.1f} %, accuracy {100 * report.accuracy:.1f} %."
+    sure = constant_report(0.9, 7, class_names=["cat", "dog"])
+    text = "".join(phrase.text for phrase in headline([Entry("a", sure)]))
+    assert text.replace("\u00a0", " ").replace("\u2011", "-") == (
+        "Over-confident by 20.0 points: mean confidence 90.0 %, accuracy 70.0 %. ECE is 20.00 %; "
+        "the worst calibrated class is cat, with a class-j-ECE of 20.00 %."
     )
-    assert verdict(report).kind == "over"
-    assert verdict(synthetic_report(sharpness=0.4)).kind == "under"
+    assert verdict(sure) == ("over-confident by 20.0 points", "over")
+    assert verdict(constant_report(0.6, 7)) == ("under-confident by 10.0 points", "under")
+    assert verdict(constant_report(0.7, 7)).kind == "even"
 
 
 def test_headline_of_several_names_the_best_and_warns_of_overlap():
@@ -174,8 +173,8 @@ def test_headline_of_several_names_the_best_and_warns_of_overlap():
     text = "".join(phrase.text for phrase in headline(entries)).replace("\u00a0", " ")
     assert text.startswith("calm has the lowest ECE")
     assert "sharp has the highest" in text
-    accuracy = 100 * entries[0].report.accuracy
-    assert f"Accuracy is {accuracy:.1f} % for all." in text  # sharper logits, same predictions
+    (accuracy,) = re.findall(r"Accuracy is (\S+) % for all\.", text)  # the same predictions
+    assert float(accuracy) == pytest.approx(100 * entries[0].report.accuracy, abs=0.05)
     assert "Its 95 % interval meets that of twin." in text
 
 

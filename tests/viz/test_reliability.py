@@ -17,11 +17,13 @@ from segcal.viz.entry import Entry
 from segcal.viz.figure import plain, png, svg, themed
 from segcal.viz.palette import OVER, UNDER
 from segcal.viz.reliability import draw_bars
-from tests.support.synthetic_reports import synthetic_report
+from tests.support.synthetic_reports import constant_report, synthetic_report
 
 CALIBRATED = synthetic_report()
 OVER_CONFIDENT = synthetic_report(sharpness=3.0)
 UNDER_CONFIDENT = synthetic_report(sharpness=0.4)
+SURE = constant_report(0.9, 7)  # confidence 0.9, accuracy 0.7
+EMPTY = CalibrationMeter(4).compute()
 
 
 def steps(ax, color=None):
@@ -78,11 +80,9 @@ def test_over_confident_is_red_under_confident_blue():
 
 
 def test_scores_and_units_are_written_in():
-    ax = reliability_diagram(OVER_CONFIDENT)
+    ax = reliability_diagram(SURE)
     said = ax.get_legend().get_title().get_text()
-    assert f"ECE {100 * OVER_CONFIDENT.ece:.2f} %" in said
-    assert f"confidence {100 * OVER_CONFIDENT.mean_confidence:.1f} %" in said
-    assert f"accuracy {100 * OVER_CONFIDENT.accuracy:.1f} %" in said
+    assert said.splitlines() == ["ECE 20.00 %", "confidence 90.0 %", "accuracy 70.0 %"]
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("confidence (%)", "accuracy (%)")
 
 
@@ -103,21 +103,19 @@ def test_classification_counts_samples():
 
 
 def test_several_are_lines_with_names_and_ece():
-    reports = {"nll": OVER_CONFIDENT, "fl+mdca": CALIBRATED}
-    ax = reliability_diagram(reports)
+    ax = reliability_diagram({"nll": SURE, "fl+mdca": constant_report(0.7, 7)})
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
-    expected = [f"{name}: ECE {100 * each.ece:.2f} %" for name, each in reports.items()]
-    assert labels == expected
+    assert labels == ["nll: ECE 20.00 %", "fl+mdca: ECE 0.00 %"]
     styles = [(line.get_color(), line.get_marker()) for line in ax.lines[:2]]
     assert len({color for color, _ in styles}) == len({marker for _, marker in styles}) == 2
 
 
 def test_confidence_histogram_has_shares_and_the_two_lines():
-    ax = confidence_histogram(OVER_CONFIDENT)
-    np.testing.assert_allclose(steps(ax)[0].get_data().values.sum(), 100)
-    at = {line.get_label().split(" ")[0]: line.get_xdata()[0] for line in ax.lines}
-    assert at["mean"] == pytest.approx(100 * OVER_CONFIDENT.mean_confidence)
-    assert at["accuracy"] == pytest.approx(100 * OVER_CONFIDENT.accuracy)
+    ax = confidence_histogram(SURE)
+    shares = steps(ax)[0].get_data().values
+    assert shares.tolist() == [0] * 13 + [100, 0]  # 0.9 lies in (13/15, 14/15]
+    at = {line.get_label(): line.get_xdata()[0] for line in ax.lines}
+    assert at == pytest.approx({"mean confidence 90.0 %": 90, "accuracy 70.0 %": 70})
     assert all(line.is_dashed() for line in ax.lines)
 
 
@@ -127,6 +125,8 @@ def test_wrong_confidence_is_of_the_wrong_alone():
     for patch, report in zip(steps(ax), reports.values(), strict=True):
         wrong = report.top.count - report.top.hits
         np.testing.assert_allclose(patch.get_data().values, 100 * wrong / wrong.sum())
+    (label,) = [text.get_text() for text in wrong_confidence(SURE).get_legend().get_texts()]
+    assert label == "30.0 % wrong"
 
 
 LINES = [
@@ -156,8 +156,8 @@ def test_convergence_keeps_the_colours_of_runs_without_a_log():
 
 
 def test_convergence_refuses_an_unknown_score():
-    with pytest.raises(ValueError, match="one of ece, sce, but got 'nll'"):
-        convergence(LINES, score="nll")
+    with pytest.raises(ValueError, match="one of accuracy, .*, but got 'loss'"):
+        convergence(LINES, score="loss")
 
 
 @pytest.mark.parametrize("draw", [reliability_diagram, confidence_histogram, wrong_confidence])
@@ -205,10 +205,22 @@ def test_plain_keeps_short_names():
 
 
 @pytest.mark.parametrize("draw", [reliability_diagram, confidence_histogram, wrong_confidence])
-def test_a_report_without_pixels_can_be_drawn(draw):
-    empty = CalibrationMeter(4).compute()
-    png(draw(empty).figure)
-    png(draw({"empty": empty, "full": CALIBRATED}).figure)
+def test_a_report_without_pixels_draws_nothing(draw):
+    ax = draw(EMPTY)
+    for patch in steps(ax):
+        assert not np.nan_to_num(patch.get_data().values).any()
+    assert png(ax.figure).startswith(b"\x89PNG")
+
+
+def test_a_report_without_pixels_leaves_the_others_as_they_are():
+    ax = reliability_diagram({"empty": EMPTY, "full": CALIBRATED})
+    assert len(ax.lines[0].get_xdata()) == 0
+    alone = reliability_diagram({"x": CALIBRATED, "full": CALIBRATED})
+    np.testing.assert_array_equal(ax.lines[1].get_data(), alone.lines[1].get_data())
+    for draw in (confidence_histogram, wrong_confidence):
+        empty, full = steps(draw({"empty": EMPTY, "full": CALIBRATED}))
+        assert not empty.get_data().values.any()
+        assert full.get_data().values.sum() == pytest.approx(100)
 
 
 def test_reports_must_fit_together():

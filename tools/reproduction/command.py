@@ -175,7 +175,8 @@ def _write(entry: Entry, setting: Setting, command: str, into: Path | None) -> l
         comparisons=comparisons(entry, setting),
     )
     if into is not None:
-        render.put_into(into, f"reproduce {entry.name} --scale {setting.scale}", sheet)
+        mark = f"reproduce {entry.name} --scale {setting.scale}"
+        render.put_into(into, mark, render.to_markdown(sheet))
     drawn = (
         figures.write(figures.of_table(entry), entry.name, setting, folder) if entry.drawn else []
     )

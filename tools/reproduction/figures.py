@@ -21,6 +21,7 @@ from reproduction.results import Setting
 from segcal import viz
 from segcal.files import atomic_write
 from segcal.metrics import Report
+from segcal.metrics.scores import SCORES
 from segcal.training.trainer import LOG
 from segcal.viz.figure import new_figure, png, svg, themed
 from segcal.viz.palette import run_style
@@ -183,20 +184,16 @@ def sweep(
     def draw(setting: Setting) -> dict[str, Figure]:
         figure = new_figure(4.2 * len(scores), 3.4)
         for ax, score in zip(figure.subplots(1, len(scores)), scores, strict=True):
-            factor, label = _AXES[score]
             for index, (loss, line) in enumerate(methods(setting).items()):
-                values = [factor * _mean(setting, method, score) for method in line.values()]
+                values = [SCORES[score].scale * _mean(setting, m, score) for m in line.values()]
                 ax.plot(list(line), values, label=loss, markersize=4, **run_style(index))
-            ax.set(xscale="log", xlabel=name, ylabel=label)
+            ax.set(xscale="log", xlabel=name, ylabel=SCORES[score].heading)
             ax.set_xticks(list(line), [f"{at:g}" for at in line])
             ax.minorticks_off()
             ax.legend()
         return {"": figure}
 
     return Drawing(needs, draw)
-
-
-_AXES = {"ece": (100, "ECE (%)"), "sce": (1000, "SCE (1e-3)"), "accuracy": (100, "accuracy (%)")}
 
 
 def _mean(setting: Setting, method: Method, score: str) -> float:

@@ -10,9 +10,10 @@ from typing import Any
 
 import yaml
 
+from segcal.metrics.scores import SCORES
+
 PAPER = Path(__file__).with_name("paper.yaml")
 EVIDENCE = Path(__file__).with_name("evidence.yaml")
-FACTORS = {"%": 100.0, "1e-3": 1000.0}  # from a fraction to the unit it is printed in
 AVERAGE = "average"  # the column that is the mean of the others
 
 
@@ -123,7 +124,7 @@ def own_tables() -> dict[str, Table]:
             column_kind="experiment",
             rows=tuple(entry["rows"]),
             columns=(entry["experiment"],),
-            units=entry["units"],
+            units={score: SCORES[score].unit for score in entry["scores"]},
             values={},
             experiment=None,
             notes=(),

@@ -15,6 +15,7 @@ from reproduction import runner
 from reproduction.plan import Evaluation, Method, Training
 from reproduction.runner import Worker
 from reproduction.store import Store
+from segcal.metrics.scores import SCORES
 from segcal.runtime import Interrupted
 
 
@@ -81,8 +82,9 @@ class Narrated:
         scores = self.worker.train(run, store)
         done, total = runner.progress(self.methods, store)
         print(
-            f"[{done + 1}/{total}] {run.name}: hold-out accuracy {100 * scores['accuracy']:.1f} %, "
-            f"ECE {100 * scores['ece']:.2f} %, {time.monotonic() - started:.0f} s",
+            f"[{done + 1}/{total}] {run.name}: hold-out "
+            f"accuracy {SCORES['accuracy'].brief(scores['accuracy'])}, "
+            f"ECE {SCORES['ece'].brief(scores['ece'])}, {time.monotonic() - started:.0f} s",
             flush=True,
         )
         return scores

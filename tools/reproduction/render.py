@@ -13,19 +13,10 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader
 
-from reproduction.paper import AVERAGE, FACTORS, Table
+from reproduction.paper import AVERAGE, Table
 from reproduction.results import Comparison, Number
 from segcal.files import atomic_write
-
-METRICS = {
-    "sce": "SCE",
-    "ece": "ECE",
-    "error": "Test error",
-    "accuracy": "Accuracy",
-    "miou": "mIoU",
-    "class_ece": "Class-j-ECE",
-}
-DOWN = {"sce", "ece", "error", "class_ece"}  # smaller is better
+from segcal.metrics.scores import SCORES, UNITS
 
 
 @dataclass(frozen=True)
@@ -69,10 +60,9 @@ class Sheet:
 
     def _of_paper(self, metric: str) -> Block:
         """One metric: a row and column for each of the paper's."""
-        arrow = "lower is better" if metric in DOWN else "higher is better"
         found = {(n.row, n.column): n for n in self.numbers if n.metric == metric}
         return Block(
-            f"{METRICS[metric]} ({self.table.units[metric]}), {arrow}: ours (the paper's)",
+            f"{self._heading(metric)}, {SCORES[metric].better} is better: ours (the paper's)",
             [self.title(column) for column in self.table.columns],
             [
                 (self.title(row), [_beside(found[row, column]) for column in self.table.columns])
@@ -85,9 +75,9 @@ class Sheet:
         found = {(n.row, n.metric): n for n in self.numbers}
         return Block(
             f"{self.title(self.table.columns[0])}: ours (95 % interval over images)",
-            [f"{METRICS[m]} ({unit}) {'↓' if m in DOWN else '↑'}" for m, unit in self._units()],
+            [f"{self._heading(m)} {'↑' if SCORES[m].higher else '↓'}" for m in self.table.units],
             [
-                (row, [(ours(found[row, m]), _interval(found[row, m])) for m, _ in self._units()])
+                (row, [(ours(found[row, m]), _interval(found[row, m])) for m in self.table.units])
                 for row in self.table.rows
             ],
         )
@@ -96,18 +86,19 @@ class Sheet:
         return Block(
             "Differences on the same images: mean over seeds (95 % interval over images); "
             "* where it leaves out 0",
-            [f"{METRICS[metric]} ({unit})" for metric, unit in self._units()],
+            [self._heading(metric) for metric in self.table.units],
             [
                 (
                     f"{c.first} → {c.second}",
-                    [c.differences[m].texts(FACTORS[unit]) for m, unit in self._units()],
+                    [c.differences[m].texts(UNITS[u].scale) for m, u in self.table.units.items()],
                 )
                 for c in self.comparisons
             ],
         )
 
-    def _units(self) -> list[tuple[str, str]]:
-        return list(self.table.units.items())
+    def _heading(self, metric: str) -> str:
+        """A score and its unit in this table: the paper does not always print the usual one."""
+        return f"{SCORES[metric].title} ({self.table.units[metric]})"
 
 
 def _beside(number: Number) -> tuple[str, str]:
@@ -117,8 +108,8 @@ def _beside(number: Number) -> tuple[str, str]:
 def _interval(number: Number) -> str:
     if number.interval is None:
         return ""
-    low, high = number.interval
-    return f"{low:.2f} to {high:.2f}"
+    low, high = (_text(number, end) for end in number.interval)
+    return f"{low} to {high}"
 
 
 def ours(number: Number) -> str:
@@ -126,8 +117,12 @@ def ours(number: Number) -> str:
     if number.mean is None:
         return "–"
     if number.deviation is None:
-        return f"{number.mean:.2f}"
-    return f"{number.mean:.2f} ± {number.deviation:.2f}"
+        return _text(number, number.mean)
+    return f"{_text(number, number.mean)} ± {_text(number, number.deviation)}"
+
+
+def _text(number: Number, value: float) -> str:
+    return f"{value:.{SCORES[number.metric].digits}f}"
 
 
 def verdicts(sheet: Sheet) -> list[str]:
@@ -149,8 +144,8 @@ def verdicts(sheet: Sheet) -> list[str]:
             here = [(a.mean, b.mean) for a, b in pairs]
             paper = [(a.printed, b.printed) for a, b in pairs]
             found.append(
-                f"Against its base loss, MDCA {'lowers' if metric in DOWN else 'raises'} "
-                f"{METRICS[metric]} in {_better(here, metric)} cases here and in "
+                f"Against its base loss, MDCA {'raises' if SCORES[metric].higher else 'lowers'} "
+                f"{SCORES[metric].title} in {_better(here, metric)} cases here and in "
                 f"{_better(paper, metric)} in the paper."
             )
     return found
@@ -167,7 +162,7 @@ def _names(table: Table, number: Number) -> tuple[str, str]:
 
 def _better(pairs: Sequence[tuple[float | None, float | None]], metric: str) -> str:
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
-    better = sum(a < b if metric in DOWN else a > b for a, b in known)
+    better = sum(a > b if SCORES[metric].higher else a < b for a, b in known)
     return f"{better} of {len(known)}"
 
 
@@ -228,7 +223,7 @@ def write(sheet: Sheet, folder: Path) -> list[Path]:
     return paths
 
 
-def put_into(path: Path, mark: str, sheet: Sheet) -> None:
+def put_into(path: Path, mark: str, markdown: str) -> None:
     """Put a table into a markdown file: between the comments of its mark, or at the end."""
     start, end = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
     text = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -239,4 +234,4 @@ def put_into(path: Path, mark: str, sheet: Sheet) -> None:
     if not found:
         raise ValueError(f"Expected {end} after {start} in {path}, but there is none")
     with atomic_write(path) as file:
-        file.write(f"{before}{start}\n{to_markdown(sheet)}{end}{after}")
+        file.write(f"{before}{start}\n{markdown}{end}{after}")

@@ -7,10 +7,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from reproduction import experiments, plan
-from reproduction.paper import AVERAGE, FACTORS, Table, Want
+from reproduction.paper import AVERAGE, Table, Want
 from reproduction.plan import Evaluation, Method, Scale
 from reproduction.store import Store
 from segcal.metrics import CalibrationMeter, Difference, Report, paired_differences
+from segcal.metrics.scores import UNITS
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def numbers(table: Table, setting: Setting) -> list[Number]:
             each.append([score(report, metric, table, want) for report in reports[want]])
         if not all(each):
             return ()
-        factor = FACTORS[table.units[metric]]
+        factor = UNITS[table.units[metric]].scale
         return tuple(factor * fmean(values) for values in zip(*each, strict=True))
 
     def interval(metric: str, row: str, column: str) -> tuple[float, float] | None:
@@ -141,7 +142,7 @@ def numbers(table: Table, setting: Setting) -> list[Number]:
         found = [r.intervals[metric] for r in reports[want] if metric in r.intervals]
         if not found:
             return None
-        factor = FACTORS[table.units[metric]]
+        factor = UNITS[table.units[metric]].scale
         return factor * fmean(i.low for i in found), factor * fmean(i.high for i in found)
 
     return [

@@ -1,0 +1,36 @@
+"""Write the tables of docs/ that come from the code.
+
+python tools/document.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reproduction.render import put_into
+
+from segcal.metrics.scores import SCORES
+
+ROOT = Path(__file__).parents[1]
+
+
+def scores() -> str:
+    """Every score with its heading, its direction and its definition."""
+    lines = ["| name | printed as | better | definition |", "|---|---|---|---|"]
+    for name, score in SCORES.items():
+        definition = score.definition.replace("|", "\\|")
+        lines.append(f"| `{name}` | {score.heading} | {score.better} | {definition} |")
+    return "\n".join(lines) + "\n"
+
+
+TABLES = {("docs/conventions.md", "scores"): scores}  # by file and mark
+
+
+def write(root: Path) -> None:
+    """Write every table into its file below `root`, between the comments of its mark."""
+    for (path, mark), table in TABLES.items():
+        put_into(root / path, mark, table())
+
+
+if __name__ == "__main__":
+    write(ROOT)
