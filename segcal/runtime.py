@@ -106,13 +106,6 @@ class StopSignals:
         """The signal that any process received, or 0. Every process must ask at the same step."""
         if not distributed.is_distributed():
             return self.received
-        flag = torch.tensor(self.received, device=_group_device())
+        flag = torch.tensor(self.received, device=distributed.communication_device())
         dist.all_reduce(flag, dist.ReduceOp.MAX)
         return int(flag.item())
-
-
-def _group_device() -> torch.device:
-    """Where tensors must be for the group's backend to send them."""
-    if dist.get_backend() == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
