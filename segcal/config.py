@@ -1,4 +1,4 @@
-"""The place for a run's settings: one frozen dataclass, read from YAML and the command line."""
+"""The settings of a run: one frozen dataclass, read from YAML and the command line."""
 
 from __future__ import annotations
 

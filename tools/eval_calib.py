@@ -1,4 +1,4 @@
-"""Judge how calibrated networks are: report, diagrams, overlays and a page to look at.
+"""Evaluate how calibrated networks are: report, diagrams, overlays and a page to look at.
 
 python tools/eval_calib.py runs/NAME                              writes runs/NAME/eval/report.html
 python tools/eval_calib.py runs/NAME runs/OTHER --out comparison  each by itself, and all compared

@@ -1,1 +1,1 @@
-"""The commands of `segcal`, one module each; `segcal.cli` lists them."""
+"""The commands of `segcal`, one file each; `segcal.cli` lists them."""

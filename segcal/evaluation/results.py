@@ -1,4 +1,4 @@
-"""The place for the folder that an evaluation leaves behind, written whole or not at all.
+"""The folder of results that an evaluation writes, whole or not at all.
 
 report.json            the numbers, and all that the page says besides
 report.html            the page
@@ -51,7 +51,7 @@ _OWNED = ("figures", OVERLAYS, POSTHOC)  # folders that are replaced as a whole
 
 @dataclass(frozen=True)
 class Result:
-    """What came of judging one network, as it is or after one post-hoc method.
+    """The evaluation of one network, as it is or after one post-hoc method.
 
     Attributes:
         run: name of the network.

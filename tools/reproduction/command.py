@@ -1,4 +1,4 @@
-"""The place for the command line of `tools/reproduce.py`: its options, and what it says."""
+"""The command line of `tools/reproduce.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The place where the cost of a training is estimated, from the FLOPs of one step.
+"""Estimates the cost of a training from the FLOPs of one step.
 
 The FLOPs of the forward and the backward pass are counted, of frozen parts the forward pass alone.
 Times are those of a GPU that sustains `RATE`; small networks are bound by other things than

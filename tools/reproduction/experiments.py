@@ -1,4 +1,4 @@
-"""The place that says on what each row of the paper is trained: in full, and at a small scale.
+"""The data and networks behind each row of the paper, in full and at a small scale.
 
 At full scale an experiment is the file of its name in configs/. At small scale a stand-in from
 configs/small/ takes its place: the first in the list whose data is at hand. The last one of each

@@ -1,4 +1,4 @@
-"""The place where the paper's figures are drawn again, from reports and logs of our runs.
+"""Draws the paper's figures again, from reports and logs of our runs.
 
 A figure shows the runs of the first seed; sweeps over a setting show the mean over seeds.
 """

@@ -1,4 +1,4 @@
-"""The place for locks on folders, so that several processes can share the work of one grid."""
+"""Locks on folders, so that several processes can share the work of one grid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def try_lock(folder: Path) -> Iterator[bool]:
     """Hold the lock of `folder` (made if missing) for the block; gives False if another has it.
 
     The system holds the lock for the open file, so it is free the moment its process ends, however
-    it ends: there are no stale locks to judge. The file says who had it last, for people.
+    it ends: no lock is ever stale. The file says who had it last, for people.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)

@@ -1,4 +1,4 @@
-"""The place for the panels of the paper's first figure.
+"""The panels of the paper's first figure.
 
 Which image a panel shows is decided by a rule about the network trained with NLL alone, stated over
 the panel; what MDCA does on it is then whatever it does.

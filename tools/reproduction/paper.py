@@ -1,4 +1,4 @@
-"""The place that knows which tables and figures there are, the paper's with all it prints."""
+"""The tables and figures of the paper, with every number that it prints, and our own tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The place that decides which trainings a table or figure needs, and which hyper-parameters win.
+"""The trainings that a table or figure needs, and how hyper-parameters are chosen.
 
 The paper's protocol: each loss has a small grid of hyper-parameters, and the most accurate model on
 the hold-out is the one reported. Here the first seed tries the grid and the others take its choice.

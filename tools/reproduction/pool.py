@@ -1,4 +1,4 @@
-"""The place where several processes work on one grid, and are told to stop together."""
+"""Several processes that work on one grid, and stop together."""
 
 from __future__ import annotations
 

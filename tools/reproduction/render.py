@@ -1,4 +1,4 @@
-"""The place where a table becomes markdown, csv and html: the paper's numbers beside ours.
+"""Tables as markdown, csv and html, the paper's numbers beside ours.
 
 A table of our own has no other numbers beside it, but intervals, and differences between its rows.
 """

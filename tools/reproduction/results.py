@@ -1,4 +1,4 @@
-"""The place where reports become the numbers of a table, one a seed."""
+"""The numbers of a table, read from reports: one number a seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The place where a grid is worked off: by one process or several, cut and resumed at will."""
+"""Runs a grid, in one process or several; it can be stopped and resumed at any time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The place that knows what a grid has on disk: a folder a run, marked as each step is done."""
+"""The files of a grid: a folder a training, marked as each step is done."""
 
 from __future__ import annotations
 
