@@ -255,10 +255,10 @@ def test_a_worker_that_dies_is_named(tmp_path, monkeypatch, capfd, number):
     digits = build.DATASETS["digits"]
 
     def deadly(config):
-        source = digits(config)
+        source = digits.read(config)
         return dataclasses.replace(source, train=DeadlyDigits(source.train, number))
 
-    monkeypatch.setitem(build.DATASETS, "digits", deadly)
+    monkeypatch.setitem(build.DATASETS, "digits", dataclasses.replace(digits, read=deadly))
     assert main(["train", *RUN, "--out", str(tmp_path / "run")]) == 1
     err = capfd.readouterr().err
     last = err.replace("\0", "").splitlines()[-1]  # torch's own signal handler writes a zero

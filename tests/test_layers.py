@@ -11,7 +11,7 @@ from tests.support import ROOT
 # A module may import from its own layer and from those before it.
 LAYERS = [
     {"__init__"},
-    {"pixels", "distributed", "files", "runtime"},
+    {"pixels", "distributed", "files", "registry", "runtime"},
     {"losses", "metrics"},
     {"posthoc"},
     {"viz", "data", "models"},

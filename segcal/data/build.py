@@ -1,36 +1,19 @@
-"""The place where a data set's name becomes the three parts that are trained and tested on."""
+"""Builds a data set by its name, as the parts to train on, to hold out and to test on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from segcal.data import classification, folders, mendeley, pacs, scenes, text, tiny_imagenet, voc
 from segcal.data.image_files import FilePart, unusable
 from segcal.data.options import DataConfig
 from segcal.data.raw import ArrayPart, Part, RawDataset, split
+from segcal.data.registry import DATASETS, find_dataset
 from segcal.data.samples import Samples
 from segcal.data.shift import DOMAIN, ROTATION, Shift, ShiftedPart, imbalanced
+from segcal.data.text import TextPart
 from segcal.data.transforms import Augmentation, Augmenter
-
-# A new data set is one function and one line here.
-DATASETS: dict[str, Callable[[DataConfig], RawDataset]] = {
-    "scenes": scenes.scenes,
-    "digits": scenes.digits,
-    "voc2012": voc.voc2012,
-    "cifar10": classification.cifar10,
-    "cifar100": classification.cifar100,
-    "svhn": classification.svhn,
-    "mnist": classification.mnist,
-    "tiny_imagenet": tiny_imagenet.tiny_imagenet,
-    "pacs": pacs.pacs,
-    "mendeley": mendeley.mendeley,
-    "newsgroups": text.newsgroups,
-    "masks": folders.masks,
-    "folders": folders.folders,
-}
 
 
 @dataclass(frozen=True)
@@ -75,9 +58,14 @@ def build_data(config: DataConfig, *, seed: int) -> Splits:
     Raises:
         ValueError: an unknown name, an option out of range, or files that are missing.
     """
+    entry = find_dataset(config)
     _check(config, seed)
-    source = DATASETS[config.name](config)
-    _check_fit(config, source)
+    source = entry.read(config)
+    if config.num_classes not in (None, len(source.class_names)):
+        raise ValueError(
+            f"Expected num_classes={len(source.class_names)} for {config.name}, "
+            f"but got {config.num_classes}"
+        )
     mean, std = config.mean or source.mean, config.std or source.std
     resize = config.resize or source.resize
 
@@ -142,20 +130,16 @@ def build_shifted(data: Splits, config: DataConfig, shift: Shift, *, seed: int =
                 f"but got {', '.join(other.class_names)}"
             )
         return other.test
-    if data.words:
+    task = DATASETS[config.name].task
+    if task == "text":
         raise ValueError(f"Expected images to apply {shift} to, but {config.name} is text")
-    label = data.test.part.read(data.test.indices[0])[1]
-    if shift.name == ROTATION and isinstance(label, np.ndarray):
+    if task == "segmentation" and shift.name == ROTATION:
         raise ValueError(f"Expected a shift that leaves masks where they are, but got {shift}")
     return data.test.shifted(shift, seed=seed)
 
 
 def _check(config: DataConfig, seed: int) -> None:
-    """Options that are wrong for any data set."""
-    if config.name not in DATASETS:
-        raise ValueError(
-            f"Expected data name to be one of {', '.join(DATASETS)}, but got {config.name!r}"
-        )
+    """Raise for values that are wrong for any data set."""
     if min(seed, config.split_seed) < 0:
         raise ValueError(f"Expected seeds of at least 0, but got {min(seed, config.split_seed)}")
     for name in ("limit", "resize"):
@@ -166,44 +150,11 @@ def _check(config: DataConfig, seed: int) -> None:
         raise ValueError(f"Expected std to be positive, but got {config.std}")
 
 
-def _check_fit(config: DataConfig, source: RawDataset) -> None:
-    """Options that would change nothing in this data set, or what must not be changed."""
-    if config.num_classes not in (None, len(source.class_names)):
-        raise ValueError(
-            f"Expected num_classes={len(source.class_names)} for {config.name}, "
-            f"but got {config.num_classes}"
-        )
-    if config.train_split != "train" and config.name != "voc2012":
-        raise ValueError(
-            f"Expected train_split to be train for {config.name}, but got {config.train_split!r}"
-        )
-    for name in ("domain", "train_domain"):
-        if getattr(config, name) is not None and config.name != "pacs":
-            raise ValueError(
-                f"Expected {name} to be null for {config.name}, which has no domains, "
-                f"but got {getattr(config, name)!r}"
-            )
-    of_images = ("base_size", "scale", "crop_size", "pad", "flip", "resize", "mean", "std")
-    unfit = [name for name in (*of_images, "rotation") if getattr(config, name)]
-    if source.words and unfit:
-        raise ValueError(
-            f"Expected {unfit[0]} to be unset for {config.name}, which is text, "
-            f"but got {getattr(config, unfit[0])}"
-        )
-    whole = [name for name in ("resize", "rotation", "imbalance") if getattr(config, name)]
-    if whole and isinstance(source.train.read(0)[1], np.ndarray):
-        raise ValueError(
-            f"Expected {whole[0]} to be unset for segmentation, which is evaluated on images and "
-            f"masks as they are, but got {getattr(config, whole[0]):g}; base_size and crop_size "
-            f"set the size in training"
-        )
-
-
 def _chosen(config: DataConfig, source: RawDataset) -> np.ndarray:
     """Indices of the training images that are used, the hold-out among them."""
     if config.imbalance is None:
         return np.arange(len(source.train.names))
-    assert isinstance(source.train, ArrayPart | FilePart | text.TextPart)  # one label a sample
+    assert isinstance(source.train, ArrayPart | FilePart | TextPart)  # one label a sample
     return imbalanced(
         np.asarray(source.train.labels),
         num_classes=len(source.class_names),

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which images to train and test on, and how they are prepared.
+    """Which data to train and test on, and how they are prepared.
 
-    Options left at None take the value of the data set's own recipe.
+    Options left at None take the value of the data set's own recipe. Those that a data set does
+    not take must stay unset.
 
     Attributes:
-        name: scenes, digits, voc2012, cifar10, cifar100, svhn, mnist, tiny_imagenet, pacs,
-            mendeley, newsgroups (text); or your own images: masks (images with masks) and folders
-            (one folder a class).
+        name: Which data set, an entry of `DATASETS`.
         root: Folder that holds the data set; data/README.md says what goes where.
         download: Fetch the data set into root first, where its publisher allows that.
         holdout: Share of the training images kept apart for model selection and post-hoc fits.
@@ -22,7 +21,10 @@ class DataConfig:
         skip_bad: Look at all image and mask files first, and leave out, list and count those that
             cannot be used; false stops at the first one met.
         limit: Use only this many images of each part, spread evenly over it, for a quick look.
-        train_split: For voc2012: train, or trainaug (with SegmentationClassAug).
+        train_split: List of the training images: train, trainaug (whose masks are in
+            SegmentationClassAug) or another NAME.txt in ImageSets/Segmentation.
+        holdout_split: List of the hold-out images, NAME.txt in ImageSets/Segmentation; null
+            splits off the share holdout of the training images.
         augment: Augment the training images; false shows them as they are.
         base_size: Training images are first resized so that their short side is this many pixels,
             times a random factor from scale.
@@ -31,18 +33,18 @@ class DataConfig:
             ignore_index.
         pad: Pixels of padding put on every side before the crop.
         flip: Probability of a left-right flip.
-        resize: Resize every image, of all parts, to this square side (classification).
+        resize: Resize every image, of all parts, to this square side.
         mean: Mean of each channel on a 0-1 scale, subtracted from the image.
         std: Standard deviation of each channel on a 0-1 scale, which the image is divided by.
-        rotation: Turn the test images by this many degrees counter-clockwise, the corners black
-            (classification); training images stay upright.
+        rotation: Rotate the test images by this many degrees counter-clockwise, the corners
+            black; training images stay upright.
         imbalance: Thin out the training images so that the first class is this many times as
-            common as the last, with an exponential profile between them (classification).
-        domain: For pacs: test on photo, art_painting (or art), cartoon or sketch; null is every
-            domain that is not trained on.
-        train_domain: For pacs: train on this domain, or on others, all but domain; null is photo.
-        max_words: For newsgroups: size of the vocabulary, the padding included.
-        max_length: For newsgroups: words of a message that are kept, its last.
+            common as the last, with an exponential profile between them.
+        domain: Test on photo, art_painting (or art), cartoon or sketch; null is every domain that
+            is not trained on.
+        train_domain: Train on this domain, or on others, which is all but domain; null is photo.
+        max_words: Size of the vocabulary, the padding included.
+        max_length: How many words of a message are kept, the last ones.
         num_classes: Number of classes in your own masks; needed unless root has a classes.txt.
         ignore_index: Mask value that marks pixels not to count.
     """
@@ -55,6 +57,7 @@ class DataConfig:
     skip_bad: bool = False
     limit: int | None = None
     train_split: str = "train"
+    holdout_split: str | None = None
     augment: bool = True
     base_size: int | None = None
     scale: tuple[float, float] | None = None

@@ -1,7 +1,8 @@
-"""The place for PASCAL VOC 2012 segmentation: 21 classes, border pixels 255."""
+"""PASCAL VOC 2012 segmentation: 21 classes, border pixels 255."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,6 @@ CLASS_NAMES = (
     "cow", "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa",
     "train", "tvmonitor",
 )  # fmt: skip
-TRAIN_SPLITS = ("train", "trainaug")
 _AUG_LISTS = ("train_aug.txt", "trainaug.txt")  # both names are in use
 
 
@@ -36,19 +36,26 @@ def palette(num_classes: int) -> np.ndarray:
 
 
 def voc2012(config: DataConfig) -> RawDataset:
-    """VOC 2012 in its official layout; trained on train or trainaug, tested on val."""
-    if config.train_split not in TRAIN_SPLITS:
-        raise ValueError(
-            f"Expected train_split to be one of {', '.join(TRAIN_SPLITS)}, "
-            f"but got {config.train_split!r}"
-        )
+    """VOC 2012 in its official layout, tested on val.
+
+    `train_split` and `holdout_split` name the lists of the other images; without `holdout_split`
+    the hold-out is a share of the training images.
+    """
     if config.ignore_index != 255:
         raise ValueError(f"Expected ignore_index=255 for VOC, but got {config.ignore_index}")
-    train, test = (_official(config, split) for split in ("train", "val"))
-    if config.train_split == "trainaug":
-        train = _trainaug(_folder(config), test)
+    folder = Path(config.root) / "VOCdevkit" / "VOC2012"
+    test = _official(config, folder, "val")
+    if config.train_split == "train":
+        train = _official(config, folder, "train")
+    else:
+        train = _listed(folder, config.train_split, {"test set": test})
+    holdout = None
+    if config.holdout_split is not None:
+        others = {"test set": test, "training set": train}
+        holdout = _listed(folder, config.holdout_split, others)
     return RawDataset(
         train=train,
+        holdout=holdout,
         test=test,
         class_names=CLASS_NAMES,
         # SegmenTron's recipe; its Xception was pretrained with this normalisation.
@@ -60,10 +67,9 @@ def voc2012(config: DataConfig) -> RawDataset:
     )
 
 
-def _official(config: DataConfig, split: str) -> FilePart:
+def _official(config: DataConfig, folder: Path, split: str) -> FilePart:
     from torchvision.datasets import VOCSegmentation
 
-    folder = _folder(config)
     try:
         # torchvision would unpack the 2 GB archive again over a complete folder.
         download = config.download and not folder.is_dir()
@@ -76,29 +82,36 @@ def _official(config: DataConfig, split: str) -> FilePart:
     return _part([Path(p) for p in found.images], [Path(p) for p in found.masks])
 
 
-def _trainaug(folder: Path, test: FilePart) -> FilePart:
-    lists = [folder / "ImageSets" / "Segmentation" / name for name in _AUG_LISTS]
-    listed = next((path for path in lists if path.is_file()), None)
-    if listed is None:
-        raise ValueError(
-            f"Expected the list of the augmented training set at {lists[0]}, "
-            f"but there is none; data/README.md says how to get it"
-        )
+def _listed(folder: Path, name: str, others: Mapping[str, FilePart]) -> FilePart:
+    """The images of a list in ImageSets/Segmentation, none of which is in the `others`."""
+    path = _find_list(folder / "ImageSets" / "Segmentation", name)
     # Lines are ids, or "/JPEGImages/ID.jpg /SegmentationClassAug/ID.png".
-    ids = [Path(line.split()[0]).stem for line in listed.read_text().splitlines() if line.strip()]
-    seen = sorted(set(ids) & set(test.names))
-    if seen:
-        raise ValueError(
-            f"Expected no image of the test set (val) in {listed}, "
-            f"but got {len(seen)}, {seen[0]} first"
-        )
-    images = [folder / "JPEGImages" / f"{name}.jpg" for name in ids]
-    masks = [folder / "SegmentationClassAug" / f"{name}.png" for name in ids]
-    return _part(images, masks)
+    ids = [Path(line.split()[0]).stem for line in path.read_text().splitlines() if line.strip()]
+    if not ids:
+        raise ValueError(f"Expected names of images in {path}, one a line, but got none")
+    for what, part in others.items():
+        seen = sorted(set(ids) & set(part.names))
+        if seen:
+            raise ValueError(
+                f"Expected no image of the {what} in {path}, but got {len(seen)}, {seen[0]} first"
+            )
+    masks = "SegmentationClassAug" if name == "trainaug" else "SegmentationClass"
+    return _part(
+        [folder / "JPEGImages" / f"{name}.jpg" for name in ids],
+        [folder / masks / f"{name}.png" for name in ids],
+    )
 
 
-def _folder(config: DataConfig) -> Path:
-    return Path(config.root) / "VOCdevkit" / "VOC2012"
+def _find_list(folder: Path, name: str) -> Path:
+    files = _AUG_LISTS if name == "trainaug" else (f"{name}.txt",)
+    found = {path.name: path for path in folder.glob("*.txt")}
+    for file in files:
+        if file in found:
+            return found[file]
+    raise ValueError(
+        f"Expected the list {files[0]} in {folder}, but got {', '.join(sorted(found)) or 'none'}; "
+        f"data/README.md says what goes there"
+    )
 
 
 def _part(images: list[Path], masks: list[Path]) -> FilePart:

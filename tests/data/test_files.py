@@ -85,14 +85,54 @@ def test_voc_trainaug_is_its_list_without_val(voc_root):
     with pytest.raises(ValueError, match=r"no image of the test set .* got 1, 2008_1"):
         voc(voc_root, train_split="trainaug")
     listed.unlink()
-    with pytest.raises(ValueError, match="train_aug.txt, but there is none; data/README.md"):
+    with pytest.raises(
+        ValueError, match="list train_aug.txt .* got train.txt, val.txt; data/README"
+    ):
         voc(voc_root, train_split="trainaug")
+
+
+def test_voc_lists_of_any_name(voc_root):
+    """The hold-out may be a list too: then all images of the training list are trained on."""
+    lists = voc_root / "VOCdevkit/VOC2012/ImageSets/Segmentation"
+    (lists / "some.txt").write_text("2007_4\n2007_1\n\n2007_0\n")
+    (lists / "held.txt").write_text("2007_3\n")
+    data = voc(voc_root, train_split="some", holdout_split="held")
+    assert data.train.names == ["2007_4", "2007_1", "2007_0"]
+    assert data.holdout.names == ["2007_3"] and len(data.test) == 3
+    folder = voc_root / "VOCdevkit" / "VOC2012"
+    assert data.holdout.part.images == [folder / "JPEGImages" / "2007_3.jpg"]
+    assert data.holdout.part.labels == [folder / "SegmentationClass" / "2007_3.png"]
+    split = voc(voc_root, train_split="some")
+    assert sorted(split.train.names + split.holdout.names) == ["2007_0", "2007_1", "2007_4"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"train_split": "none"},
+            r"the list none\.txt in .*, but got empty\.txt, held\.txt",
+        ),
+        ({"train_split": "../../x"}, r"the list \.\./\.\./x\.txt in"),
+        ({"train_split": "empty"}, r"names of images in .*empty\.txt"),
+        ({"holdout_split": "held"}, "no image of the training set in .*held.txt.*1, 2007_3 first"),
+        ({"holdout_split": "val"}, "no image of the test set in .*val.txt, but got 3"),
+        ({"train_split": "odd"}, "Expected a file at .*2007_77.jpg, as the list of images says"),
+    ],
+)
+def test_voc_lists_that_do_not_fit(voc_root, options, message):
+    lists = voc_root / "VOCdevkit/VOC2012/ImageSets/Segmentation"
+    for name, text in (("held", "2007_3"), ("empty", "\n"), ("odd", "2007_77")):
+        (lists / f"{name}.txt").write_text(text)
+    (voc_root / "VOCdevkit/VOC2012/x.txt").write_text("2007_3")
+    with pytest.raises(ValueError, match=message):
+        voc(voc_root, **options)
 
 
 def test_voc_faults_are_named(voc_root, tmp_path):
     with pytest.raises(ValueError, match=r"Expected VOC 2012 .* in .*nowhere.* data/README.md"):
         voc(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="one of train, trainaug, but got 'val'"):
+    with pytest.raises(ValueError, match="no image of the test set in .*val.txt, but got 3, 2008_"):
         voc(voc_root, train_split="val")
     folder = voc_root / "VOCdevkit" / "VOC2012"
     (folder / "SegmentationClass" / "2008_2.png").unlink()
@@ -262,8 +302,10 @@ def test_hold_out_is_disjoint_and_depends_on_the_split_seed_alone(class_root):
         ({"split_seed": -1}, "seeds"),
         ({"std": (0.5, 0.0, 0.5)}, "std"),
         ({"num_classes": 5}, "num_classes=11 for scenes, but got 5"),
-        ({"train_split": "trainaug"}, "train_split"),
-        ({"resize": 32}, "resize to be unset for segmentation"),
+        ({"train_split": "trainaug"}, "train_split to be unset for scenes.*it is for voc2012"),
+        ({"holdout_split": "x"}, "holdout_split to be unset for scenes"),
+        ({"resize": 32}, "resize to be unset for scenes, which is segmentation, but got 32"),
+        ({"max_words": 5}, "max_words to be unset for scenes.*it is for newsgroups"),
     ],
 )
 def test_bad_options_are_refused(options, message):
