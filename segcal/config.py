@@ -15,7 +15,8 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import yaml
 from jsonargparse import ArgumentParser
 
-from segcal.data.build import DataConfig
+from segcal.data import registry as datasets
+from segcal.data.options import DataConfig
 from segcal.files import atomic_write, read_yaml
 from segcal.losses import (
     AUXILIARY_LOSSES,
@@ -26,6 +27,7 @@ from segcal.losses import (
     hyper_names,
     term,
 )
+from segcal.models import build as models
 from segcal.models.build import ModelConfig
 from segcal.training.options import TrainOptions
 
@@ -161,10 +163,24 @@ def train_parser(prog: str) -> ArgumentParser:
         help="Continue the run in --out, with its own settings; start it if there is none.",
     )
     parser.add_class_arguments(TrainConfig)
+    _complete_help(parser)
     for name in _RENAMED:
         kind = get_type_hints(LossOptions)[_RENAMED[name]]
         parser.add_argument(f"--{name}", type=kind, default=SUPPRESS, help=SUPPRESS)
     return parser
+
+
+def _complete_help(parser: ArgumentParser) -> None:
+    """Add what data sets and networks declare: their names, and which of them take an option."""
+    for action in parser._actions:
+        group, _, option = action.dest.partition(".")
+        declared = {"data": datasets, "model": models}.get(group)
+        if declared is None or not option:
+            continue
+        if option == "name":
+            action.help = f"One of {declared.describe()}."
+        elif takers := declared.takers(option):
+            action.help = f"{action.help} For {takers}."
 
 
 def parse_train(arguments: Sequence[str], prog: str = "segcal train") -> tuple[TrainConfig, bool]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from segcal.commands.parser import Parser, at_least, checked, names, shard, size
+from segcal.posthoc.registry import describe
 
 
 def parse_eval(arguments: Sequence[str], prog: str) -> argparse.Namespace:
@@ -36,8 +37,10 @@ def parse_eval(arguments: Sequence[str], prog: str) -> argparse.Namespace:
         metavar="DEGREES",
         help="rotate the test images of classification runs counter-clockwise",
     )
-    parser.add_argument("--domain", help="test runs on this domain of their data (pacs)")
-    _add_posthoc(parser, "METHODS", "post-hoc methods to fit on the hold-out and compare")
+    parser.add_argument(
+        "--domain", help="test runs on this domain of their data, where it has domains"
+    )
+    _add_posthoc(parser, "METHODS", "post-hoc methods (with commas) to fit on the hold-out")
     _add_results(parser)
     _add_predictions(parser)
     options = parser.parse(arguments)
@@ -136,7 +139,7 @@ def _add_posthoc(parser: Parser, metavar: str, what: str) -> None:
         type=checked(_method_names),
         default=(),
         metavar=metavar,
-        help=f"{what}: none, ts, vs, ms, dc or lts",
+        help=f"{what}: none; {describe()}",
     )
 
 

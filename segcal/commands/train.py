@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from segcal.config import TrainConfig
+from segcal.data.registry import DATASETS
 from segcal.run import train_run
 from segcal.runtime import Interrupted
 from segcal.training.log import describe_scores
@@ -28,7 +29,7 @@ def train(config: TrainConfig, resume: bool, prog: str) -> None:
         f"{describe_scores(best, 'holdout/')}\n"
         f"evaluate it:  {evaluate} {config.folder}"
     )
-    if config.data.name in ("scenes", "digits"):
+    if DATASETS[config.data.name].embedded:
         _say(f"train on VOC: {prog} --config {VOC_CONFIG} --loss {config.loss}")
 
 

@@ -71,7 +71,7 @@ DATASETS: dict[str, DatasetEntry] = {
     ),
     "mendeley": DatasetEntry(mendeley.mendeley, "chest X-rays", "classification"),
     "newsgroups": DatasetEntry(
-        text.newsgroups, "20 Newsgroups", "text", options=("max_words", "max_length")
+        text.newsgroups, "20 Newsgroups, text", "text", options=("max_words", "max_length")
     ),
     "masks": DatasetEntry(folders.masks, "your own images with masks", "segmentation"),
     "folders": DatasetEntry(
@@ -87,9 +87,13 @@ def describe() -> str:
 
 def takers(option: str) -> str:
     """Which data sets take an option, in words; "" if all do."""
+    if option in _COMMON:
+        return ""
+    if option in _IMAGES:
+        return "images"
     tasks = [task for task, options in _OF_TASK.items() if option in options]
     names = [name for name, entry in DATASETS.items() if option in entry.options]
-    return ", ".join([*tasks, *names]) if option not in _COMMON else ""
+    return ", ".join([*tasks, *names])
 
 
 def find_dataset(config: DataConfig) -> DatasetEntry:

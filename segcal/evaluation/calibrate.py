@@ -21,7 +21,6 @@ from segcal.evaluation.sources import PredictionSource, SavedPredictions
 from segcal.posthoc import SCALERS, Scaler
 
 log = logging.getLogger(__name__)
-_READS_IMAGES = "lts"
 
 
 def method_names(text: str) -> tuple[str, ...]:
@@ -54,7 +53,8 @@ def fit_scalers(
     if not methods:
         return scalers
     source = holdout()
-    with _rereadable(source, images=_READS_IMAGES in methods, title=title) as batches:
+    images = any(SCALERS[method].reads_images for method in methods)
+    with _rereadable(source, images=images, title=title) as batches:
         for method in methods:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")

@@ -1,4 +1,4 @@
-"""The place where a model's name becomes a network that gives (N, num_classes, *S) logits."""
+"""Builds a network by its name: images or text to (N, num_classes, *S) logits."""
 
 from __future__ import annotations
 
@@ -11,35 +11,34 @@ from typing import Any
 
 from torch import nn
 
+from segcal import registry
 from segcal.models.classification import CifarResNet, ConvHead, Frozen, ResNet34
 from segcal.models.segmentation import PaddedToMultiple, SmallUNet
 from segcal.models.text import GlobalPoolCNN, read_glove
 from segcal.models.weights import from_hub, load_weights
 
+_TIMM = "timm:"  # what names of timm's classifiers start with
+
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which network to train.
+    """Which network to train. Options that a network does not take must stay unset.
 
     Attributes:
-        name: small_unet; deeplabv3plus, unet, fpn or another segmentation-models-pytorch
-            architecture; resnet20, resnet32, resnet56 for images of 32x32, resnet34 for 64x64;
-            resnet50_head, ResNet-50 with a 1x1 convolution and two layers on top; gpcnn for text;
-            or timm:NAME for any classifier of timm.
-        encoder: Backbone of a segmentation-models-pytorch architecture; tu-NAME takes timm's NAME.
-        encoder_weights: Where the backbone starts: imagenet (from the Hugging Face hub), the path
-            of a .safetensors or .pth file, or null for random weights. For gpcnn the path of a
-            GloVe text file.
-        freeze: Keep the encoder of resnet50_head, or the word vectors of gpcnn, as they start.
-        output_stride: How many times smaller than the image the last features of deeplabv3plus
-            and deeplabv3 are, 8 or 16.
-        aspp_rates: Dilation rates of the ASPP of deeplabv3plus and deeplabv3; usual are 6, 12, 18
-            at output stride 16 and twice that at 8.
-        aspp_dropout: Dropout after the ASPP of deeplabv3plus and deeplabv3.
-        width: Channels of small_unet at full resolution.
-        norm: Normalisation of small_unet, batch, group or none; group gives the same result
-            however a batch is shared among processes.
-        embedding: Length of the word vectors of gpcnn.
+        name: Which network, an entry of `MODELS`.
+        encoder: Backbone; tu-NAME takes timm's NAME.
+        encoder_weights: Where the pretrained part starts: imagenet (from the Hugging Face hub), the
+            path of a .safetensors or .pth file, or null for random weights. Of a network for text
+            the path of a GloVe text file.
+        freeze: Keep the pretrained part, or the word vectors, as they start.
+        output_stride: How many times smaller than the image the last features are, 8 or 16.
+        aspp_rates: Dilation rates of the ASPP; usual are 6, 12, 18 at output stride 16 and twice
+            that at 8.
+        aspp_dropout: Dropout after the ASPP.
+        width: Channels at full resolution.
+        norm: Normalisation: batch, group or none; group gives the same result however a batch is
+            shared among processes.
+        embedding: Length of the word vectors.
     """
 
     name: str = "small_unet"
@@ -135,36 +134,94 @@ def _deeplab(config: ModelConfig, *, num_classes: int, in_channels: int) -> nn.M
     )
 
 
-# A new network is one function and one line here. Names that start with timm: go to timm.
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "small_unet": _small_unet,
-    "deeplabv3plus": _deeplab,
-    "deeplabv3": _deeplab,
-    "unet": _smp,
-    "unetplusplus": _smp,
-    "manet": _smp,
-    "linknet": _smp,
-    "fpn": _smp,
-    "pspnet": _smp,
-    "pan": _smp,
-    "upernet": _smp,
-    "segformer": _smp,
-    "dpt": _smp,
-    "resnet34": _resnet34,
-    "resnet50_head": _resnet50_head,
-    "resnet8": partial(_cifar_resnet, depth=8),
-    "resnet14": partial(_cifar_resnet, depth=14),
-    "resnet20": partial(_cifar_resnet, depth=20),
-    "resnet32": partial(_cifar_resnet, depth=32),
-    "resnet44": partial(_cifar_resnet, depth=44),
-    "resnet56": partial(_cifar_resnet, depth=56),
-    "resnet110": partial(_cifar_resnet, depth=110),
-    "resnet56_bottleneck": partial(_cifar_resnet, depth=56, bottleneck=True),
+def _timm(config: ModelConfig, *, num_classes: int, in_channels: int) -> nn.Module:
+    import timm
+
+    name = config.name.removeprefix(_TIMM)
+    if not timm.is_model(name):
+        raise ValueError(f"Expected a model of timm, but got {name!r}{_similar(name, _TIMM)}")
+    build = partial(timm.create_model, name, num_classes=num_classes, in_chans=in_channels)
+    if config.encoder_weights == "imagenet":
+        return from_hub(partial(build, pretrained=True), name)
+    model: Any = build(pretrained=False)
+    if config.encoder_weights is not None:
+        head = model.pretrained_cfg["classifier"]
+        prefixes = (head,) if isinstance(head, str) else tuple(head)
+        load_weights(model, config.encoder_weights, except_for=prefixes)
+    return model
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A network that can be asked for by name.
+
+    Attributes:
+        build: makes it from a `ModelConfig`, num_classes, and in_channels or words.
+        about: what it is, for the help.
+        options: the options of `ModelConfig` that it takes.
+        text: whether it reads text, and is built with the words of the vocabulary.
+    """
+
+    build: Callable[..., nn.Module]
+    about: str
+    options: tuple[str, ...] = ()
+    text: bool = False
+
+
+def _resnet(depth: int, *, bottleneck: bool = False) -> ModelEntry:
+    build = partial(_cifar_resnet, depth=depth, bottleneck=bottleneck)
+    return ModelEntry(build, "for images of 32x32")
+
+
+_SMP = ModelEntry(_smp, "segmentation-models-pytorch", ("encoder", "encoder_weights"))
+_DEEPLAB = ModelEntry(
+    _deeplab,
+    "segmentation-models-pytorch with the options of its ASPP",
+    (*_SMP.options, "output_stride", "aspp_rates", "aspp_dropout"),
+)
+
+# A new network is one function and one entry here.
+MODELS: dict[str, ModelEntry] = {
+    "small_unet": ModelEntry(_small_unet, "for small images with masks", ("width", "norm")),
+    "deeplabv3plus": _DEEPLAB,
+    "deeplabv3": _DEEPLAB,
+    "unet": _SMP,
+    "unetplusplus": _SMP,
+    "manet": _SMP,
+    "linknet": _SMP,
+    "fpn": _SMP,
+    "pspnet": _SMP,
+    "pan": _SMP,
+    "upernet": _SMP,
+    "segformer": _SMP,
+    "dpt": _SMP,
+    "resnet8": _resnet(8),
+    "resnet14": _resnet(14),
+    "resnet20": _resnet(20),
+    "resnet32": _resnet(32),
+    "resnet44": _resnet(44),
+    "resnet56": _resnet(56),
+    "resnet110": _resnet(110),
+    "resnet56_bottleneck": _resnet(56, bottleneck=True),
+    "resnet34": ModelEntry(_resnet34, "for images of 64x64"),
+    "resnet50_head": ModelEntry(
+        _resnet50_head,
+        "ResNet-50, a 1x1 convolution and two linear layers",
+        ("encoder_weights", "freeze"),
+    ),
+    "gpcnn": ModelEntry(_gpcnn, "for text", ("encoder_weights", "freeze", "embedding"), text=True),
+    f"{_TIMM}NAME": ModelEntry(_timm, "any classifier of timm", ("encoder_weights",)),
 }
 
 
-TEXT_MODELS: dict[str, Callable[..., nn.Module]] = {"gpcnn": _gpcnn}
-_PRETRAINED = (_smp, _deeplab, _resnet50_head)  # beside those of timm and of text
+def describe() -> str:
+    """The networks and what they are, for the help of `--model.name`."""
+    return registry.describe({name: entry.about for name, entry in MODELS.items()})
+
+
+def takers(option: str) -> str:
+    """Which networks take an option, in words; "" if all do."""
+    return ", ".join(name for name, entry in MODELS.items() if option in entry.options)
 
 
 def build_model(
@@ -179,57 +236,33 @@ def build_model(
     so it cannot train on a batch of one image.
 
     Raises:
-        ValueError: an unknown name or encoder, or weights that cannot be fetched or do not fit.
+        ValueError: an unknown name or encoder, an option that the network does not take, or
+            weights that cannot be fetched or do not fit.
     """
-    _check_fit(config, text=bool(words))
-    if words:
-        return TEXT_MODELS[config.name](config, num_classes=num_classes, words=words)
-    if config.name.startswith("timm:"):
-        return _timm(config, num_classes=num_classes, in_channels=in_channels)
-    if config.name not in MODELS:
+    entry = _find_model(config)
+    if words and not entry.text:
+        names = [name for name, other in MODELS.items() if other.text]
         raise ValueError(
-            f"Expected model name to be one of {', '.join(MODELS)} or timm:NAME, "
-            f"but got {config.name!r}"
+            f"Expected model name to be {', '.join(names)} for text, but got {config.name!r}"
         )
-    build = MODELS[config.name]
-    if config.encoder_weights is not None and build not in _PRETRAINED:
+    if entry.text:
+        if not words:
+            raise ValueError(f"Expected text for model {config.name}, but got images")
+        return entry.build(config, num_classes=num_classes, words=words)
+    return entry.build(config, num_classes=num_classes, in_channels=in_channels)
+
+
+def _find_model(config: ModelConfig) -> ModelEntry:
+    name = f"{_TIMM}NAME" if config.name.startswith(_TIMM) else config.name
+    if name not in MODELS:
+        raise ValueError(f"Expected model name to be one of {', '.join(MODELS)}, but got {name!r}")
+    unfit = registry.unfit_option(config, ("name", *MODELS[name].options))
+    if unfit is not None:
         raise ValueError(
-            f"Expected encoder_weights to be null for {config.name}, which has no pretrained "
-            f"encoder, but got {config.encoder_weights!r}"
+            f"Expected {unfit} to be unset for {config.name}, but got "
+            f"{getattr(config, unfit)!r}; it is for {takers(unfit)}"
         )
-    return build(config, num_classes=num_classes, in_channels=in_channels)
-
-
-def _check_fit(config: ModelConfig, *, text: bool) -> None:
-    """Raise if the network is not one for this kind of data, or cannot be frozen."""
-    if text and config.name not in TEXT_MODELS:
-        raise ValueError(
-            f"Expected model name to be {', '.join(TEXT_MODELS)} for text, but got {config.name!r}"
-        )
-    if not text and config.name in TEXT_MODELS:
-        raise ValueError(f"Expected text, such as data name newsgroups, for model {config.name}")
-    if config.freeze and config.name not in ("resnet50_head", *TEXT_MODELS):
-        raise ValueError(
-            f"Expected freeze to be false for {config.name}: "
-            f"it is for resnet50_head, {', '.join(TEXT_MODELS)}"
-        )
-
-
-def _timm(config: ModelConfig, *, num_classes: int, in_channels: int) -> nn.Module:
-    import timm
-
-    name = config.name.removeprefix("timm:")
-    if not timm.is_model(name):
-        raise ValueError(f"Expected a model of timm, but got {name!r}{_similar(name, 'timm:')}")
-    build = partial(timm.create_model, name, num_classes=num_classes, in_chans=in_channels)
-    if config.encoder_weights == "imagenet":
-        return from_hub(partial(build, pretrained=True), name)
-    model: Any = build(pretrained=False)
-    if config.encoder_weights is not None:
-        head = model.pretrained_cfg["classifier"]
-        prefixes = (head,) if isinstance(head, str) else tuple(head)
-        load_weights(model, config.encoder_weights, except_for=prefixes)
-    return model
+    return MODELS[name]
 
 
 def _check_encoder(name: str) -> None:

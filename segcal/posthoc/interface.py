@@ -48,8 +48,9 @@ class Scaler(nn.Module):
         sync: sum over all ranks; False fits this rank's share alone.
     """
 
-    name: ClassVar[str]  # the short name, key of SCALERS
+    name: ClassVar[str]  # the short name, key of `SCALERS`
     option_names: ClassVar[tuple[str, ...]] = ("ignore_index", "sync")
+    reads_images: ClassVar[bool] = False  # whether images beside the logits help it
 
     num_classes_: int
     nll_before_: float

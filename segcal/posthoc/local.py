@@ -51,6 +51,7 @@ class LocalTemperatureScaling(Scaler):
     """
 
     name = "lts"
+    reads_images = True
     option_names = ("width", "epochs", "lr", "max_pixels", "seed", "ignore_index", "sync")
 
     image_channels_: int

@@ -231,11 +231,14 @@ def test_unreachable_hub_names_the_local_way(config, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "config, message",
     [
-        (ModelConfig("resnet21"), f"one of {', '.join(MODELS)} or timm:NAME, but got 'resnet21'"),
+        (ModelConfig("resnet21"), f"one of {', '.join(MODELS)}, but got 'resnet21'"),
         (ModelConfig("timm:resnet_18"), "similar: timm:resnet18"),
         (ModelConfig("unet", encoder="tu-xception_65"), "similar: tu-xception65"),
         (ModelConfig("unet", encoder="resnet19"), "resnet18.*but got 'resnet19'"),
-        (ModelConfig("resnet20", encoder_weights="imagenet"), "null for resnet20"),
+        (
+            ModelConfig("resnet20", encoder_weights="imagenet"),
+            "unset for resnet20, .* for d",
+        ),
         (ModelConfig(norm="layer"), "one of batch, group, none, but got 'layer'"),
     ],
 )

@@ -1,28 +1,23 @@
-"""The place for scalers by name, and for reading saved ones."""
+"""The classes of all scalers, and the reading of saved ones."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from segcal.posthoc.affine import MatrixScaling, VectorScaling
-from segcal.posthoc.dirichlet import DirichletCalibration
 from segcal.posthoc.interface import FORMAT, Scaler
-from segcal.posthoc.local import LocalTemperatureScaling
-from segcal.posthoc.temperature import TemperatureScaling
+from segcal.posthoc.registry import ENTRIES
 
 SCALERS: dict[str, type[Scaler]] = {
-    "ts": TemperatureScaling,
-    "vs": VectorScaling,
-    "ms": MatrixScaling,
-    "dc": DirichletCalibration,
-    "lts": LocalTemperatureScaling,
+    name: getattr(import_module(f"segcal.posthoc.{entry.module}"), entry.scaler)
+    for name, entry in ENTRIES.items()
 }
 
 
