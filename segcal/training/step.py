@@ -13,12 +13,26 @@ from torch.nn.parallel import DistributedDataParallel
 
 from segcal import distributed
 from segcal.losses import Criterion
-from segcal.training.ema import WeightAverage
 from segcal.training.loader import Batch
 from segcal.training.optim import build_optimizer, set_lr
 from segcal.training.options import TrainOptions
 
 _AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def averaged_weights(model: nn.Module, decay: float) -> Any:
+    """An exponential moving average of the weights and buffers of `model`, by timm.
+
+    w̄ ← d·w̄ + (1 − d)·w after step t, with d = min(decay, (1 + t)/(10 + t)), so that the random
+    first weights are soon forgotten. Its state is `module`, the averaged copy, and the step alone.
+    """
+    from timm.utils import ModelEmaV3  # loads all of timm, which most runs do without
+
+    # timm's d is 1 − (1 + (t − 1 − update_after_step)/gamma)^−power.
+    average = ModelEmaV3(
+        model, decay, use_warmup=True, warmup_gamma=9, warmup_power=1, update_after_step=-2
+    )
+    return average.requires_grad_(False)
 
 
 class Learner:
@@ -55,13 +69,13 @@ class Learner:
         if options.compile:
             self._forward = torch.compile(self._forward)  # type: ignore[assignment]
         # After DistributedDataParallel has given all processes the weights of the first.
-        self.ema = None if options.ema is None else WeightAverage(self.model, options.ema)
+        self.ema = None if options.ema is None else averaged_weights(self.model, options.ema)
         self.steps = 0
 
     @property
     def evaluated(self) -> nn.Module:
         """The averaged model if there is one, else the model itself."""
-        return self.model if self.ema is None else self.ema.model
+        return self.model if self.ema is None else self.ema.module
 
     def step(self, pieces: Sequence[Batch], lr_factor: float) -> dict[str, Tensor]:
         """Take one step on a batch that comes in pieces; the loss terms, still on the device."""
@@ -118,7 +132,7 @@ class Learner:
         return {
             "steps": self.steps,
             "model": self.model.state_dict(),
-            "ema": None if self.ema is None else self.ema.model.state_dict(),
+            "ema": None if self.ema is None else self.ema.module.state_dict(),
             "criterion": self.criterion.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -129,7 +143,7 @@ class Learner:
         self.steps = state["steps"]
         self.model.load_state_dict(state["model"])
         if self.ema is not None:
-            self.ema.model.load_state_dict(state["ema"])
+            self.ema.module.load_state_dict(state["ema"])
         self.criterion.load_state_dict(state["criterion"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
