@@ -1,6 +1,6 @@
-"""The place for talk between ranks: who we are, and sums over everyone, plain and differentiable.
+"""Rank, world size and sums over ranks, plain and differentiable.
 
-Without an initialised process group every function here is the one-process case and costs nothing.
+Without an initialised process group every function treats this process as the only one, at no cost.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from torch import Tensor
 
 
 def is_distributed() -> bool:
-    """Whether a process group of more than one rank is up."""
+    """Whether this process belongs to a process group of more than one rank."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def rank() -> int:
-    """This process's number, 0 when alone."""
+    """The rank of this process; 0 without a process group."""
     return dist.get_rank() if is_distributed() else 0
 
 
 def world_size() -> int:
-    """How many processes there are, 1 when alone."""
+    """The number of processes; 1 without a process group."""
     return dist.get_world_size() if is_distributed() else 1
 
 
 def communication_device() -> torch.device:
-    """Where a tensor must be for the process group to send it: the GPU for NCCL, else the CPU."""
+    """The device from which the process group sends tensors: the GPU for NCCL, else the CPU."""
     nccl = is_distributed() and dist.get_backend() == "nccl"
     return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
@@ -39,9 +39,10 @@ def sum_(*tensors: Tensor) -> None:
 
 
 def concatenate(tensor: Tensor) -> Tensor:
-    """(Σ rows, ...) the rows of every rank's tensor in order of rank; shares may be uneven.
+    """(Σ rows, ...) the rows of all ranks' tensors, in the order of the ranks.
 
-    Dtype and all other dimensions must agree; every rank must call this.
+    Ranks may have different numbers of rows; dtype and all other dimensions must agree. Every rank
+    must call this.
     """
     if not is_distributed():
         return tensor
@@ -55,9 +56,9 @@ def concatenate(tensor: Tensor) -> Tensor:
 class _SumOverRanks(torch.autograd.Function):
     """y = Σ_r x_r on every rank.
 
-    Every rank goes on to compute the same loss from y, and DistributedDataParallel averages the
-    parameter gradients of those W equal losses. So that the average is the gradient of the one
-    loss, x_r's gradient is Σ over ranks of dL/dy = W · dL/dy: no communication is needed for it.
+    Every rank computes the same loss L from y, and DistributedDataParallel averages the parameter
+    gradients of these W equal losses. For the average to be the gradient of the one loss, the
+    gradient of x_r must be the sum of dL/dy over ranks, W · dL/dy, which needs no communication.
     """
 
     @staticmethod
@@ -74,12 +75,12 @@ class _SumOverRanks(torch.autograd.Function):
 def sum_over_ranks(x: Tensor, *, sync: bool = True) -> Tensor:
     """Σ of x over all ranks, differentiable for use under DistributedDataParallel.
 
-    A loss made of such sums has the same value on every rank, and the gradient that
-    DistributedDataParallel averages to is the gradient of one process holding the whole batch.
+    A loss computed from such sums has the same value on every rank, and DistributedDataParallel
+    averages its gradients to the gradient of one process that holds the whole batch.
 
     Args:
         x: same shape and dtype on every rank; every rank must call this.
-        sync: False returns x unchanged (statistics of the local share only).
+        sync: False returns x unchanged: the statistics of this rank alone.
     """
     if not sync or not is_distributed():
         return x
@@ -88,7 +89,7 @@ def sum_over_ranks(x: Tensor, *, sync: bool = True) -> Tensor:
 
 
 def exclusive_prefix(count: Tensor, *, sync: bool = True) -> tuple[Tensor, Tensor]:
-    """(sum of `count` over lower ranks, sum over all ranks), without waiting for the device."""
+    """The sums of `count` over lower ranks and over all ranks, without waiting for the device."""
     if not sync or not is_distributed():
         return torch.zeros_like(count), count
     counts = torch.zeros(world_size(), dtype=count.dtype, device=count.device)

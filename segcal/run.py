@@ -105,7 +105,7 @@ def open_run(
     if not (folder / CONFIG).exists():
         raise FileNotFoundError(f"Expected a run with a {CONFIG} in {folder}, but there is none")
     config = load_config(folder / CONFIG)
-    state = checkpoint.load(folder / weights)
+    state = checkpoint.load_state(folder / weights)
     # A run may come from someone else: opening it fetches nothing to places that its settings name.
     skip_bad = skip_bad or config.data.skip_bad
     source = replace(config.data, download=False, skip_bad=skip_bad, **(shift or {}))

@@ -1,4 +1,4 @@
-"""The place for what a run needs of its machine: device, processes, seeds and signals."""
+"""Device, process group, seeds and signals of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from segcal import distributed
 
 
 def choose_device(name: str) -> torch.device:
-    """The device called `name` (cpu, cuda, cuda:1, mps); auto is the best there is.
+    """The device called `name`: cpu, cuda, cuda:1, mps, or auto for the fastest there is.
 
     Under torchrun `cuda` is the GPU of this process.
     """
@@ -48,7 +48,7 @@ def choose_device(name: str) -> torch.device:
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """Join the processes that torchrun started, for as long as the block lasts; else do nothing."""
+    """Join the process group of torchrun inside the block; without torchrun, do nothing."""
     if int(os.environ.get("WORLD_SIZE", 1)) <= 1 or dist.is_initialized():
         yield
         return
@@ -60,7 +60,7 @@ def process_group(device: torch.device) -> Iterator[None]:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed every generator, each process with numbers of its own."""
+    """Seed the generators of torch, numpy and random, differently in each process."""
     mixed = np.random.SeedSequence((seed, distributed.rank())).generate_state(3)
     torch.manual_seed(int(mixed[0]))
     np.random.seed(mixed[1])
@@ -68,10 +68,10 @@ def seed_everything(seed: int) -> None:
 
 
 class Interrupted(Exception):
-    """The run was told to stop by a signal, and has saved itself.
+    """A signal stopped the run, which has saved a checkpoint.
 
     Attributes:
-        signal: its number.
+        signal: number of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -80,7 +80,11 @@ class Interrupted(Exception):
 
 
 class StopSignals:
-    """While entered, SIGINT and SIGTERM only leave a note; a second one acts as usual."""
+    """Inside the block, the first SIGINT or SIGTERM is only remembered; a second one acts as usual.
+
+    Attributes:
+        received: number of the signal that came, or 0.
+    """
 
     def __init__(self) -> None:
         self.received = 0
@@ -88,7 +92,7 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is not threading.main_thread():
-            return self  # Python lets only the main thread answer signals
+            return self  # Python handles signals in the main thread only
         for number in (signal.SIGINT, signal.SIGTERM):
             self._usual[number] = signal.signal(number, self._note)
         return self
@@ -103,7 +107,7 @@ class StopSignals:
         os.write(2, b"\nstopping after this step; a second signal stops at once\n")
 
     def agreed(self) -> int:
-        """The signal that any process received, or 0. Every process must ask at the same step."""
+        """The signal that any process received, or 0. All processes must call this together."""
         if not distributed.is_distributed():
             return self.received
         flag = torch.tensor(self.received, device=distributed.communication_device())

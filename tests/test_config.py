@@ -196,7 +196,7 @@ def test_help_explains_every_option(capsys):
     assert stop.value.code == 0
     for key in ("--loss", "--optim.lr", "--schedule.warmup", "--data.root", "--model.encoder"):
         assert key in text
-    assert "samples of one optimiser step" in text.lower().replace("\n", " ")
+    assert "samples of one optimizer step" in text.lower().replace("\n", " ")
     words = re.split(r"[\s,]+", text)
     assert all(name in words for name in (*BASE_LOSSES, *AUXILIARY_LOSSES))
     assert "(type:" in text and ":  (type" not in text

@@ -189,7 +189,7 @@ def test_disk_full_while_training(small_disk, whole, capsys, monkeypatch):
     monkeypatch.chdir(small_disk)
     assert main(["train", *RUN, "--workers", "0", "--out", "run"]) == 1
     expect_full(capsys, Path("run/last.next.pt"))
-    assert checkpoint.load(Path("run/last.pt"))["learner"]["steps"] == 1
+    assert checkpoint.load_state(Path("run/last.pt"))["learner"]["steps"] == 1
     # With room again, the run goes on to the end that it would have had.
     shutil.copytree("run", small_disk.parent / "run")
     expect_equal(resumed(small_disk.parent), whole[0])
@@ -222,7 +222,7 @@ def test_a_file_that_may_not_grow_leaves_the_old_one(tmp_path, limit):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, usual[1]))
     try:
         for write, name in (
-            (lambda path: checkpoint.save(path, state), "last.pt"),
+            (lambda path: checkpoint.save_state(path, state), "last.pt"),
             (bigger.save, "state.npz"),
             (bigger.compute().save, "report.json"),
         ):

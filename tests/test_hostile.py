@@ -174,7 +174,7 @@ def test_checkpoints(runs, tmp_path, monkeypatch, capsys, case):
 
 
 def test_a_history_that_is_none(runs, tmp_path, capsys):
-    state = checkpoint.load(runs / "digits" / "last.pt")
+    state = checkpoint.load_state(runs / "digits" / "last.pt")
     state.pop("segcal_checkpoint")
     run = tmp_path / "run"
     run.mkdir()
@@ -182,6 +182,6 @@ def test_a_history_that_is_none(runs, tmp_path, capsys):
     records = state["history"]
     odd = [{**record, "lr": "x"} for record in records]
     for history in ([3, 4], odd, records[:1] + [{"epoch": 2}]):
-        checkpoint.save(run / "last.pt", {**state, "history": history})
+        checkpoint.save_state(run / "last.pt", {**state, "history": history})
         assert main(["train", "--resume", "--out", str(run)]) == 2
         assert "Expected a checkpoint of this run in" in capsys.readouterr().err

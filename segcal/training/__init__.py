@@ -1,1 +1,1 @@
-"""Training: the loop over epochs, the optimiser step, loaders, checkpoints and the log."""
+"""Training: the loop over epochs, the optimizer step, loaders, checkpoints and the log."""

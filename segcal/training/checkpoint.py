@@ -1,7 +1,7 @@
-"""The place for checkpoints: whole files or none, and the one before the last kept too.
+"""Writes and reads checkpoints: whole files or none, and the last two of a run.
 
-`last.pt` becomes `last.prev.pt` when a new one, complete on the disk, takes its place: whatever
-happens to the newest, the one before it is still there. Nothing is unpickled on reading.
+When a new `last.pt` is complete on the disk, the old one becomes `last.prev.pt`. If the newest is
+lost, the one before it is still there. Reading unpickles nothing.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ log = logging.getLogger(__name__)
 
 LAST, PREVIOUS, BEST = "last.pt", "last.prev.pt", "best.pt"
 _NEXT = "last.next.pt"
-_FORMAT = 1  # raised when a reader of this file could no longer read the older ones
+_FORMAT = 1  # to be raised when older files can no longer be read
 _MARK = "segcal_checkpoint"
 
 
-def save(path: Path, state: dict[str, Any]) -> None:
-    """Write `state` (tensors, numbers, strings and containers of them) to `path`, or nothing."""
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """Write `state`, tensors, numbers, strings and containers of them, whole or not at all."""
     with atomic_write(path, "wb") as file:
         try:
             torch.save({_MARK: _FORMAT, **state}, file)
         except RuntimeError as error:
-            # After a failed write, to a full disk say, torch ends the file and complains of that.
+            # After a failed write, say to a full disk, torch closes the file and raises about that.
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
 
 
 def save_last(folder: Path, state: dict[str, Any]) -> None:
-    """Write `last.pt`, keeping the one before it as `last.prev.pt`."""
-    save(folder / _NEXT, state)
+    """Write `last.pt` and keep the one before it as `last.prev.pt`."""
+    save_state(folder / _NEXT, state)
     if (folder / LAST).exists():
         os.replace(folder / LAST, folder / PREVIOUS)
     os.replace(folder / _NEXT, folder / LAST)
 
 
-def load(path: Path) -> dict[str, Any]:
+def load_state(path: Path) -> dict[str, Any]:
     """The state in `path`, on the CPU.
 
     Raises:
@@ -59,13 +59,13 @@ def load(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"Expected a checkpoint at {path}, but there is none")
     try:
         with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()  # torch itself does not look at the checksums
+            damaged = archive.testzip()  # torch does not verify the checksums
         if damaged is not None:
             raise zipfile.BadZipFile(damaged)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except Exception as error:  # zipfile and torch raise many kinds for files that are damaged
+    except Exception as error:  # zipfile and torch raise many kinds for damaged files
         raise ValueError(
             f"Expected a checkpoint of segcal, but {path} is damaged or something else"
         ) from error
@@ -81,7 +81,7 @@ def load(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def expect_whole(path: Path) -> Iterator[None]:
-    """Turn what a checkpoint of the wrong contents leads to into one error that names it."""
+    """Turn the errors that a checkpoint with wrong contents causes into one that names the file."""
     try:
         yield
     except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
@@ -95,28 +95,28 @@ def expect_whole(path: Path) -> Iterator[None]:
 def load_last(folder: Path) -> dict[str, Any] | None:
     """The newest readable state among `last.pt` and `last.prev.pt`; None when neither exists.
 
-    Logs a warning when the newest cannot be read and the one before it stands in.
+    Logs a warning when `last.pt` is damaged and `last.prev.pt` is used instead.
     """
     paths = [path for path in (folder / LAST, folder / PREVIOUS) if path.exists()]
     for path in paths:
         try:
-            return load(path)
+            return load_state(path)
         except ValueError as error:
             if path == paths[-1]:
                 raise
-            log.warning("%s; going on from %s", error, paths[-1].name)
+            log.warning("%s; continuing from %s", error, paths[-1].name)
     return None
 
 
 def remove_leftovers(folder: Path, *names: str) -> None:
-    """Delete what a killed process was writing when it died: checkpoints, and files of `names`."""
+    """Delete the temporary files of checkpoints and of `names` that a killed process left."""
     for name in (_NEXT, BEST, *names):
         for path in folder.glob(f".{name}.*"):
             path.unlink(missing_ok=True)
 
 
 def rng_state() -> dict[str, Any]:
-    """The state of every generator training may draw from, as plain tensors and numbers."""
+    """The states of the random generators that training uses, as plain tensors and numbers."""
     version, words, gauss = random.getstate()
     legacy = np.random.get_state(legacy=False)
     assert isinstance(legacy, dict)
@@ -134,7 +134,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Put back what `rng_state` gave."""
+    """Restore what `rng_state` returned."""
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

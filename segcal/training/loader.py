@@ -1,7 +1,7 @@
-"""The place for the order of the training samples: which ones each step of each process sees.
+"""Data loaders, and the order in which a run sees its training samples.
 
-The order is a function of (seed, epoch) alone. It knows nothing of the number of processes,
-workers or restarts, so none of them can change what a run learns from.
+The order depends on (seed, epoch) alone. The number of processes, workers or restarts does not
+change what a run learns from.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from segcal import distributed
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-_DIED = re.compile(r"DataLoader worker \(pid[^.]*")  # how torch begins to tell of it
+_DIED = re.compile(r"DataLoader worker \(pid[^.]*")  # how torch's message begins
 
 
-class Indexed(Protocol):
-    """A data set: items are an image and its label; training sets take `(epoch, index)`."""
+class MapDataset(Protocol):
+    """A map-style data set of (image, label); training sets are indexed by `(epoch, index)`."""
 
     def __len__(self) -> int: ...
 
@@ -30,21 +30,22 @@ class Indexed(Protocol):
 
 
 class EpochOrder(Sampler[list[tuple[int, int]]]):
-    """Batches of `(epoch, index)` for this process, epoch after epoch, from any step on.
+    """Samples batches of `(epoch, index)` for this process over all epochs, from any step on.
 
-    Step s of an epoch holds samples s·B … s·B + B − 1 of the epoch's permutation, B the batch size
-    over all processes; each process takes its own slice of them, in `accumulate` pieces. What is
-    left over at the end of an epoch is dropped: a tiny last batch breaks batch statistics.
+    Step s of an epoch uses samples s·B … s·B + B − 1 of the epoch's permutation, where B is the
+    batch size over all processes. Each process takes its own slice of them, in `accumulate`
+    micro-batches. The samples left over at the end of an epoch are dropped: a tiny last batch
+    distorts the batch statistics.
 
     Args:
-        samples: how many training samples there are.
+        samples: number of training samples.
         batch_size: B, a multiple of `world_size * accumulate`.
-        accumulate: pieces each process cuts its slice into.
-        epochs: how many to go through in all.
-        seed: of the permutations.
-        first_step: where to start, counted in steps from the beginning of the first epoch.
-        rank: this process; None asks torch.distributed.
-        world_size: how many processes; None asks torch.distributed.
+        accumulate: micro-batches that each process splits its slice into.
+        epochs: number of epochs in all.
+        seed: seed of the permutations.
+        first_step: step to start at, counted from the beginning of the first epoch.
+        rank: rank of this process; None asks torch.distributed.
+        world_size: number of processes; None asks torch.distributed.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class EpochOrder(Sampler[list[tuple[int, int]]]):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimiser steps in one epoch."""
+        """Optimizer steps in one epoch."""
         return self.samples // self.batch_size
 
     def __len__(self) -> int:
@@ -84,14 +85,14 @@ class EpochOrder(Sampler[list[tuple[int, int]]]):
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         share = self.batch_size // self.world_size
-        piece = share // self.accumulate
+        micro = share // self.accumulate
         first_epoch, first_step = divmod(self.first_step, self.steps_per_epoch)
         for epoch in range(first_epoch, self.epochs):
             order = permutation(self.samples, self.seed, epoch)
             for step in range(first_step, self.steps_per_epoch):
                 start = step * self.batch_size + self.rank * share
-                for cut in range(start, start + share, piece):
-                    yield [(epoch, index) for index in order[cut : cut + piece]]
+                for first in range(start, start + share, micro):
+                    yield [(epoch, index) for index in order[first : first + micro]]
             first_step = 0
 
 
@@ -103,17 +104,17 @@ def permutation(samples: int, seed: int, epoch: int) -> list[int]:
 
 
 class WorkerDied(RuntimeError):
-    """A process that prepares data ended without a word of its own: killed, or out of memory."""
+    """A worker of a data loader ended without an error of its own: killed, or out of memory."""
 
 
 class Batches:
-    """A data loader whose workers' errors arrive as they were raised, not as a traceback's text.
+    """A data loader that raises its workers' errors as they were raised, without their tracebacks.
 
     The death of a worker raises `WorkerDied`.
 
     Args:
-        loader: where the batches come from.
-        before_each: called before each batch is handed out; may raise.
+        loader: the data loader.
+        before_each: called before each batch is yielded; may raise.
     """
 
     def __init__(self, loader: DataLoader[Any], before_each: Callable[[], object]) -> None:
@@ -121,7 +122,7 @@ class Batches:
 
     @property
     def dataset(self) -> Dataset[Any]:
-        """What the batches are made of."""
+        """The data set that the loader reads."""
         return self.loader.dataset
 
     def __len__(self) -> int:
@@ -138,37 +139,37 @@ class Batches:
             died = _DIED.match(str(error.__cause__)) or _DIED.match(text)
             if died:
                 raise WorkerDied(
-                    f"{died[0]}; if memory or shared memory ran out, fewer --workers or a smaller "
-                    "--batch_size need less"
+                    f"{died[0]}; if memory or shared memory ran out, lower --workers or "
+                    "--batch-size"
                 ) from None
             if not text.startswith(f"Caught {name} in DataLoader worker"):
                 raise
             raise type(error)(text.rpartition(f"{name}: ")[2].strip()) from None
 
 
-def train_loader(dataset: Indexed, order: EpochOrder, *, workers: int, pin: bool) -> Batches:
-    """One stream of batches over all epochs: workers never restart, prefetch never pauses."""
+def train_loader(dataset: MapDataset, order: EpochOrder, *, workers: int, pin: bool) -> Batches:
+    """One loader over all epochs: workers are started once, and prefetch across epochs."""
     return _batches(dataset, workers, pin, lambda: None, batch_sampler=order)
 
 
 def eval_loader(
-    dataset: Indexed,
+    dataset: MapDataset,
     *,
     batch_size: int,
     workers: int,
     pin: bool,
     before_each: Callable[[], object] = lambda: None,
 ) -> Batches:
-    """This process's share of `dataset` in order: every sample on exactly one process.
+    """This process's share of `dataset`, in order: each sample is read by exactly one process.
 
-    Not padded to even shares, as DistributedSampler does: repeated samples would be counted twice.
+    Shares are not padded to equal length as by DistributedSampler, which would count samples twice.
     """
     share = range(distributed.rank(), len(dataset), distributed.world_size())
     return _batches(dataset, workers, pin, before_each, batch_size=batch_size, sampler=share)
 
 
 def _batches(
-    dataset: Indexed, workers: int, pin: bool, before_each: Callable[[], object], **options: Any
+    dataset: MapDataset, workers: int, pin: bool, before_each: Callable[[], object], **options: Any
 ) -> Batches:
     return Batches(
         DataLoader(
@@ -176,7 +177,7 @@ def _batches(
             num_workers=workers,
             pin_memory=pin,
             worker_init_fn=_leave_signals_to_the_trainer if workers else None,
-            # A generator of its own, so that making a loader draws nothing from the run's.
+            # A generator of its own, so that a new loader takes no numbers from the run's.
             generator=torch.Generator(),
             **options,
         ),
@@ -185,6 +186,6 @@ def _batches(
 
 
 def _leave_signals_to_the_trainer(_: int) -> None:
-    """Leave the process group: Ctrl-C goes to all of it, and the trainer wants to answer alone."""
+    """Leave the process group, to which Ctrl-C is sent: the trainer alone handles it."""
     if hasattr(os, "setpgrp"):
         os.setpgrp()

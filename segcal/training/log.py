@@ -1,4 +1,4 @@
-"""The place for what a run says of itself: running losses, log.jsonl, progress, TensorBoard."""
+"""What a run reports while it trains: running losses, progress, log.jsonl, TensorBoard."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Record = dict[str, Any]  # one epoch: plain numbers by name, e.g. "train/loss", 
 
 
 class Diverged(Exception):
-    """A loss term, or the weights, ceased to be finite."""
+    """A loss term or a weight is no longer finite."""
 
 
-class LossSums:
+class RunningLosses:
     """Running sums of the loss terms, kept on their device so that no step waits for it."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self._sums = torch.zeros(0)  # (T,)
         self._count = 0
-        self._first_bad = torch.zeros(0)  # (T,) step of the first value not finite, or -1
+        self._first_bad = torch.zeros(0)  # (T,) step of the first value that is not finite, or -1
 
     def add(self, terms: Mapping[str, Tensor], step: int) -> None:
-        """Take in the terms of one (part of a) batch, at step `step`."""
+        """Add the terms of step `step`."""
         values = torch.stack([value.detach() for value in terms.values()]).float()  # (T,)
         if not self.names:
             self.names = list(terms)
@@ -48,7 +48,7 @@ class LossSums:
         """Raise `Diverged`, naming step and term, if any value so far was not finite."""
         steps = {n: s for n, s in zip(self.names, self._first_bad.tolist(), strict=True) if s >= 0}
         if steps:
-            # The total is bad because a part is: name the part.
+            # The total is not finite because a part is not: name the part.
             name = min(steps, key=lambda n: (steps[n], n == "loss"))
             raise Diverged(
                 f"loss term {name!r} is no longer finite at step {steps[name]}; try a lower "
@@ -67,34 +67,34 @@ class LossSums:
         self._count = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been summed in this epoch."""
+        """The sums of this epoch so far."""
         return {"names": self.names, "sums": self._sums.cpu(), "count": self._count}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Go on from `state`."""
+        """Continue from `state`."""
         self.names, self._count = list(state["names"]), state["count"]
         self._sums = state["sums"].to(device)
         self._first_bad = torch.full_like(self._sums, -1, dtype=torch.int64)
 
 
 def write_jsonl(path: Path, history: list[Record]) -> None:
-    """Write `log.jsonl`: one line of JSON an epoch, all of it or nothing."""
+    """Write `log.jsonl`, one line of JSON per epoch, whole or not at all."""
     with atomic_write(path) as file:
         file.writelines(json.dumps(record) + "\n" for record in history)
 
 
 def require_history(history: list[Record], epochs: int, select: str) -> None:
-    """Raise a KeyError or TypeError unless these are the records of a run's first epochs."""
+    """Raise a KeyError or TypeError unless `history` holds the records of a run's first epochs."""
     for number, record in enumerate(history, 1):
         if record["epoch"] != number or isinstance(record["lr"], str):
             raise KeyError(f"epoch {number}")
-        describe(record, epochs)
+        describe_epoch(record, epochs)
         float(record["best"])
     if len(history) == epochs:
         float(history[-1][f"holdout/{select}"])  # the last epoch is always evaluated
 
 
-def describe(record: Record, epochs: int) -> str:
+def describe_epoch(record: Record, epochs: int) -> str:
     """One line about an epoch, for people: losses, scores of the hold-out, rate and time."""
     terms = {k.removeprefix("train/"): v for k, v in record.items() if k.startswith("train/")}
     parts = [f"epoch {record['epoch']}/{epochs}", _losses(terms)]
@@ -117,9 +117,15 @@ def _losses(terms: Mapping[str, float]) -> str:
 
 
 class Progress:
-    """A bar on a terminal, a plain line now and then elsewhere; nothing on other ranks.
+    """A progress bar on a terminal; elsewhere a line every 30 seconds.
 
     Showing the losses waits for the device, so it is done when `due`, not at every step.
+
+    Args:
+        total: steps of the run.
+        done: steps already taken.
+        batch_size: images per step.
+        shown: False shows nothing, as on all ranks but the first.
 
     Attributes:
         terminal: whether there is a bar.
@@ -139,11 +145,11 @@ class Progress:
 
     @property
     def due(self) -> bool:
-        """Whether it is time to show something."""
+        """Whether it is time to show the losses again."""
         return time.monotonic() - self._last >= self._every
 
     def show(self, step: int, epoch: str, terms: Mapping[str, float]) -> None:
-        """Show the losses, the speed since the last time and the time left."""
+        """Show the losses, the speed since the last call and the time left."""
         now = time.monotonic()
         rate = (step - self._last_step) / max(now - self._last, 1e-9)
         self._last, self._last_step = now, step
@@ -167,13 +173,18 @@ class Progress:
             sys.stdout.flush()
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.close()
 
 
-class Scalars:
-    """The numbers of each epoch for TensorBoard."""
+class TensorBoardLog:
+    """Writes the numbers of each epoch for TensorBoard.
+
+    Args:
+        folder: folder of the event files.
+        first_step: steps that were done when the run was resumed; later events are hidden.
+    """
 
     def __init__(self, folder: Path, first_step: int) -> None:
         try:
@@ -183,11 +194,11 @@ class Scalars:
                 "Expected tensorboard to be installed for --tensorboard true, but it is not: "
                 "pip install tensorboard"
             ) from None
-        # Events past the resumed step come from a run that was cut short: hide them.
+        # Events after the resumed step come from the run that was interrupted.
         self._writer = SummaryWriter(str(folder), purge_step=first_step + 1)
 
     def write(self, record: Record) -> None:
-        """Add one epoch."""
+        """Add the record of one epoch."""
         for name, value in record.items():
             if isinstance(value, float):
                 self._writer.add_scalar(name, value, record["step"])

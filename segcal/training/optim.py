@@ -1,4 +1,4 @@
-"""The place for the optimiser: its parameter groups, and their learning rate at each step."""
+"""Builds the optimizer, its parameter groups and their learning rate at each step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from segcal.training.options import OptimConfig, ScheduleConfig
 
 
 def lr_factor(schedule: ScheduleConfig, step: int, *, total: int, per_epoch: int) -> float:
-    """The factor on the learning rate for optimiser step `step` of 0 … `total` − 1."""
+    """The factor on the learning rate at optimizer step `step` of 0 … `total` − 1.
+
+    Args:
+        schedule: the schedule.
+        step: number of steps taken before this one.
+        total: steps of the whole run.
+        per_epoch: steps of one epoch.
+    """
     done = step / total
     if schedule.name == "poly":
         factor = (1 - done) ** schedule.power
@@ -30,7 +37,7 @@ def lr_factor(schedule: ScheduleConfig, step: int, *, total: int, per_epoch: int
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """An optimiser over the parameters that want a gradient, the encoder in a group of its own."""
+    """An optimizer of all parameters that require a gradient, in one group or two."""
     options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     groups = _groups(model, config)
     if config.name == "sgd":
@@ -42,7 +49,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
 
 
 def _groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    """Parameter groups, each with the rate that the schedule's factor multiplies (`initial_lr`)."""
+    """Parameter groups; `initial_lr` of each is the rate that the schedule's factor multiplies."""
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise ValueError("Expected a model with parameters to train, but got none")
@@ -66,6 +73,6 @@ def _groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Give every group its own rate times `factor`."""
+    """Set the learning rate of every group to its `initial_lr` times `factor`."""
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * factor

@@ -1,4 +1,4 @@
-"""The place for how to train: the options of the engine, and what values they may take."""
+"""The options of training, and the values they may take."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """The optimiser.
+    """The optimizer.
 
     Attributes:
         name: sgd, adam or adamw.
-        lr: Learning rate at the top of the schedule.
+        lr: Learning rate where the factor of the schedule is 1.
         encoder_lr: Learning rate of the model's encoder, a pretrained backbone; null is lr.
         momentum: Momentum of sgd.
-        nesterov: Nesterov's form of the momentum of sgd.
-        betas: Decay of adam's and adamw's two running means.
+        nesterov: Whether the momentum of sgd is Nesterov's.
+        betas: Decay rates of the two running means of adam and adamw.
         weight_decay: L2 penalty (decoupled for adamw).
-        clip: Largest norm of the gradient, all parameters together; null is no clipping.
+        clip: Largest norm of the gradient of all parameters together; null is no clipping.
     """
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -45,18 +45,18 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """The learning rate along the run, as a factor on the optimiser's rates.
+    """The schedule of the learning rate: a factor on the rates of the optimizer.
 
-    The factor changes at every step, not at every epoch. Warm-up multiplies it.
+    The factor changes at every step, not at every epoch. The warm-up multiplies it.
 
     Attributes:
-        name: poly, (1 - t)^power with t the share of the run that is done; cosine,
-            (1 + cos(pi t)) / 2; multistep, decay at each milestone; or constant.
+        name: poly, (1 - t)^power where t is the fraction of the run that is done; cosine,
+            (1 + cos(pi t)) / 2; multistep, times decay at each milestone; or constant.
         power: Exponent of poly.
-        milestones: Epochs of multistep: 80 means after 80 epochs.
+        milestones: Epochs of multistep; 80 means after 80 epochs.
         decay: Factor of multistep at each milestone.
         warmup: Epochs (2 or 0.5) over which the factor rises linearly from warmup_factor to 1.
-        warmup_factor: Where the warm-up starts.
+        warmup_factor: Factor at the start of the warm-up.
     """
 
     name: Literal["poly", "cosine", "multistep", "constant"] = "poly"
@@ -91,27 +91,28 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """How to train. The defaults are the recipe of the embedded scenes.
+    """How to train. The defaults suit the embedded scenes.
 
     Attributes:
         epochs: Passes over the training data.
-        batch_size: Samples of one optimiser step, over all processes and pieces together, so
-            that a recipe means the same on one GPU and on eight.
-        accumulate: Pieces a process cuts its share of a batch into, to save memory; batch
-            statistics (batch normalisation, mdca, dca, mmce) are then those of a piece.
-        optim: The optimiser.
-        schedule: The learning rate along the run.
+        batch_size: Samples of one optimizer step, over all processes and micro-batches together,
+            so that a config means the same on one GPU and on eight.
+        accumulate: Micro-batches that a process splits its share of a batch into, to save memory;
+            batch statistics (batch normalisation, mdca, dca, mmce) are then those of a
+            micro-batch.
+        optim: The optimizer.
+        schedule: The schedule of the learning rate.
         precision: fp32, or automatic mixed precision with bf16 or fp16.
-        channels_last: Store images channels-last, faster for most convolutions on GPUs.
+        channels_last: Store images channels-last, which is faster for most convolutions on GPUs.
         compile: Compile the model with torch.compile.
-        ema: Decay of a running average of the weights, which is then what is evaluated and kept
-            as best; null is no average.
-        sync_bn: Batch normalisation over all processes' samples (GPUs only).
-        workers: Processes that prepare data, for each training process.
-        seed: Chooses the first weights, the order of the data, augmentation and dropout.
-        deterministic: Choose deterministic algorithms, slower on GPUs; CPUs always repeat.
+        ema: Decay of an exponential moving average of the weights; the averaged weights are
+            then evaluated and saved as best; null is no average.
+        sync_bn: Compute batch normalisation over the samples of all processes (GPUs only).
+        workers: Processes that load data, for each training process.
+        seed: Seed of the first weights, the order of the data, augmentation and dropout.
+        deterministic: Use deterministic algorithms, slower on GPUs; CPUs always are.
         eval_every: Epochs between evaluations on the hold-out.
-        save_every: Steps between checkpoints, besides the one after each epoch.
+        save_every: Steps between checkpoints, in addition to the one after each epoch.
         select: Hold-out score that decides which epoch is best: accuracy, miou, nll, ece or sce.
         tensorboard: Also write the log for TensorBoard.
     """

@@ -1,4 +1,4 @@
-"""The place for one optimiser step: forward, loss, backward and update, on any device."""
+"""One optimizer step: forward, loss, backward and update, on any device."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ def averaged_weights(model: nn.Module, decay: float) -> Any:
 
 
 class Learner:
-    """A model with everything that changes when it takes a step.
+    """A model in training, with everything that an optimizer step changes.
 
     Args:
         model: (N, …) images to (N, C, *S) logits; trained in place.
         criterion: the loss.
         options: how to train.
-        device: where to train.
+        device: the device to train on.
 
     Attributes:
-        model: the bare model, without the wrappers of processes and compiler.
-        evaluated: the model to evaluate and to keep: the averaged one if there is an average.
+        model: the plain model, without the wrappers of DistributedDataParallel and torch.compile.
+        ema: the average of its weights, if there is one.
+        steps: how many steps it has taken.
     """
 
     def __init__(
@@ -68,26 +69,26 @@ class Learner:
         self._forward: nn.Module = self._ddp or self.model
         if options.compile:
             self._forward = torch.compile(self._forward)  # type: ignore[assignment]
-        # After DistributedDataParallel has given all processes the weights of the first.
+        # After DistributedDataParallel has sent the weights of the first process to all.
         self.ema = None if options.ema is None else averaged_weights(self.model, options.ema)
         self.steps = 0
 
     @property
     def evaluated(self) -> nn.Module:
-        """The averaged model if there is one, else the model itself."""
+        """The model to evaluate and to save: the averaged one, if there is an average."""
         return self.model if self.ema is None else self.ema.module
 
-    def step(self, pieces: Sequence[Batch], lr_factor: float) -> dict[str, Tensor]:
-        """Take one step on a batch that comes in pieces; the loss terms, still on the device."""
+    def step(self, batches: Sequence[Batch], lr_factor: float) -> dict[str, Tensor]:
+        """Take one step on a batch given as micro-batches; the loss terms stay on the device."""
         self.model.train()
         set_lr(self.optimizer, lr_factor)
         totals: dict[str, Tensor] = {}
-        for number, (images, labels) in enumerate(pieces, 1):
-            with self._without_sync(number < len(pieces)):
+        for number, (images, labels) in enumerate(batches, 1):
+            with self._without_sync(number < len(batches)):
                 terms = self._terms(images, labels)
-                self.scaler.scale(terms["loss"] / len(pieces)).backward()
+                self.scaler.scale(terms["loss"] / len(batches)).backward()
             for name, term in terms.items():
-                share = term.detach() / len(pieces)
+                share = term.detach() / len(batches)
                 totals[name] = totals[name] + share if name in totals else share
         self._update()
         return totals
@@ -102,7 +103,7 @@ class Learner:
         return self.criterion.terms(logits, labels)
 
     def _without_sync(self, wanted: bool) -> AbstractContextManager[Any]:
-        """Leave gradients unreduced: those of all pieces but the last travel with the last."""
+        """Reduce no gradients, if `wanted`: the last micro-batch reduces the sum of all."""
         return self._ddp.no_sync() if wanted and self._ddp is not None else nullcontext()
 
     def _update(self) -> None:
@@ -117,18 +118,18 @@ class Learner:
             self.ema.update(self.model, self.steps)
 
     def share_buffers(self) -> None:
-        """Give all processes the buffers of the first: running means differ between them."""
+        """Send the buffers of the first process to all: running means differ between processes."""
         if distributed.is_distributed():
             for buffer in self.evaluated.buffers():
                 dist.broadcast(buffer, 0)
 
     def is_finite(self) -> bool:
-        """Whether all weights are. Waits for the device."""
+        """Whether all weights are finite. Waits for the device."""
         flags = [p.isfinite().all() for p in self.model.parameters()]
         return bool(torch.stack(flags).all())
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on, but for the generators and the data."""
+        """Everything that the next step depends on, except random generators and data."""
         return {
             "steps": self.steps,
             "model": self.model.state_dict(),
@@ -139,7 +140,7 @@ class Learner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state`."""
+        """Continue from `state`."""
         self.steps = state["steps"]
         self.model.load_state_dict(state["model"])
         if self.ema is not None:

@@ -1,7 +1,7 @@
-"""The place for the training loop: epochs, hold-out, log and checkpoints, for every task.
+"""The training loop: epochs, hold-out, log and checkpoints, for every task.
 
-What a run learns depends on its options and data alone. Its checkpoint holds all that the rest of
-the run depends on, so a run that is cut anywhere and restored ends with the same weights.
+What a run learns depends on its options and data alone. A checkpoint holds everything that the rest
+of the run depends on, so a run that is interrupted anywhere and resumed ends with the same weights.
 """
 
 from __future__ import annotations
@@ -23,15 +23,23 @@ from segcal.metrics import Report
 from segcal.metrics.scores import LOGGED, SCORES
 from segcal.runtime import Interrupted, StopSignals
 from segcal.training import checkpoint, log
-from segcal.training.loader import Batch, EpochOrder, Indexed, eval_loader, train_loader
-from segcal.training.log import Diverged, LossSums, Progress, Record, Scalars, describe, write_jsonl
+from segcal.training.loader import Batch, EpochOrder, MapDataset, eval_loader, train_loader
+from segcal.training.log import (
+    Diverged,
+    Progress,
+    Record,
+    RunningLosses,
+    TensorBoardLog,
+    describe_epoch,
+    write_jsonl,
+)
 from segcal.training.optim import lr_factor
 from segcal.training.options import TrainOptions
 from segcal.training.step import Learner
 
 LOG = "log.jsonl"
-_AGREE_EVERY = 10  # steps between asking the other processes whether one was told to stop
-_CHECK_EVERY = 50  # steps between looks for NaN on a device with a queue
+_AGREE_EVERY = 10  # steps between asking all processes whether one received a signal
+_CHECK_EVERY = 50  # steps between checks for NaN on a GPU, because they wait for it
 
 
 def best_record(history: list[Record], select: str) -> Record | None:
@@ -42,7 +50,7 @@ def best_record(history: list[Record], select: str) -> Record | None:
 
 
 class Trainer:
-    """Trains a model, watches it on a hold-out, and keeps checkpoints of it.
+    """Trains a model, evaluates it on a hold-out, and saves checkpoints.
 
     Args:
         model: (N, …) images to (N, C, *S) logits; trained in place.
@@ -52,19 +60,19 @@ class Trainer:
         options: how to train.
         num_classes: C.
         ignore_index: label that is not counted on the hold-out.
-        device: where to train.
+        device: the device to train on.
         uniform: whether the images of `holdout_set` have one size, so that they can be batched.
-        skipped: training and hold-out images that were left out as unreadable, for the log.
-        folder: where log and checkpoints go; None: nowhere.
-        config: kept in the checkpoints, for whoever builds the model again.
+        skipped: number of unreadable training and hold-out images, for the log.
+        folder: folder of log and checkpoints; None writes nothing.
+        config: settings to save in the checkpoints.
     """
 
     def __init__(
         self,
         model: nn.Module,
         criterion: Criterion,
-        train_set: Indexed,
-        holdout_set: Indexed,
+        train_set: MapDataset,
+        holdout_set: MapDataset,
         *,
         options: TrainOptions,
         num_classes: int,
@@ -90,8 +98,8 @@ class Trainer:
         self.total_steps = options.epochs * self.steps_per_epoch
         self.learner = Learner(model, criterion, options, self.device)
         self.history: list[Record] = []  # one record an epoch, when it is evaluated and logged
-        self._sums = LossSums()
-        self._seconds = 0.0  # of the epoch under way
+        self._losses = RunningLosses()
+        self._seconds = 0.0  # of the current epoch
         self._stop = StopSignals()
 
     def _order(self, first_step: int = 0) -> EpochOrder:
@@ -105,11 +113,11 @@ class Trainer:
         )
 
     def fit(self) -> list[Record]:
-        """Train what is left to train; the records of all epochs.
+        """Train the remaining epochs; the records of all epochs.
 
         Raises:
-            Interrupted: SIGINT or SIGTERM came; the run was saved after the step under way.
-            Diverged: a loss term or the weights are no longer finite; nothing of it was saved.
+            Interrupted: SIGINT or SIGTERM came; the run was saved after the current step.
+            Diverged: a loss term or a weight is no longer finite; no such state was saved.
         """
         progress = Progress(
             self.total_steps,
@@ -117,9 +125,9 @@ class Trainer:
             batch_size=self.options.batch_size,
             shown=distributed.rank() == 0 and self.folder is not None,
         )
-        scalars = None
+        tensorboard = None
         if self.options.tensorboard and self.folder is not None and distributed.rank() == 0:
-            scalars = Scalars(self.folder, self.learner.steps)
+            tensorboard = TensorBoardLog(self.folder, self.learner.steps)
         loader = train_loader(
             self.train_set,
             self._order(self.learner.steps),
@@ -133,28 +141,28 @@ class Trainer:
                     end = (len(self.history) + 1) * self.steps_per_epoch
                     self.advance(stream, end, progress)
                     record = self._close_epoch(progress)
-                    progress.say(describe(record, self.options.epochs))
-                    if scalars is not None:
-                        scalars.write(record)
+                    progress.say(describe_epoch(record, self.options.epochs))
+                    if tensorboard is not None:
+                        tensorboard.write(record)
         except RuntimeError:
-            # A signal that went to the workers too: the loader complains of their death. The step
-            # may be half done, so what counts is the last checkpoint.
+            # The signal also ended the workers, and the loader raises because of that. The step may
+            # be incomplete: the last checkpoint counts.
             if self._stop.received:
                 raise Interrupted(self._stop.received) from None
             raise
         finally:
             progress.close()
-            if scalars is not None:
-                scalars.close()
+            if tensorboard is not None:
+                tensorboard.close()
         return self.history
 
     def advance(self, stream: Iterator[Batch], end: int, progress: Progress) -> None:
-        """Take steps on the batches of `stream` until `end` are done since the beginning."""
+        """Take steps on the batches of `stream` until the run has taken `end` steps."""
         started = time.monotonic() - self._seconds
         while self.learner.steps < end:
-            pieces = list(itertools.islice(stream, self.options.accumulate))
-            terms = self.learner.step(pieces, self._lr_factor(self.learner.steps))
-            self._sums.add(terms, self.learner.steps)
+            batches = list(itertools.islice(stream, self.options.accumulate))
+            terms = self.learner.step(batches, self._lr_factor(self.learner.steps))
+            self._losses.add(terms, self.learner.steps)
             self._seconds = time.monotonic() - started
             self._after_step(progress, last=self.learner.steps == end)
 
@@ -166,12 +174,12 @@ class Trainer:
     def _after_step(self, progress: Progress, *, last: bool) -> None:
         step, save_every = self.learner.steps, self.options.save_every
         if self.device.type == "cpu" or step % _CHECK_EVERY == 0:
-            self._sums.check()
+            self._losses.check()
         if progress.due:
-            self._sums.check()
+            self._losses.check()
             epoch = f"{len(self.history) + 1}/{self.options.epochs}"
-            progress.show(step, epoch, self._sums.means())
-        # Processes must stop at the same step, and asking the others costs a round trip.
+            progress.show(step, epoch, self._losses.means())
+        # Processes must stop at the same step, and asking the others costs time.
         ask = not distributed.is_distributed() or step % _AGREE_EVERY == 0 or last
         signal = self._stop.agreed() if ask else 0
         if signal or (save_every is not None and step % save_every == 0 and not last):
@@ -180,7 +188,7 @@ class Trainer:
             raise Interrupted(signal)
 
     def _close_epoch(self, progress: Progress) -> Record:
-        """Evaluate, log and save the epoch whose steps are done."""
+        """Evaluate, log and save the epoch whose last step was taken."""
         self._expect_finite()
         epoch = len(self.history) + 1
         record: Record = {
@@ -188,7 +196,7 @@ class Trainer:
             "step": self.learner.steps,
             "lr": self.options.optim.lr * self._lr_factor(self.learner.steps - 1),
             "seconds": round(self._seconds, 3),
-            **{f"train/{name}": value for name, value in self._sums.means().items()},
+            **{f"train/{name}": value for name, value in self._losses.means().items()},
         }
         if epoch % self.options.eval_every == 0 or epoch == self.options.epochs:
             try:
@@ -201,7 +209,7 @@ class Trainer:
             record["skipped"] = self.skipped
         self.history.append(record)
         record["best"] = best_record(self.history, self.options.select) is record
-        self._sums.clear()
+        self._losses.clear()
         self._seconds = 0.0
         self.save()
         self._write_summary()
@@ -226,12 +234,12 @@ class Trainer:
         )
 
     def _expect_no_signal(self) -> None:
-        """Cut an evaluation short on a signal, where no other process would wait in vain."""
+        """Stop an evaluation on a signal, unless other processes would wait for this one."""
         if self._stop.received and not distributed.is_distributed():
             raise Interrupted(self._stop.received)
 
     def save(self) -> None:
-        """Write `last.pt`. Every process must call it; the first writes."""
+        """Write `last.pt`. Every process must call this; the first one writes."""
         self._expect_finite()
         generators = [checkpoint.rng_state()] * distributed.world_size()
         if distributed.is_distributed():
@@ -242,7 +250,7 @@ class Trainer:
             "model": self.learner.evaluated.state_dict(),
             "learner": self.learner.state_dict(),
             "history": self.history,
-            "sums": self._sums.state_dict(),
+            "sums": self._losses.state_dict(),
             "seconds": self._seconds,
             "generators": generators,
             "samples": len(self.train_set),
@@ -252,17 +260,17 @@ class Trainer:
         checkpoint.save_last(self.folder, state)
 
     def _expect_finite(self) -> None:
-        self._sums.check()
+        self._losses.check()
         if not self.learner.is_finite():
             raise Diverged(f"the weights are no longer finite after step {self.learner.steps}")
 
     @property
     def _epoch_is_whole(self) -> bool:
-        """Whether the weights are those that the last record in the history is about."""
+        """Whether the last record of the history describes the current weights."""
         return 0 < self.learner.steps == len(self.history) * self.steps_per_epoch
 
     def _write_summary(self) -> None:
-        """Bring log.jsonl and best.pt in line with the history; both can be made from last.pt."""
+        """Write log.jsonl, and best.pt if the last epoch is the best, from the current state."""
         if self.folder is None or distributed.rank() != 0:
             return
         if self.history[-1]["best"]:
@@ -271,11 +279,11 @@ class Trainer:
                 "record": self.history[-1],
                 "config": self.config,
             }
-            checkpoint.save(self.folder / checkpoint.BEST, state)
+            checkpoint.save_state(self.folder / checkpoint.BEST, state)
         write_jsonl(self.folder / LOG, self.history)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `checkpoint.load_last` gave."""
+        """Continue from what `checkpoint.load_last` returned."""
         samples = len(self.train_set)
         if state["samples"] != samples:
             raise ValueError(
@@ -290,7 +298,7 @@ class Trainer:
         self.learner.load_state_dict(state["learner"])
         self.history = state["history"]
         log.require_history(self.history, self.options.epochs, self.options.select)
-        self._sums.load_state_dict(state["sums"], self.device)
+        self._losses.load_state_dict(state["sums"], self.device)
         self._seconds = state["seconds"]
         if self._epoch_is_whole:
             self._write_summary()

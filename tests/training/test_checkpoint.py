@@ -13,8 +13,8 @@ from segcal.training import checkpoint
 
 def test_round_trip(tmp_path):
     state = {"weights": {"w": torch.arange(6.0)}, "history": [{"epoch": 1, "x": None}], "n": 3}
-    checkpoint.save(tmp_path / "a.pt", state)
-    loaded = checkpoint.load(tmp_path / "a.pt")
+    checkpoint.save_state(tmp_path / "a.pt", state)
+    loaded = checkpoint.load_state(tmp_path / "a.pt")
     assert torch.equal(loaded["weights"]["w"], state["weights"]["w"])
     assert loaded["history"] == state["history"] and loaded["n"] == 3
     assert [p.name for p in tmp_path.iterdir()] == ["a.pt"]
@@ -24,8 +24,8 @@ def test_previous_is_kept(tmp_path):
     assert checkpoint.load_last(tmp_path) is None
     for n in range(3):
         checkpoint.save_last(tmp_path, {"n": n})
-    assert checkpoint.load(tmp_path / checkpoint.LAST)["n"] == 2
-    assert checkpoint.load(tmp_path / checkpoint.PREVIOUS)["n"] == 1
+    assert checkpoint.load_state(tmp_path / checkpoint.LAST)["n"] == 2
+    assert checkpoint.load_state(tmp_path / checkpoint.PREVIOUS)["n"] == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["last.prev.pt", "last.pt"]
 
 
@@ -54,13 +54,13 @@ def test_the_previous_stands_in_for_a_damaged_last(tmp_path, damage, caplog):
         checkpoint.save_last(tmp_path, {"n": n, "w": torch.full((1000,), 1234.5)})
     damage(tmp_path / checkpoint.LAST)
     assert checkpoint.load_last(tmp_path)["n"] == 0
-    assert ("going on from last.prev.pt" in caplog.text) == (damage is not gone)
+    assert ("continuing from last.prev.pt" in caplog.text) == (damage is not gone)
 
 
 @pytest.mark.parametrize("damage", [cut_short, emptied, one_bit_flipped])
 def test_damage_is_named(tmp_path, damage):
     path = tmp_path / checkpoint.LAST
-    checkpoint.save(path, {"w": torch.full((1000,), 1234.5)})
+    checkpoint.save_state(path, {"w": torch.full((1000,), 1234.5)})
     damage(path)
     with pytest.raises(ValueError, match="last.pt is damaged"):
         checkpoint.load_last(tmp_path)
@@ -115,25 +115,25 @@ def a_list(path):
 def test_foreign_files_are_refused(tmp_path, write):
     write(tmp_path / "x.pt")
     with pytest.raises(ValueError, match=r"^Expected a checkpoint of .*x\.pt"):
-        checkpoint.load(tmp_path / "x.pt")
+        checkpoint.load_state(tmp_path / "x.pt")
 
 
 def test_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError, match="nothing.pt"):
-        checkpoint.load(tmp_path / "nothing.pt")
+        checkpoint.load_state(tmp_path / "nothing.pt")
 
 
 def test_generators_come_back_through_a_file(tmp_path):
     np.random.standard_normal()  # leaves a second number waiting, part of the state
     random.gauss(0, 1)
-    checkpoint.save(tmp_path / "a.pt", {"generators": checkpoint.rng_state()})
+    checkpoint.save_state(tmp_path / "a.pt", {"generators": checkpoint.rng_state()})
 
     def draw():
         return torch.rand(3).tolist(), np.random.standard_normal(3).tolist(), random.gauss(0, 1)
 
     expected = draw()
     draw()
-    checkpoint.set_rng_state(checkpoint.load(tmp_path / "a.pt")["generators"])
+    checkpoint.set_rng_state(checkpoint.load_state(tmp_path / "a.pt")["generators"])
     assert draw() == expected
 
 
