@@ -33,7 +33,7 @@ def to_table(rows: Sequence[tuple[str, Mapping[str, Difference]]]) -> str:
         "|---|" + "---:|" * len(columns),
     ]
     for name, differences in rows:
-        texts = [differences[score.name].texts(score.scale) for score in columns]
+        texts = [differences[score.name].texts(score) for score in columns]
         cells = [f"{value} ({interval})" for value, interval in texts]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -13,7 +13,7 @@ import numpy as np
 
 from segcal.metrics.bootstrap import LEVEL, TAIL, Sums, resample, sorted_sums
 from segcal.metrics.meter import CalibrationMeter
-from segcal.metrics.scores import Array
+from segcal.metrics.scores import Array, Score
 
 _Drawn = tuple[float, Array]  # a score, and (R,) what noise added to it in each resample
 
@@ -32,10 +32,11 @@ class Difference:
         """Whether the interval leaves out 0: the models differ beyond the choice of images."""
         return self.low > 0 or self.high < 0
 
-    def texts(self, scale: float) -> tuple[str, str]:
-        """The difference and its interval times `scale`, with a star where it is `sure`."""
-        value, low, high = (scale * x for x in (self.value, self.low, self.high))
-        return f"{value:+.2f}{'*' if self.sure else ''}", f"{low:+.2f} to {high:+.2f}"
+    def texts(self, score: Score) -> tuple[str, str]:
+        """The difference and its interval as `score` is printed, with a star if it is `sure`."""
+        ends = (self.value, self.low, self.high)
+        value, low, high = (f"{end * score.scale:+.{score.digits}f}" for end in ends)
+        return f"{value}{'*' if self.sure else ''}", f"{low} to {high}"
 
 
 def paired_differences(

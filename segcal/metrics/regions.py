@@ -1,7 +1,7 @@
-"""The place for parts of an image to measure by themselves: boundaries, interiors, class groups.
+"""Regions of an image to evaluate separately: boundaries, interiors, groups of classes.
 
-A region says which pixels of (N, H, W) labels it holds; everywhere else the labels are replaced
-by the ignore index, and the ordinary meter does the rest.
+A region is a function from labels to a mask. Outside the mask the labels are replaced by the ignore
+index, so an ordinary meter evaluates the region alone.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Region = Callable[[Tensor], Tensor]  # (N, *S) labels -> (N, *S) bool
 def boundary(width: int = 3) -> Region:
     """The band of `width` pixels on both sides of every label edge.
 
-    A pixel is in it if another label occurs within `width` rows and columns of it. The ignore
-    index is a label in this respect: in VOC the ignored rim is where objects end.
+    A pixel belongs to it if another label occurs within `width` rows and columns. The ignore index
+    counts as a label here, because VOC ignores a rim around every object.
     """
     if isinstance(width, bool) or not isinstance(width, int) or width < 1:
         raise ValueError(f"Expected width to be an integer >= 1, but got {width!r}")
@@ -34,13 +34,13 @@ def boundary(width: int = 3) -> Region:
 
 
 def interior(width: int = 3) -> Region:
-    """Everything outside `boundary(width)`."""
+    """All pixels outside `boundary(width)`."""
     edge = boundary(width)
     return lambda labels: ~edge(labels)
 
 
 def class_group(classes: Iterable[int]) -> Region:
-    """The pixels labelled as one of `classes`."""
+    """The pixels whose label is one of `classes`."""
     group = sorted(set(classes))
     if not group:
         raise ValueError("Expected at least one class in a group, but got none")
@@ -48,12 +48,12 @@ def class_group(classes: Iterable[int]) -> Region:
 
 
 def restrict(labels: Tensor, region: Region, ignore_index: int) -> Tensor:
-    """The (N, *S) labels as int64, with the ignore index wherever `region` does not hold."""
+    """The (N, *S) labels as int64, with the ignore index outside `region`."""
     return labels.long().masked_fill(~region(labels), ignore_index)
 
 
 def _window_max(values: Tensor, width: int) -> Tensor:
-    """Largest value within `width` rows and columns; one axis after the other is cheaper."""
+    """The largest value within `width` rows and columns, one axis after the other for speed."""
     side = 2 * width + 1
     rows = max_pool2d(values, (side, 1), stride=1, padding=(width, 0))
     return max_pool2d(rows, (1, side), stride=1, padding=(0, width))

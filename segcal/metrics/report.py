@@ -38,16 +38,16 @@ class Report(ScoreTable):
     fraction, and every diagram can be drawn from the saved file alone.
 
     Attributes:
-        protocol: how it was measured.
-        top: (B,) table of the predicted class's probability against being right.
-        classes: (K, B) table of each class's probability against being the label.
-        fine: fine histogram of top-label confidence, right and wrong.
+        protocol: how the numbers were measured.
+        top: (B,) table of the predicted class: its probability, and how often it is the label.
+        classes: (K, B) table of every class: its probability, and how often it is the label.
+        fine: fine histogram of top-label confidence, for correct and for wrong predictions.
         confusion: (K, K) pixels of label (row) and prediction (column).
         nll_sum: sum over pixels of -log p_y.
         brier_sum: sum over pixels of |p - onehot(y)|².
         class_names: K names, or None.
-        images: image-level statistics, or None if none were kept.
-        regions: reports of parts of the same images, by name.
+        images: statistics over images, or None if the sums of each image were not kept.
+        regions: reports of regions of the same images, by name.
     """
 
     protocol: Protocol
@@ -76,17 +76,17 @@ class Report(ScoreTable):
 
     @property
     def overlap(self) -> tuple[Array, Array, Array]:
-        """(K,) pixels of each class: predicted right, predicted, and labelled."""
+        """(K,) pixels of each class: correctly predicted, predicted, and in the truth."""
         return self.confusion.diagonal(), self.confusion.sum(0), self.confusion.sum(1)
 
     @property
     def intervals(self) -> Mapping[str, Interval]:
-        """Confidence intervals by score name; empty unless image sums were kept."""
+        """Confidence intervals by score name; empty unless the sums of each image were kept."""
         return {} if self.images is None else self.images.intervals
 
     @property
     def worst_images(self) -> tuple[ImageScore, ...]:
-        """The worst-calibrated images, worst first; empty unless image sums were kept."""
+        """The worst calibrated images, worst first; empty unless their sums were kept."""
         return () if self.images is None else self.images.worst
 
     def __eq__(self, other: object) -> bool:
@@ -100,7 +100,7 @@ class Report(ScoreTable):
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
             "protocol": asdict(self.protocol),
-            # Written for readers; `from_dict` computes them anew from the tables.
+            # For readers of the file; `from_dict` computes the scores again from the sums.
             "scores": {name: finite(value) for name, value in self.scores.items()},
             "class_scores": {
                 name.removeprefix("class_"): [finite(x) for x in values.tolist()]
@@ -119,10 +119,10 @@ class Report(ScoreTable):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Report:
-        """The report that `to_dict` gave `data`.
+        """The inverse of `to_dict`.
 
         Raises:
-            ValueError: `data` is not such a dict.
+            ValueError: `data` is not the dict of a report.
         """
         if not isinstance(data, Mapping) or data.get("format") != FORMAT:
             raise ValueError(f"Expected a report with format {FORMAT!r}, but got something else")
@@ -150,7 +150,7 @@ class Report(ScoreTable):
         return report
 
     def _check_sums(self) -> None:
-        """Raise a ValueError unless all tables have the sizes that the protocol says."""
+        """Raise a ValueError unless all tables have the sizes that the protocol states."""
         p = self.protocol
         for value in (p.num_classes, p.num_bins, p.images, p.pixels):
             if type(value) is not int or value < 0:
@@ -166,14 +166,14 @@ class Report(ScoreTable):
             raise ValueError(f"Expected {k} class_names, but got {len(self.class_names)}")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the report as JSON; `path` is never half-written."""
+        """Write the report as JSON, completely or not at all."""
         with atomic_write(path) as file:
             json.dump(self.to_dict(), file, allow_nan=False)
             file.write("\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:
-        """Read a report written by `save`.
+        """Read a report that `save` wrote.
 
         Raises:
             ValueError: the file is not a report; the message names it.
@@ -184,7 +184,7 @@ class Report(ScoreTable):
             raise ValueError(f"{os.fspath(path)}: {error}") from None
 
     def to_markdown(self, name: str = "model") -> str:
-        """A table of one row with units in the header, and a line that states the protocol."""
+        """A table of one row with units in the header, and a line with the protocol."""
         return rows.to_markdown({name: self})
 
     def to_csv(self, name: str = "model") -> str:

@@ -40,7 +40,7 @@ def to_markdown(reports: Mapping[str, Report]) -> str:
         for name, cells in zip(reports, cells_of(every), strict=True)
     ]
     table = _markdown([score.heading for score in columns_of(every)], rows)
-    protocols = dict.fromkeys(describe(report) for report in every)
+    protocols = dict.fromkeys(protocol_sentence(report) for report in every)
     return "\n".join([table, *protocols]) + "\n"
 
 
@@ -86,7 +86,7 @@ def to_csv(reports: Mapping[str, Report]) -> str:
     return text.getvalue()
 
 
-def describe(report: Report) -> str:
+def protocol_sentence(report: Report) -> str:
     """The protocol of `report` in one sentence."""
     p = report.protocol
     bins = "(lo, hi]" if p.edge_rule == "right" else "[lo, hi)"

@@ -28,7 +28,7 @@ Value = TypeVar("Value", float, Array)  # of a score: one number, or (K,) one a 
 
 
 def ratio(numerator: ArrayLike, denominator: ArrayLike) -> Array:
-    """The quotient, NaN where the denominator is 0."""
+    """`numerator / denominator`, NaN where the denominator is 0."""
     denominator = np.asarray(denominator, np.float64)
     return np.asarray(numerator) / np.where(denominator == 0, np.nan, denominator)
 
@@ -36,8 +36,8 @@ def ratio(numerator: ArrayLike, denominator: ArrayLike) -> Array:
 def ece(count: Array, hits: Array, confidence: Array) -> Array:
     """Expected calibration error: Σ_b n_b/n |acc_b - conf_b| = Σ_b |hits_b - confidence_b| / n.
 
-    Guo et al. 2017, with the top-label table; with the class table, the classwise ECE of each
-    class ("class-j-ECE").
+    The top-label table gives the ECE of Guo et al. 2017, the class table that of each class
+    ("class-j-ECE").
     """
     return ratio(np.abs(confidence - hits).sum(-1), count.sum(-1))
 
@@ -45,25 +45,25 @@ def ece(count: Array, hits: Array, confidence: Array) -> Array:
 def sce(count: Array, hits: Array, confidence: Array) -> Array:
     """Static calibration error (Nixon et al. 2019): the mean over all K classes of their ECE.
 
-    Takes the (..., K, B) class table; classes that never occur count too.
+    Takes the (..., K, B) class table. Classes that never occur count as well.
     """
     return ece(count, hits, confidence).mean(-1)
 
 
 def mce(count: Array, hits: Array, confidence: Array) -> Array:
-    """Maximum calibration error: the largest |acc_b - conf_b| of a bin with any pixel."""
+    """Maximum calibration error: the largest |acc_b - conf_b| over bins that hold pixels."""
     gap = np.abs(ratio(confidence - hits, count))
     worst = np.where(count > 0, gap, -np.inf).max(-1)
     return np.where(np.isinf(worst), np.nan, worst)
 
 
 def overconfidence(count: Array, hits: Array, confidence: Array) -> Array:
-    """The part of ECE from bins more confident than accurate; with `underconfidence` it is ECE."""
+    """The part of ECE from bins with confidence above accuracy; the rest is `underconfidence`."""
     return ratio(np.maximum(confidence - hits, 0).sum(-1), count.sum(-1))
 
 
 def underconfidence(count: Array, hits: Array, confidence: Array) -> Array:
-    """The part of ECE from bins less confident than accurate."""
+    """The part of ECE from bins with confidence below accuracy."""
     return ratio(np.maximum(hits - confidence, 0).sum(-1), count.sum(-1))
 
 
@@ -83,7 +83,7 @@ def class_iou(intersection: Array, predicted: Array, truth: Array) -> Array:
 
 
 def miou(intersection: Array, predicted: Array, truth: Array) -> Array:
-    """Mean IoU over the classes that are predicted or in the truth; the others are left out."""
+    """Mean IoU over the classes that are predicted or in the truth; others do not count."""
     iou = class_iou(intersection, predicted, truth)
     return ratio(np.nansum(iou, -1), (~np.isnan(iou)).sum(-1))
 
@@ -91,14 +91,14 @@ def miou(intersection: Array, predicted: Array, truth: Array) -> Array:
 def adaptive_ece(correct: Array, wrong: Array, confidence: Array, num_bins: int) -> float:
     """ECE with `num_bins` bins of equal mass (Nguyen & O'Connor 2015), from the fine histogram.
 
-    Approximate: pixels of one fine bin are taken as alike, so a quantile that falls inside a fine
-    bin divides its pixels, hits and confidence in proportion. docs/conventions.md has the error.
+    Approximate: the pixels of a fine bin count as equal, so a quantile inside a fine bin splits its
+    pixels, hits and confidence in proportion. docs/conventions.md reports the error.
 
     Args:
-        correct: (F,) pixels predicted right in each fine bin of confidence, least first.
-        wrong: (F,) pixels predicted wrong.
-        confidence: (F,) sum of confidence of both.
-        num_bins: bins of equal mass.
+        correct: (F,) correctly predicted pixels of each fine bin, by rising confidence.
+        wrong: (F,) wrongly predicted pixels.
+        confidence: (F,) sum of the confidence of both.
+        num_bins: number of bins of equal mass.
     """
     count = _cumulate(correct + wrong)
     total = count[-1]
@@ -112,12 +112,12 @@ def adaptive_ece(correct: Array, wrong: Array, confidence: Array, num_bins: int)
 def auroc(correct: Array, wrong: Array) -> float:
     """Area under the ROC curve of confidence as a detector of errors, from the fine histogram.
 
-    The chance that a pixel predicted right has more confidence than one predicted wrong, ties
-    counting half. Approximate: pixels of one fine bin are ties. NaN unless there are both kinds.
+    The probability that a correct pixel has higher confidence than a wrong one; ties count one
+    half. Approximate: the pixels of a fine bin are ties. NaN without correct or wrong pixels.
 
     Args:
-        correct: (F,) pixels predicted right in each fine bin of confidence, least first.
-        wrong: (F,) pixels predicted wrong.
+        correct: (F,) correctly predicted pixels of each fine bin, by rising confidence.
+        wrong: (F,) wrongly predicted pixels.
     """
     pairs = float(correct.sum()) * float(wrong.sum())
     below = _cumulate(wrong)[:-1] + wrong / 2
@@ -127,12 +127,12 @@ def auroc(correct: Array, wrong: Array) -> float:
 def aurc(correct: Array, wrong: Array) -> float:
     """Area under the risk-coverage curve (Geifman & El-Yaniv 2017), from the fine histogram.
 
-    The mean over m = 1..n of the error rate among the m most confident pixels. Approximate:
-    pixels of one fine bin are ties, taken in random order (the expected value is returned).
+    The mean over m = 1..n of the error rate among the m most confident pixels. Approximate: the
+    pixels of a fine bin are ties in random order, and the expected value is returned.
 
     Args:
-        correct: (F,) pixels predicted right in each fine bin of confidence, least first.
-        wrong: (F,) pixels predicted wrong.
+        correct: (F,) correctly predicted pixels of each fine bin, by rising confidence.
+        wrong: (F,) wrongly predicted pixels.
     """
     wrong, count = wrong[::-1], (correct + wrong)[::-1]  # most confident first
     wrong, count = wrong[count > 0].astype(np.float64), count[count > 0].astype(np.float64)
@@ -147,7 +147,7 @@ def aurc(correct: Array, wrong: Array) -> float:
 
 
 def _cumulate(values: Array) -> Array:
-    """(F + 1,) running sums as float64, from 0."""
+    """(F + 1,) cumulative sums as float64, starting at 0."""
     return np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
 
 
@@ -364,8 +364,8 @@ class ScoreTable:
         "error AUROC",
         "%",
         lambda report: auroc(report.fine.correct, report.fine.wrong),
-        "chance that a right prediction has more confidence than a wrong one; from the fine "
-        "histogram",
+        "probability that a correct prediction has higher confidence than a wrong one; "
+        "from the fine histogram",
         better="higher",
         table=True,
     )

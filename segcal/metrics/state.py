@@ -1,4 +1,4 @@
-"""The place for a meter's settings, and for text as tensors, so that a state is tensors alone."""
+"""The settings and the state of a meter, as tensors and as an npz file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EDGE_RULES = ("right", "left")
 
 @dataclass(frozen=True)
 class Settings:
-    """What two meters must agree on to be added."""
+    """What two meters must have in common to be added."""
 
     num_classes: int
     num_bins: int
@@ -45,7 +45,7 @@ class Settings:
             )
 
     def require_equal(self, other: Settings) -> None:
-        """Raise a ValueError that names what differs, if anything does."""
+        """Raise a ValueError that names the settings that differ, if any do."""
         mine, theirs = asdict(self), asdict(other)
         differing = [
             f"{name} {mine[name]!r} and {theirs[name]!r}"
@@ -61,10 +61,10 @@ class Settings:
 
     @classmethod
     def decode(cls, data: Tensor) -> Settings:
-        """The settings that `encode` gave `data`.
+        """The inverse of `encode`.
 
         Raises:
-            ValueError: it gave other data.
+            ValueError: `data` holds no settings.
         """
         try:
             settings = json.loads(_to_text(data))
@@ -75,14 +75,14 @@ class Settings:
 
 
 def write_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> None:
-    """Write a meter's state as npz, whole or not at all."""
+    """Write the state of a meter as npz, completely or not at all."""
     arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in state.items()}
     with atomic_write(path, "wb") as file:
         np.savez(file, **arrays)
 
 
 def read_state(path: str | os.PathLike[str]) -> tuple[Settings, dict[str, Tensor]]:
-    """The settings and the state of a meter that `write_state` wrote; nothing is unpickled.
+    """Read the settings and the state that `write_state` wrote; nothing is unpickled.
 
     Memory is taken for what the file holds alone, whatever sizes it states.
 
@@ -105,7 +105,7 @@ def read_state(path: str | os.PathLike[str]) -> tuple[Settings, dict[str, Tensor
 
 
 def check_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor], settings: Settings) -> None:
-    """Raise a ValueError unless `state` is one of a meter like that whose state is `own`."""
+    """Raise a ValueError unless `state` fits a meter with these settings and the state `own`."""
     if set(state) != set(own):
         odd = sorted(set(state) ^ set(own))
         raise ValueError(f"Expected the state of a CalibrationMeter, but {odd} do not match")
@@ -122,17 +122,17 @@ def check_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor], settings
 
 
 def encode_names(names: Sequence[str]) -> Tensor:
-    """Names as a uint8 tensor, each ended by a zero: encodings can be concatenated."""
+    """Names as a uint8 tensor, each followed by a zero, so that encodings can be concatenated."""
     return _to_bytes("".join(name.replace("\0", " ") + "\0" for name in names))
 
 
 def decode_names(data: Tensor) -> list[str]:
-    """The names that `encode_names` gave `data`."""
+    """The inverse of `encode_names`."""
     return _to_text(data).split("\0")[:-1]
 
 
 def _to_bytes(text: str) -> Tensor:
-    # A file name that is not UTF-8 reaches Python with surrogates; let it pass through.
+    # Python gives file names that are not UTF-8 as surrogates; they must survive.
     return torch.tensor(list(text.encode("utf-8", "surrogateescape")), dtype=torch.uint8)
 
 

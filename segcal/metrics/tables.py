@@ -1,4 +1,4 @@
-"""The place for the parts of a report: bin tables, histogram, protocol, image statistics."""
+"""Parts of a report: protocol, bin tables, fine histogram, statistics over images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from segcal.metrics.scores import Array
 
 @dataclass(frozen=True)
 class Protocol:
-    """How the numbers of a report came about. Another protocol gives other numbers."""
+    """How a report was measured. Numbers of different protocols cannot be compared."""
 
     num_classes: int
     num_bins: int
@@ -30,14 +30,14 @@ class Protocol:
 
 
 def frozen_array(values: Any, dtype: type) -> Array:
-    """A read-only array of its own."""
+    """A read-only copy as an array."""
     array: Array = np.array(values, dtype)
     array.setflags(write=False)
     return array
 
 
 def require_sums(name: str, shape: tuple[int, ...], *arrays: Array) -> None:
-    """Raise a ValueError unless all arrays have that shape and hold finite numbers from 0 on."""
+    """Raise a ValueError unless all arrays have that shape and hold finite numbers >= 0."""
     for array in arrays:
         if array.shape != shape:
             raise ValueError(f"Expected {name} tables of {shape}, but got {array.shape}")
@@ -52,12 +52,12 @@ def _freeze(owner: object, **dtypes: type) -> None:
 
 @dataclass(frozen=True, eq=False)
 class BinTable:
-    """(..., B) sums of a reliability diagram, and what is drawn of them.
+    """The (..., B) sums behind a reliability diagram, and the values it shows.
 
     Attributes:
         edges: (B + 1,) from 0 to 1.
         count: (..., B) pixels in each bin.
-        hits: (..., B) pixels in it for which the event came true.
+        hits: (..., B) those of them for which the predicted event occurred.
         confidence_sum: (..., B) sum of their probabilities.
     """
 
@@ -91,15 +91,15 @@ class BinTable:
 
 @dataclass(frozen=True, eq=False)
 class FineHistogram:
-    """Fine histogram of top-label confidence, split into right and wrong predictions.
+    """Fine histogram of top-label confidence, for correct and for wrong predictions.
 
-    The bins (lo, hi] are of unequal width, ever finer towards 1; every k/128 is an edge.
+    The bins (lo, hi] are of unequal width and become finer towards 1.
 
     Attributes:
         edges: (F + 1,) from 0 to 1.
-        correct: (F,) pixels predicted right.
-        wrong: (F,) pixels predicted wrong.
-        confidence_sum: (F,) sum of confidence of both.
+        correct: (F,) correctly predicted pixels.
+        wrong: (F,) wrongly predicted pixels.
+        confidence_sum: (F,) sum of the confidence of both.
     """
 
     edges: Array
@@ -113,7 +113,7 @@ class FineHistogram:
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval: `level` of such intervals hold the large-sample value."""
+    """A confidence interval: a fraction `level` of such intervals holds the large-sample value."""
 
     low: float
     high: float
@@ -122,7 +122,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class ImageScore:
-    """One image's own ECE."""
+    """The ECE of one image."""
 
     name: str
     ece: float
@@ -134,15 +134,15 @@ class ImageScore:
 
 @dataclass(frozen=True)
 class ImageStatistics:
-    """What only sums kept per image can tell.
+    """Statistics that need the sums of each image.
 
     Attributes:
-        ece: the mean over images of each image's own ECE. Another quantity than the ECE over all
-            pixels, and larger: few pixels make a noisy ECE.
+        ece: the mean over images of the ECE of each image. It is larger than the ECE over all
+            pixels, because the ECE of few pixels is noisy.
         intervals: by score name ("ece", "sce", "accuracy", "miou"), from a bootstrap over images.
-        worst: the images with the largest own ECE, worst first.
-        resamples: of the bootstrap.
-        seed: of the bootstrap.
+        worst: the images with the largest ECE, worst first.
+        resamples: number of bootstrap resamples.
+        seed: seed of the bootstrap.
     """
 
     ece: float
@@ -157,7 +157,7 @@ class ImageStatistics:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ImageStatistics:
-        """The statistics that `to_dict` gave `data`."""
+        """The inverse of `to_dict`."""
         return cls(
             ece=math.nan if data["ece"] is None else float(data["ece"]),
             intervals={
@@ -174,5 +174,5 @@ class ImageStatistics:
 
 
 def finite(value: float) -> float | None:
-    """The value, or None where JSON has no number for it."""
+    """The value, or None for NaN and infinity, which JSON does not have."""
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Calibration to look at: diagrams of reports, overlays on images, and a page of both."""
+"""Pictures of calibration: diagrams of reports, overlays on images, and an HTML page."""
 
 from segcal.data.voc import palette as voc_palette
 from segcal.viz.classes import classwise_reliability, gap_heatmap

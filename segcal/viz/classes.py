@@ -1,4 +1,4 @@
-"""The place for diagrams of every class: reliability as a grid, and gaps as a map."""
+"""Diagrams of every class: a grid of reliability diagrams, and a heat map of the gaps."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from segcal.viz.palette import OVER, UNDER
 from segcal.viz.reading import class_names, named, worst_classes
 from segcal.viz.reliability import draw_bars, draw_line, finish_square
 
-_FULL = 30  # points at which the colour of a gap is full
+_FULL = 30  # percentage points of gap at which the colour is full
 
 
 def classwise_reliability(report: Report | Mapping[str, Report], *, limit: int = 100) -> Figure:
-    """A reliability diagram of every class: how often p_c = x was right, against x.
+    """A reliability diagram of every class: how often c is the label where p_c = x, against x.
 
     Every pixel counts for every class, as in SCE. The gaps of one report are shaded, red where p_c
-    is too high and blue where too low; several reports are drawn as lines.
+    is too high and blue where it is too low. Several reports are drawn as lines.
 
     Args:
-        report: one report, or several by name, of the same classes.
-        limit: how many classes at most; those with the largest class-j-ECE in the first report.
+        report: one report, or several by name, with the same classes.
+        limit: largest number of classes; those with the largest class-j-ECE in the first report.
 
     Returns:
         A new figure.
@@ -55,7 +55,7 @@ def classwise_reliability(report: Report | Mapping[str, Report], *, limit: int =
         ax.label_outer()
     for ax in axes.flat[len(chosen) :]:
         ax.set_visible(False)
-    for ax in axes.flat[len(chosen) - columns : len(chosen)]:  # the lowest of each column
+    for ax in axes.flat[len(chosen) - columns : len(chosen)]:  # the last of each column
         ax.tick_params(labelbottom=True)
     figure.supxlabel("probability of the class (%)", fontsize=9.5)
     figure.supylabel("frequency of the class (%)", fontsize=9.5)
@@ -66,14 +66,15 @@ def classwise_reliability(report: Report | Mapping[str, Report], *, limit: int =
 
 
 def gap_heatmap(report: Report, ax: Axes | None = None, *, limit: int = 100) -> Axes:
-    """Classes × bins: mean p_c minus frequency of the class; hatched where there is no pixel.
+    """A heat map of mean p_c minus frequency of class c: one row per class, one column per bin.
 
-    Red is too high, blue too low, in full colour from 30 points on.
+    Red is too high, blue is too low; the colour is full from 30 percentage points. Bins without
+    pixels are hatched.
 
     Args:
         report: one report.
-        ax: where to draw; a new figure unless given.
-        limit: how many classes at most; those with the largest class-j-ECE.
+        ax: axes to draw on; those of a new figure if None.
+        limit: largest number of classes; those with the largest class-j-ECE.
 
     Returns:
         The axes drawn on.
@@ -111,7 +112,7 @@ def gap_heatmap(report: Report, ax: Axes | None = None, *, limit: int = 100) -> 
 
 
 def _columns(panels: int) -> int:
-    """How many columns a grid of `panels` gets: a little wider than high, few holes at the end."""
+    """The number of columns: a grid a little wider than high, with few empty places."""
     if panels <= 7:
         return panels
     wanted = min(np.sqrt(1.6 * panels), 10)
@@ -120,9 +121,9 @@ def _columns(panels: int) -> int:
 
 
 def _grid_figure(rows: int, columns: int, head: float) -> Figure:
-    """A figure for a grid of small squares, with room in inches where labels go.
+    """A figure for a grid of small squares, with room for labels (sizes in inches).
 
-    Placed by hand: for a hundred axes the automatic layout takes longer than the drawing.
+    The layout is computed here: for a hundred axes matplotlib's takes longer than the drawing.
     """
     side, across, down = 1.25, 0.22, 0.5
     left, right, bottom = 0.72, 0.12, 0.62

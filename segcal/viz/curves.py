@@ -1,4 +1,4 @@
-"""The place for diagrams over training: calibration against epoch."""
+"""Diagrams over training: a score against the epoch."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def convergence(
 ) -> Axes:
     """A score against the epoch, from the lines of log.jsonl.
 
-    The epoch whose weights were kept, marked "best" in the log, has a ring.
+    A ring marks the epoch whose weights were kept, which the log calls "best".
 
     Args:
-        history: the lines of one run, or those of several by name. Epochs without the score are
-            passed over.
-        ax: where to draw; a new figure unless given.
+        history: the lines of one run, or of several runs by name. Epochs without the score are
+            skipped.
+        ax: axes to draw on; those of a new figure if None.
         score: a name in `metrics.scores.SCORES` that the log has.
-        split: the part of the data it was measured on; the log names its scores `split/score`.
+        split: the part of the data; the log calls its scores `split/score`.
 
     Returns:
         The axes drawn on.
@@ -52,7 +52,7 @@ def convergence(
         epochs, values, best = zip(*points, strict=True)
         style = run_style(index)
         ax.plot(epochs, values, label=plain(name) or None, markersize=3, **style)
-        kept = [at for at, is_best in enumerate(best) if is_best][-1:]  # the last one called best
+        kept = [at for at, is_best in enumerate(best) if is_best][-1:]  # the last epoch called best
         for at in kept:
             where = [epochs[at]], [values[at]]
             ax.plot(*where, marker="o", markersize=9, fillstyle="none", color=style["color"])

@@ -1,4 +1,4 @@
-"""The place that says which diagrams entries get, and writes them to files."""
+"""The diagrams of an evaluation: which there are, their captions, and their files."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from segcal.viz.reliability import confidence_histogram, reliability_diagram, wr
 
 _WRONG_WORDS = (
     "Confidence of wrong predictions",
-    "What is wrong should be unsure: the further to the left, the better.",
+    "Wrong predictions should have low confidence: the further to the left, the better.",
 )
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A diagram yet to be drawn, and its words.
+    """A diagram that can be drawn, with its title and caption.
 
     Attributes:
-        stem: of its file name.
+        stem: the file name without its suffix.
         title: a few words.
-        caption: how to read it.
-        draw: makes it, in the style that is set when it is called.
-        wide: whether it takes the whole width of a page.
+        caption: how to read the diagram.
+        draw: draws it, in the matplotlib style that is active when it is called.
+        wide: whether the diagram takes the whole width of the page.
     """
 
     stem: str
@@ -54,7 +54,7 @@ class Drawing:
 
 
 def comparison_drawings(entries: Sequence[Entry]) -> list[Drawing]:
-    """The diagrams that hold all entries at once; none if there is nothing to compare."""
+    """The diagrams that show all entries together; none for a single entry."""
     if len(entries) == 1:
         return []
     reports = {entry.name: entry.report for entry in entries}
@@ -62,14 +62,14 @@ def comparison_drawings(entries: Sequence[Entry]) -> list[Drawing]:
         Drawing(
             "reliability",
             "Reliability",
-            "Accuracy of the predictions made with a given confidence. On the diagonal the two "
-            "agree; below it is over-confident, above it under-confident.",
+            "Accuracy of the predictions with a given confidence. On the diagonal the two are "
+            "equal; below it a network is over-confident, above it under-confident.",
             lambda: reliability_diagram(reports),
         ),
         Drawing(
             "confidence_histogram",
             "Confidence",
-            "How sure the predictions are.",
+            "How many predictions have a given confidence.",
             lambda: confidence_histogram(reports),
         ),
         Drawing("wrong_confidence", *_WRONG_WORDS, lambda: wrong_confidence(reports)),
@@ -77,15 +77,17 @@ def comparison_drawings(entries: Sequence[Entry]) -> list[Drawing]:
 
 
 def training_drawings(entries: Sequence[Entry]) -> list[Drawing]:
-    """The diagrams over training, as far as the logs have the scores."""
-    histories = {entry.name: entry.history for entry in entries}  # all, so that colours agree
+    """The diagrams over training, for the scores that the logs have."""
+    # Entries without a log are kept, so that an entry has the same colour in every diagram.
+    histories = {entry.name: entry.history for entry in entries}
     logged = {score for lines in histories.values() for line in lines for score in line}
     shown = histories if len(entries) > 1 else entries[0].history
     return [
         Drawing(
             f"convergence_{score}",
             f"{SCORES[score].label} over training",
-            "Measured on the hold-out after each epoch; the ring marks the weights kept.",
+            "Measured on the hold-out after each epoch. A ring marks the epoch whose weights were "
+            "kept.",
             partial(convergence, shown, score=score),
         )
         for score in ("ece", "sce")
@@ -94,7 +96,7 @@ def training_drawings(entries: Sequence[Entry]) -> list[Drawing]:
 
 
 def entry_drawings(entry: Entry, *, max_classes: int = 100) -> list[Drawing]:
-    """The diagrams of one entry by itself; of more classes than that, the worst calibrated."""
+    """The diagrams of one entry; of more than `max_classes` classes, the worst calibrated."""
     report = entry.report
     classes = report.protocol.num_classes
     which = f"the {max_classes} of {classes} classes with the largest class-j-ECE"
@@ -103,22 +105,22 @@ def entry_drawings(entry: Entry, *, max_classes: int = 100) -> list[Drawing]:
         Drawing(
             "reliability",
             "Reliability",
-            "Bars: accuracy of the predictions in a bin of confidence. Coloured: how far it is "
-            "from their confidence. The strip shows how many there are.",
+            "Bars: accuracy of the predictions in each bin of confidence. Colour: the gap between "
+            "accuracy and mean confidence. The strip shows how many predictions a bin holds.",
             lambda: reliability_diagram(report),
         ),
         Drawing(
             "confidence_histogram",
             "Confidence",
-            "How sure the predictions are. The two dashed lines meet when the network is "
-            "calibrated on the whole.",
+            "How many predictions have a given confidence. The dashed lines meet if mean "
+            "confidence and accuracy are equal.",
             lambda: confidence_histogram(report),
         ),
         Drawing("wrong_confidence", *_WRONG_WORDS, lambda: wrong_confidence(report)),
         Drawing(
             "classwise_reliability",
             "Reliability by class",
-            f"For {which}: how often it is the label, against the probability given to it. "
+            f"For {which}: how often it is the label, against its predicted probability. "
             "The number is the class-j-ECE.",
             lambda: classwise_reliability(report, limit=max_classes),
             wide=True,
@@ -126,8 +128,8 @@ def entry_drawings(entry: Entry, *, max_classes: int = 100) -> list[Drawing]:
         Drawing(
             "gap_heatmap",
             "Gaps by class and bin",
-            f"For {which}: probability minus frequency. Red is over-confident, blue "
-            "under-confident, hatched has no pixels. Not weighted by how many there are.",
+            f"For {which}: predicted probability minus frequency. Red is over-confident, blue is "
+            "under-confident, hatched bins have no pixels. Bins are not weighted by their pixels.",
             lambda: gap_heatmap(report, limit=max_classes),
             wide=True,
         ),
@@ -135,10 +137,10 @@ def entry_drawings(entry: Entry, *, max_classes: int = 100) -> list[Drawing]:
 
 
 def write_figures(entries: Sequence[Entry], folder: str | os.PathLike[str]) -> list[Path]:
-    """Write every diagram as PNG and SVG; those of one among several entries in its own folder.
+    """Write every diagram as PNG and SVG; several entries get a folder each for their own ones.
 
     Returns:
-        The files written.
+        The paths of the files.
     """
     entries, folder = distinct(entries), Path(folder)
     together = [*comparison_drawings(entries), *training_drawings(entries)]
@@ -159,5 +161,5 @@ def write_figures(entries: Sequence[Entry], folder: str | os.PathLike[str]) -> l
 
 
 def _slug(name: str) -> str:
-    """A name as part of a path: letters, digits and + . _ - alone, and no dot in front."""
+    """A name as part of a path: only letters, digits and + . _ -, without a leading dot."""
     return re.sub(r"[^\w.+-]+", "-", name).strip(".-") or "entry"

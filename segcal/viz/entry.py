@@ -15,9 +15,9 @@ class Overlay:
     """The panel of one image.
 
     Attributes:
-        name: of the image.
-        png: the panel, see `overlay_panel`.
-        ece: the image's own ECE, if known.
+        name: the name of the image.
+        png: the panel; see `overlay_panel`.
+        ece: the ECE of the image, if known.
     """
 
     name: str
@@ -33,12 +33,12 @@ class Entry:
     """One row of a comparison: a run, or a run after a post-hoc method.
 
     Attributes:
-        name: what tables and legends call it.
-        report: its numbers.
-        history: the lines of its log.jsonl, if it has one.
+        name: its name in tables and legends.
+        report: its report.
+        history: the lines of its log.jsonl, if there is one.
         config: the YAML of the run, if known.
         overlays: panels of some images.
-        skipped: files that could not be used and were left out, with the reason.
+        skipped: files that were left out, each with the reason.
     """
 
     name: str
@@ -65,7 +65,7 @@ def comparison_csv(entries: Sequence[Entry]) -> str:
 
 
 def distinct(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries with names told apart.
+    """The entries with distinct names.
 
     Raises:
         ValueError: there are no entries.
@@ -77,7 +77,7 @@ def distinct(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def tell_apart(names: Sequence[str]) -> list[str]:
-    """The names, with a number behind those that were there before: "nll", "nll-2"."""
+    """The names, with a number added to repeated ones: "nll", "nll-2"."""
     taken: list[str] = []
     for name in names:
         candidate, number = name, 1

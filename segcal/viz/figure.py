@@ -1,4 +1,4 @@
-"""The place for how figures look and how they become bytes; no global style is ever changed."""
+"""The style of figures and their PNG and SVG; no global matplotlib state is changed."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _STYLE: Any = {
     "ytick.major.size": 3,
     "legend.frameon": False,
     "legend.fontsize": 9,
-    "svg.fonttype": "path",  # the same letters on every machine
-    "svg.hashsalt": "segcal",  # the same names inside, every time
+    "svg.fonttype": "path",  # the same glyphs on every machine
+    "svg.hashsalt": "segcal",  # the same ids every time
 }
 
 
 @contextmanager
 def themed() -> Iterator[None]:
-    """Within it, figures are drawn in the project's style, whatever style the user has set."""
+    """Draw figures in the project's style, whatever style the user has set."""
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(_STYLE)
@@ -57,7 +57,7 @@ def themed() -> Iterator[None]:
 def new_figure(
     width: float, height: float, layout: Literal["constrained"] | None = "constrained"
 ) -> Figure:
-    """A figure of its own, in inches, that no pyplot state knows of."""
+    """A figure, sized in inches, that pyplot does not know of."""
     figure = Figure(figsize=(width, height), layout=layout)
     FigureCanvasAgg(figure)
     return figure
@@ -69,30 +69,30 @@ def axes_or_new(ax: Axes | None, width: float, height: float) -> Axes:
 
 
 def ink() -> Any:
-    """The colour of text in the style at hand: what lines that are no data are drawn in."""
+    """The colour of text in the active style, also used for lines that are not data."""
     return mpl.rcParams["text.color"]
 
 
 def paper() -> Any:
-    """The colour behind the data in the style at hand."""
+    """The colour behind the data in the active style."""
     return mpl.rcParams["axes.facecolor"]
 
 
 def grid_color() -> Any:
-    """The colour of grid lines in the style at hand: a step away from the paper."""
+    """The colour of grid lines in the active style, close to that of the paper."""
     return mpl.rcParams["grid.color"]
 
 
 def legend_above(ax: Axes, bottom: float = 1.0) -> None:
-    """A legend over the axes, where it covers nothing; `bottom` is in parts of their height."""
+    """A legend above the axes, from `bottom` on (1 is the top of the axes)."""
     ax.legend(loc="lower left", bbox_to_anchor=(-0.02, bottom), borderaxespad=0.2)
 
 
 def png(figure: Figure, *, title: str = "", dpi: int = 160) -> bytes:
-    """A figure drawn in `themed` as PNG, with a title in its metadata."""
+    """A figure drawn in `themed` as PNG, with `title` in its metadata."""
     buffer = io.BytesIO()
     metadata = {"Software": None, **({"Title": title} if title else {})}
-    with themed():  # ticks are made when they are drawn
+    with themed():  # matplotlib makes ticks only when it draws them
         figure.savefig(buffer, format="png", dpi=dpi, metadata=metadata)
     return buffer.getvalue()
 
@@ -100,16 +100,16 @@ def png(figure: Figure, *, title: str = "", dpi: int = 160) -> bytes:
 def svg(figure: Figure) -> bytes:
     """A figure drawn in `themed` as SVG; the same figure always gives the same bytes."""
     buffer = io.BytesIO()
-    with themed():  # ticks are made when they are drawn
+    with themed():  # matplotlib makes ticks only when it draws them
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
 
 
 def adaptive_svg(figure: Figure) -> bytes:
-    """A figure drawn in `themed` as SVG that turns dark where the reader's screen is.
+    """A figure drawn in `themed` as SVG that follows the light or dark scheme of the reader.
 
-    Each colour of the light style becomes a variable with a value for either scheme. The paper is
-    part of the picture, so it reads well even where it cannot turn.
+    Each colour of the light style becomes a CSS variable with a value for either scheme. The
+    background is part of the picture, so it stays readable where the scheme is not known.
     """
     text = svg(figure).decode()
     for name, color in _LIGHT.items():
@@ -123,10 +123,10 @@ def adaptive_svg(figure: Figure) -> bytes:
 
 
 def plain(name: str, limit: int = 28) -> str:
-    """A name as matplotlib text: on one line, at most `limit` long, and taken literally.
+    """A name as matplotlib text: one line of at most `limit` characters, without markup.
 
-    A long one loses its middle, for names often differ at the end. Dollars would otherwise start
-    a formula, and a leading underscore hide a legend entry.
+    A long name loses its middle, because names often differ at the end. Without the escapes a
+    dollar would start a formula and a leading underscore would hide a legend entry.
     """
     name = " ".join(name.split())
     if len(name) > limit:

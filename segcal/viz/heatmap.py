@@ -1,4 +1,4 @@
-"""The place for the calibration gap of one image: the array, and its colours on the image."""
+"""The calibration gap of one image: the array, and its colours on top of the image."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from segcal.viz.palette import OVER, UNDER
 
 LIMIT = 0.5  # the gap at which the colour is full
 _STRENGTH = 0.85  # opacity of the full colour: the image stays visible under it
-GROUND = 236  # the grey that stands for a missing image
-_DARKEST = 125  # what black becomes under the colours
+GROUND = 236  # the grey used where there is no image
+_DARKEST = 125  # the grey that black becomes below the colours
 _HATCH_PERIOD, _HATCH_LINE = 6, 2  # pixels
 _HATCH_LIGHT, _HATCH_DARK = 214, 184
 
@@ -30,11 +30,11 @@ def calibration_gap(
     ignore_index: int = 255,
     sigma: float | None = None,
 ) -> NDArray[np.float64]:
-    """(H, W) confidence minus local accuracy, in -1..1: above 0 over-, below 0 under-confident.
+    """(H, W) confidence minus local accuracy, in -1..1: positive is over-confident.
 
-    One pixel is right or wrong, so accuracy exists only over a neighbourhood. Confidence and
-    correctness are averaged with the same Gaussian window over the valid pixels alone (their
-    weights add up to 1, at borders and beside ignored pixels too), and subtracted:
+    A single pixel is right or wrong, so accuracy needs a neighbourhood. Confidence and correctness
+    are averaged over the valid pixels with the same Gaussian window, whose weights sum to 1 also at
+    borders and beside ignored pixels, and subtracted:
 
         gap(x) = sum_v g(x - v) (max_c p_c(v) - 1[argmax_c p_c(v) = y(v)]) / sum_v g(x - v)
 
@@ -42,8 +42,8 @@ def calibration_gap(
         probs: (C, H, W) probabilities.
         labels: (H, W) integer labels.
         ignore_index: the label that means "do not count this pixel".
-        sigma: standard deviation of the window in pixels, cut off at 3 sigma; 1/32 of the longer
-            side (at least 1) unless told.
+        sigma: standard deviation of the window in pixels, cut off at 3 sigma; by default 1/32 of
+            the longer side, at least 1.
 
     Returns:
         float64, NaN where the label is ignored.
@@ -72,18 +72,18 @@ def calibration_overlay(
     sigma: float | None = None,
     limit: float = LIMIT,
 ) -> NDArray[np.uint8]:
-    """(H, W, 3) RGB: the signed calibration gap on the image, which is made pale and grey for it.
+    """(H, W, 3) RGB: the signed calibration gap, drawn on a pale grey version of the image.
 
-    Red where the network is over-confident, blue where under-confident, the stronger the larger
-    the gap; where it is zero nothing covers the image. Ignored pixels are hatched grey.
+    Red is over-confident and blue is under-confident; the colour is stronger where the gap is
+    larger, and absent where it is zero. Ignored pixels are hatched in grey.
 
     Args:
-        image: (H, W, 3) or (H, W), uint8 or floating in 0..1; None draws on plain light grey.
+        image: (H, W, 3) or (H, W), uint8 or floating in 0..1; None for a light grey background.
         probs: (C, H, W) probabilities.
         labels: (H, W) integer labels.
         ignore_index: the label that means "do not count this pixel".
         sigma: see `calibration_gap`.
-        limit: the gap, of either sign, at which the colour is full.
+        limit: the absolute gap at which the colour is full.
     """
     if not limit > 0:
         raise ValueError(f"Expected limit above 0, but got {limit}")
@@ -95,7 +95,7 @@ def calibration_overlay(
 def gap_colors(
     gap: NDArray[np.float64], ground: NDArray[Any], limit: float = LIMIT
 ) -> NDArray[np.uint8]:
-    """(H, W, 3) `ground` (0..255, broadcast to RGB) under the colour of `gap` (H, W)."""
+    """(H, W, 3) the colours of `gap` (H, W) on top of `ground` (0..255, broadcast to RGB)."""
     opacity = _STRENGTH * np.clip(np.abs(np.nan_to_num(gap)) / limit, 0, 1)[..., None]
     over, under = 255 * np.array(to_rgb(OVER)), 255 * np.array(to_rgb(UNDER))
     color = np.where(gap[..., None] > 0, over, under)  # (H, W, 3)
@@ -103,7 +103,7 @@ def gap_colors(
 
 
 def hatching(shape: Sequence[int]) -> NDArray[np.uint8]:
-    """(H, W, 1) grey diagonal stripes, for pixels that are not counted."""
+    """(H, W, 1) grey diagonal stripes, for ignored pixels."""
     rows, columns = np.indices(tuple(shape))
     stripe = (rows + columns) % _HATCH_PERIOD < _HATCH_LINE
     return np.where(stripe, _HATCH_DARK, _HATCH_LIGHT).astype(np.uint8)[..., None]
@@ -112,10 +112,10 @@ def hatching(shape: Sequence[int]) -> NDArray[np.uint8]:
 def predictions(
     probs: ArrayLike | Tensor, labels: ArrayLike | Tensor, *, ignore_index: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
-    """(H, W) confidence, predicted class and label of one image, checked.
+    """(H, W) confidence, predicted class and label of one image, after checks.
 
     Raises:
-        ValueError: shapes that do not fit, values that are no probabilities, labels out of range.
+        ValueError: shapes do not fit, values are not probabilities, or labels are out of range.
     """
     p, y = _array(probs), _array(labels)
     if p.ndim != 3 or y.shape != p.shape[1:]:
@@ -144,7 +144,7 @@ def predictions(
 
 
 def pale_image(image: ArrayLike | Tensor | None, shape: Sequence[int]) -> NDArray[np.float64]:
-    """(H, W) luminance of an image (see `rgb_image`), lifted to where colours over it show."""
+    """(H, W) luminance of an image (see `rgb_image`), made so light that colours show on it."""
     if image is None:
         return np.full(shape, float(GROUND))
     luminance = rgb_image(image, shape) @ np.array([0.299, 0.587, 0.114])
@@ -155,7 +155,7 @@ def rgb_image(image: ArrayLike | Tensor, shape: Sequence[int]) -> NDArray[np.uin
     """(H, W, 3) uint8 RGB of an image given as uint8 or as floating in 0..1.
 
     Raises:
-        ValueError: an image of another size than `shape` (H, W), or other values.
+        ValueError: the image has another size than `shape` (H, W), or other values.
     """
     pixels = _array(image)
     if pixels.shape not in ((*shape,), (*shape, 1), (*shape, 3)):

@@ -1,4 +1,4 @@
-"""The place for report.html: one file with everything in it, that fetches nothing."""
+"""report.html: one file that contains everything it shows and fetches nothing."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from segcal.viz.views import (
 )
 from segcal.viz.words import headline, verdict
 
-_MAX_CLASSES = 24  # diagrams of classes in the page; tables hold them all
-_QUALITY = 88  # of overlays, which may be photographs
+_MAX_CLASSES = 24  # in the diagrams of the page; its tables have all classes
+_QUALITY = 88  # WEBP quality of overlays, which may be photographs
 
 
 def write_page(
@@ -44,14 +44,14 @@ def write_page(
     *,
     title: str = "Calibration report",
 ) -> None:
-    """Write one self-contained HTML file about one entry, or comparing several.
+    """Write one self-contained HTML file about one entry, or a comparison of several.
 
-    Styles, script and pictures are inside; a content policy in the file forbids the browser to
-    fetch anything, or to run any script but ours. All names are escaped.
+    Styles, script and pictures are inside. A content security policy in the file forbids the
+    browser to fetch anything and to run any other script. All names are escaped.
 
     Args:
-        entries: at least one; those of the same name are told apart by a number.
-        path: the file to write; never half-written.
+        entries: at least one; repeated names get a number.
+        path: the file, written completely or not at all.
         title: the page's heading.
     """
     text = render_page(entries, title=title)
@@ -87,13 +87,13 @@ def render_page(entries: Sequence[Entry], *, title: str = "Calibration report") 
         class_ece=class_ece_table(entries) if len(entries) > 1 else None,
         region_columns=region_columns(),
         class_columns=class_columns(reports[0]),
-        own_ece=f"own {SCORES['ece'].heading}",
+        ece_heading=SCORES["ece"].heading,
         entries=[_view(entry) for entry in entries],
     )
 
 
 def _view(entry: Entry) -> dict[str, Any]:
-    """What the template shows of one entry."""
+    """The values that the template shows of one entry."""
     figures = [_figure(drawing) for drawing in entry_drawings(entry, max_classes=_MAX_CLASSES)]
     return {
         "name": entry.name,
@@ -130,7 +130,8 @@ def _overlay(overlay: Overlay) -> dict[str, Any]:
     ece = SCORES["ece"]
     image = Image.open(io.BytesIO(overlay.png)).convert("RGB")
     buffer = io.BytesIO()
-    image.save(buffer, "WEBP", quality=_QUALITY, method=4)  # a quarter of the PNG of a photograph
+    # For a photograph WEBP takes a quarter of the size of PNG.
+    image.save(buffer, "WEBP", quality=_QUALITY, method=4)
     return {
         "name": overlay.name,
         "ece": None if overlay.ece is None or math.isnan(overlay.ece) else ece.brief(overlay.ece),

@@ -1,4 +1,4 @@
-"""The place for colours: of classes, of runs, of over- and under-confidence."""
+"""Colours of classes, of runs, and of over- and under-confidence."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 OVER = "#cf1f38"  # confidence above accuracy
-UNDER = "#1a70c4"  # confidence below accuracy; the pair stays apart for every colour vision
+UNDER = "#1a70c4"  # confidence below accuracy; colour-blind readers can tell the two apart
 
-# Okabe and Ito (2008), chosen to be told apart by colour-blind readers; yellow is left out, too
-# pale on white. Line style and marker change with the colour, so colour never speaks alone.
+# Okabe and Ito (2008), for colour-blind readers; without yellow, which is too pale on white. Line
+# style and marker change together with the colour, so that nothing depends on colour alone.
 _RUN_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _RUN_DASHES: tuple[tuple[float, tuple[float, ...]], ...] = (
     (0, ()),
@@ -21,7 +21,7 @@ _RUN_DASHES: tuple[tuple[float, tuple[float, ...]], ...] = (
     (0, (6, 1.5, 1.2, 1.5)),
 )
 _RUN_MARKERS = ("o", "s", "D", "^", "v", "P", "X")
-_GOLDEN = 0.6180339887498949  # steps by it never come close to an earlier hue soon
+_GOLDEN = 0.6180339887498949  # steps of this size keep neighbouring hues far apart
 
 
 def run_style(index: int) -> dict[str, Any]:
@@ -34,10 +34,10 @@ def run_style(index: int) -> dict[str, Any]:
 
 
 def class_palette(num_classes: int) -> NDArray[np.uint8]:
-    """(num_classes, 3) RGB: distinct colours for any number of classes, the first a quiet grey.
+    """(num_classes, 3) RGB: distinct colours for any number of classes, the first one grey.
 
-    Hues go around the circle by the golden ratio, lightness alternates, so that neighbours in the
-    list differ in both. Class 0 is background in most data sets.
+    Hues advance by the golden ratio and lightness alternates, so that neighbours in the list differ
+    in both. Class 0 is grey because it is the background in most data sets.
     """
     colors = [(0.80, 0.81, 0.83)]
     for index in range(1, num_classes):

@@ -1,4 +1,4 @@
-"""The place for the panel of one image: what was seen, what was said, how surely, how rightly."""
+"""The panel of one image: image, labels, prediction, confidence, errors and gap as one PNG."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from segcal.viz.heatmap import (
 )
 from segcal.viz.palette import class_palette
 
-_WIDTH, _TALLEST = 2.7, 5.4  # inches, of a picture; three a row
+_WIDTH, _TALLEST = 2.7, 5.4  # inches, of a picture; three in a row
 _MARGIN, _GAP, _TITLE, _KEY, _SCALE = 0.06, 0.12, 0.26, 0.24, 0.42  # inches
 _SHOWN_CLASSES = 14
-_FEW_PIXELS = 200  # smaller images show their pixels
-_WRONG = "#e66101"  # orange: apart from the red and blue of the gap
+_FEW_PIXELS = 200  # images with shorter sides are drawn without smoothing
+_WRONG = "#e66101"  # orange, to differ from the red and blue of the gap
 _RIGHT = "#f4f5f7"
 _FRAME = "#c4c8ce"
 _CONFIDENCE_MAP = "bone"
@@ -47,16 +47,16 @@ def overlay_panel(
     name: str = "",
     sigma: float | None = None,
 ) -> bytes:
-    """PNG of six pictures of one image: itself, labels, prediction, confidence, errors, gap.
+    """A PNG with six pictures: image, labels, prediction, confidence, errors and gap.
 
     Args:
-        image: (H, W, 3) or (H, W), uint8 or floating in 0..1; None if there is none.
+        image: (H, W, 3) or (H, W), uint8 or floating in 0..1; None if it is not known.
         probs: (C, H, W) probabilities.
         labels: (H, W) integer labels.
-        class_names: C names for the key; numbers unless told.
-        palette: (C or more, 3) uint8 colours of the classes; `class_palette` unless told.
-        ignore_index: the label that means "do not count this pixel"; those are hatched.
-        name: of the image; kept in the file as its title, not drawn.
+        class_names: C names for the key; by default the numbers.
+        palette: (C or more, 3) uint8 colours of the classes; by default `class_palette`.
+        ignore_index: the label that means "do not count this pixel"; such pixels are hatched.
+        name: name of the image; stored as the title of the file, not drawn.
         sigma: see `calibration_gap`.
     """
     confidence, predicted, target = predictions(probs, labels, ignore_index=ignore_index)
@@ -101,7 +101,7 @@ def _colors_and_names(
 
 
 def _grid(pictures: Mapping[str, NDArray[Any] | None], key_rows: int) -> tuple[Figure, list[Axes]]:
-    """Two rows of three pictures, their names above; room for the key and the scales below."""
+    """Two rows of three pictures with their names above, and room for key and scales below."""
     height, width = next(p.shape[:2] for p in pictures.values() if p is not None)
     w, h = _WIDTH, min(_WIDTH * height / width, _TALLEST)
     key = key_rows * _KEY
@@ -131,7 +131,7 @@ def _grid(pictures: Mapping[str, NDArray[Any] | None], key_rows: int) -> tuple[F
 
 
 def _add_scales(figure: Figure, axes: Sequence[Axes]) -> None:
-    """Under the lower row: what the colours of confidence, errors and gap mean."""
+    """Add the colour scales of confidence, errors and gap below the lower row."""
     confidence, errors, gap = axes[3:]
     ramp = np.linspace(-LIMIT, LIMIT, 255)[None]
     gap_map = ListedColormap(gap_colors(ramp, np.full((1, 1, 1), GROUND))[0] / 255)
@@ -147,7 +147,7 @@ def _add_scales(figure: Figure, axes: Sequence[Axes]) -> None:
 
 
 def _add_key(ax: Axes, patches: Sequence[Patch], columns: int) -> None:
-    """What colours mean, under the axes and as wide as it takes."""
+    """Add a key of colours below the axes, as wide as it needs to be."""
     ax.legend(
         handles=patches,
         loc="upper left",
@@ -160,7 +160,7 @@ def _add_key(ax: Axes, patches: Sequence[Patch], columns: int) -> None:
 
 
 def _key_columns(labels: Sequence[str]) -> int:
-    """How many columns of labels go on the width of three pictures."""
+    """The number of columns of labels that fit the width of three pictures."""
     widest = 0.42 + 0.07 * max(map(len, labels), default=1)  # inches: swatch, then letters
     return max(1, min(int(3 * _WIDTH / widest), 7))
 
@@ -168,7 +168,7 @@ def _key_columns(labels: Sequence[str]) -> int:
 def _add_scale(
     figure: Figure, ax: Axes, cmap: str | Colormap, low: int, high: int, ticks: Sequence[str]
 ) -> None:
-    inch = 1 / (ax.get_position().height * figure.get_figheight())  # in parts of the axes' height
+    inch = 1 / (ax.get_position().height * figure.get_figheight())  # 1 is the height of the axes
     bar = ax.inset_axes((0.0, -0.19 * inch, 1.0, 0.1 * inch))
     colorbar = figure.colorbar(
         ScalarMappable(Normalize(low, high), cmap), cax=bar, orientation="horizontal"
@@ -184,7 +184,7 @@ def _add_scale(
 def _classes_seen(
     predicted: NDArray[np.int64], target: NDArray[np.int64], num_classes: int
 ) -> list[int]:
-    """The classes with most pixels in labels or prediction, in the order of classes."""
+    """The classes with the most pixels in labels and prediction, by number."""
     count = np.bincount(predicted.ravel(), minlength=num_classes)
     count += np.bincount(target, minlength=num_classes)
     most = np.argsort(-count, kind="stable")[:_SHOWN_CLASSES]

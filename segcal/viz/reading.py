@@ -1,4 +1,4 @@
-"""The place for what diagrams and tables read off reports beyond their scores."""
+"""Names, shares and units that diagrams and tables read from reports."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from segcal.metrics import Report
 
 
 def named(report: Report | Mapping[str, Report]) -> Mapping[str, Report]:
-    """Reports by name; a single one has none.
+    """Reports by name; a single report gets the empty name.
 
     Raises:
-        ValueError: there are none, or they are not of the same classes.
+        ValueError: there are no reports, or their classes differ.
     """
     reports = report if isinstance(report, Mapping) else {"": report}
     if not reports:
@@ -31,12 +31,12 @@ def named(report: Report | Mapping[str, Report]) -> Mapping[str, Report]:
 
 
 def class_names(report: Report) -> list[str]:
-    """K names of the classes; their numbers if the report has none."""
+    """The K names of the classes; their numbers if the report has no names."""
     return list(report.class_names or map(str, range(report.protocol.num_classes)))
 
 
 def worst_classes(report: Report, limit: int) -> list[int]:
-    """The `limit` classes with the largest class-j-ECE, in the order of classes."""
+    """The `limit` classes with the largest class-j-ECE, by number."""
     if limit < 1:
         raise ValueError(f"Expected limit to be at least 1, but got {limit}")
     order = np.argsort(-report.class_ece, kind="stable")[:limit]  # NaN comes last
@@ -44,7 +44,7 @@ def worst_classes(report: Report, limit: int) -> list[int]:
 
 
 def share(count: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(B,) counts as shares of their sum; zeros if there is nothing."""
+    """(B,) counts divided by their sum; zeros if all are zero."""
     return count / max(int(count.sum()), 1)
 
 

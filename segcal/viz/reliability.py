@@ -1,4 +1,4 @@
-"""The place for diagrams of the predicted label: reliability, confidence, confidence when wrong."""
+"""Diagrams of the predicted class: reliability, confidence, and confidence of wrong predictions."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from segcal.viz.figure import axes_or_new, ink, legend_above, paper, plain
 from segcal.viz.palette import OVER, UNDER, run_style
 from segcal.viz.reading import counted, named, share
 
-_BAR = "#8b98ab"  # a grey blue that reads on white and on black
+_BAR = "#8b98ab"  # a grey blue that is visible on white and on black
 _SHADE = 0.75  # opacity of the gaps
-_LEAST = 0.003  # per cent; where the logarithmic scale of shares begins
-_STRIP = 0.17  # height of the strip of shares, as a part of the diagram's
+_LEAST = 0.003  # per cent; the lower end of the logarithmic scale of shares
+_STRIP = 0.17  # height of the strip of shares, as a fraction of the diagram's
 
 
 def reliability_diagram(
     report: Report | Mapping[str, Report], ax: Axes | None = None, *, counts: bool = True
 ) -> Axes:
-    """Accuracy against confidence of the predicted label, bin by bin; calibrated is diagonal.
+    """Accuracy against confidence of the predicted class; on the diagonal it is calibrated.
 
-    One report is drawn as bars, and what lies between accuracy and mean confidence of a bin is
-    shaded: red if over-confident, blue if under-confident. Several are drawn as lines. A strip
-    above holds the share of pixels in each bin, on a logarithmic scale.
+    One report is drawn as bars. The gap between accuracy and mean confidence of a bin is shaded,
+    red if over-confident and blue if under-confident. Several reports are drawn as lines. A strip
+    above shows the share of pixels in each bin, on a logarithmic scale.
 
     Args:
         report: one report, or several by name.
-        ax: where to draw; a new figure unless given.
+        ax: axes to draw on; those of a new figure if None.
         counts: whether to draw the strip.
 
     Returns:
@@ -57,15 +57,14 @@ def reliability_diagram(
 
 
 def confidence_histogram(report: Report | Mapping[str, Report], ax: Axes | None = None) -> Axes:
-    """Share of pixels against confidence of the predicted label, with the paper's two lines.
+    """Share of pixels against confidence of the predicted class, with the paper's two lines.
 
-    The dashed lines are mean confidence and accuracy: apart when the network is over- or
-    under-confident on the whole, together when not. Several reports are drawn as outlines,
-    without these lines.
+    The dashed lines are mean confidence and accuracy. They lie apart if the network is over- or
+    under-confident overall. Several reports are drawn as outlines, without these lines.
 
     Args:
         report: one report, or several by name.
-        ax: where to draw; a new figure unless given.
+        ax: axes to draw on; those of a new figure if None.
 
     Returns:
         The axes drawn on.
@@ -89,11 +88,11 @@ def confidence_histogram(report: Report | Mapping[str, Report], ax: Axes | None 
 
 
 def wrong_confidence(report: Report | Mapping[str, Report], ax: Axes | None = None) -> Axes:
-    """Share of the wrong predictions against their confidence: what is wrong should be unsure.
+    """Share of the wrong predictions against their confidence, which should be low.
 
     Args:
         report: one report, or several by name.
-        ax: where to draw; a new figure unless given.
+        ax: axes to draw on; those of a new figure if None.
 
     Returns:
         The axes drawn on.
@@ -109,7 +108,7 @@ def wrong_confidence(report: Report | Mapping[str, Report], ax: Axes | None = No
 
 
 def draw_bars(ax: Axes, bins: BinTable) -> None:
-    """Bars of accuracy; what lies between it and the mean confidence in the colour of its sign."""
+    """Bars of accuracy, and the gap to the mean confidence in the colour of its sign."""
     edges, accuracy, confidence = (100 * x for x in (bins.edges, bins.accuracy, bins.confidence))
     low, high = np.minimum(accuracy, confidence), np.maximum(accuracy, confidence)
     ax.stairs(low, edges, fill=True, color=_BAR)
@@ -123,7 +122,7 @@ def draw_bars(ax: Axes, bins: BinTable) -> None:
             alpha=_SHADE,
             linewidth=0,
         )
-    ax.vlines(edges[1:-1], 0, 100, color=paper(), linewidth=0.8)  # part the bars
+    ax.vlines(edges[1:-1], 0, 100, color=paper(), linewidth=0.8)  # separates the bars
 
 
 def draw_line(ax: Axes, bins: BinTable, index: int, label: str, markersize: float = 4.5) -> None:
@@ -134,13 +133,13 @@ def draw_line(ax: Axes, bins: BinTable, index: int, label: str, markersize: floa
 
 
 def finish_square(ax: Axes, ticks: Sequence[int] = range(0, 101, 20)) -> None:
-    """Per cent on both sides, and the diagonal of perfect calibration."""
+    """Axes in per cent, and the diagonal of perfect calibration."""
     ax.plot([0, 100], [0, 100], color=ink(), linewidth=1, linestyle=(0, (4, 3)), zorder=2.5)
     ax.set(xlim=(0, 100), ylim=(0, 100), aspect="equal", xticks=ticks, yticks=ticks)
 
 
 def _axes(ax: Axes | None, reports: Mapping[str, Report]) -> Axes:
-    """All diagrams of the same reports have the same size, to stand beside each other."""
+    """`ax`, or new axes; all diagrams of the same reports have the same size."""
     legend = 0.2 * len(reports) if len(reports) > 1 else 0.0
     return axes_or_new(ax, 4.4, 4.9 + legend)
 
@@ -179,7 +178,7 @@ def _write_scores(ax: Axes, report: Report) -> None:
 
 
 def _draw_strip(ax: Axes, tables: list[BinTable], ylabel: str) -> None:
-    """The share of each bin, above the diagram; logarithmic, for most pixels are in few bins."""
+    """The share of each bin, above the diagram; logarithmic, as few bins hold most pixels."""
     strip = ax.inset_axes((0.0, 1.04, 1.0, _STRIP), sharex=ax)
     for index, bins in enumerate(tables):
         shares = np.where(bins.count > 0, np.maximum(100 * share(bins.count), 1.3 * _LEAST), np.nan)

@@ -1,4 +1,4 @@
-"""The place where a report becomes the rows of the page's tables."""
+"""The rows of the tables on the page, from reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CLASS_SCORES = (SCORES["class_iou"], SCORES["accuracy"], SCORES["class_ece"])
 
 
 class Heading(NamedTuple):
-    """A sortable column: its words, and the order the first click gives."""
+    """The heading of a sortable column, and the order that the first click gives."""
 
     text: str
     first: str = "descending"
@@ -42,7 +42,7 @@ def class_columns(report: Report) -> list[Heading]:
 
 
 def class_rows(report: Report) -> list[dict[str, Any]]:
-    """Name, cells and share of the largest class-j-ECE, for every class."""
+    """One row per class: name, cells, and its class-j-ECE relative to the largest one."""
     total = max(report.protocol.pixels, 1)
     truth = report.confusion.sum(1)
     right = report.confusion.diagonal()
@@ -62,7 +62,7 @@ def class_rows(report: Report) -> list[dict[str, Any]]:
 
 
 def class_ece_table(entries: Sequence[Entry]) -> dict[str, Any]:
-    """class-j-ECE of every class (row) and entry (column), the best of each row marked."""
+    """The class-j-ECE of every class (row) and entry (column), the best of each row marked."""
     names = class_names(entries[0].report)
     score = SCORES["class_ece"]
     table = np.stack([entry.report.class_ece for entry in entries], axis=1)  # (K, E)
@@ -81,7 +81,7 @@ def region_columns() -> list[str]:
 
 
 def region_rows(report: Report) -> list[dict[str, Any]]:
-    """The scores of each region of the images, after those of the whole."""
+    """The scores of all pixels, then those of each region."""
     if not report.regions:
         return []
     parts = {report.protocol.region: report, **report.regions}
@@ -105,7 +105,7 @@ def worst_images(report: Report) -> list[tuple[str, str, str]]:
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
-    """The protocol, line by line."""
+    """The protocol as (name, text) lines."""
     p = report.protocol
     rule = "(lo, hi], 0 in the first" if p.edge_rule == "right" else "[lo, hi), 1 in the last"
     what = counted(report)
@@ -129,6 +129,6 @@ def _cell(score: Score, value: float) -> TableCell:
 
 
 def _signed(value: float) -> str:
-    """A number with its sign, and none where it prints as zero."""
+    """A number with its sign, but zero without."""
     text = f"{value:+.2f}".replace("-", "−")
     return text[1:] if float(f"{value:.2f}") == 0 else text

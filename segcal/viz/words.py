@@ -1,4 +1,4 @@
-"""The place for sentences: what a report says, in words."""
+"""The result of an evaluation in sentences."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _EVEN = 0.0005  # mean confidence and accuracy that print alike (in %, one digit
 
 
 class Phrase(NamedTuple):
-    """A piece of a sentence, and what it speaks of: "over", "under", "even", or ""."""
+    """A piece of a sentence, and its kind: "over", "under", "even", or ""."""
 
     text: str
     kind: str = ""
 
 
 def headline(entries: Sequence[Entry]) -> list[Phrase]:
-    """What was found, in a few sentences."""
+    """The main result, in a few sentences."""
     return _one(entries[0].report) if len(entries) == 1 else _several(entries)
 
 
 def verdict(report: Report) -> Phrase:
-    """Whether the network is over- or under-confident on the whole, and by how much."""
+    """Whether the network is over- or under-confident overall, and by how much."""
     gap = report.mean_confidence - report.accuracy
     if np.isnan(gap):
         return Phrase("nothing was counted")
     if abs(gap) < _EVEN:
-        return Phrase("as confident as accurate on the whole", "even")
+        return Phrase("as confident as accurate overall", "even")
     kind = "over" if gap > 0 else "under"
     return Phrase(f"{kind}-confident by {100 * abs(gap):.1f} points", kind)
 
@@ -83,7 +83,7 @@ def _several(entries: Sequence[Entry]) -> list[Phrase]:
 
 
 def _overlap(order: Sequence[Entry]) -> list[Phrase]:
-    """A caution where the interval of the lowest ECE meets another's."""
+    """A caution if the interval of the lowest ECE overlaps another one."""
     best = order[0].report.intervals.get("ece")
     rivals = [
         entry.name
@@ -93,7 +93,7 @@ def _overlap(order: Sequence[Entry]) -> list[Phrase]:
     if not rivals:
         return []
     whose = "those" if len(rivals) > 1 else "that"
-    return [Phrase(f" Its 95\u00a0% interval meets {whose} of {', '.join(rivals)}.")]
+    return [Phrase(f" Its 95\u00a0% interval overlaps {whose} of {', '.join(rivals)}.")]
 
 
 def _between(interval: Interval | None) -> str:
@@ -104,5 +104,5 @@ def _between(interval: Interval | None) -> str:
 
 
 def _value(score: str, value: float) -> str:
-    """A score with its unit, which no line break parts from it."""
+    """A score and its unit, joined by a no-break space."""
     return SCORES[score].brief(value).replace(" ", "\u00a0")

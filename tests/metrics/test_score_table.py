@@ -1,6 +1,7 @@
 """The table of scores: complete, declared once, and read by everything that prints a score."""
 
 import ast
+import functools
 import json
 import math
 import re
@@ -56,6 +57,7 @@ def test_directions(name):
     assert np.all(sign * (getattr(good, name) - getattr(bad, name)) > 0)
 
 
+@functools.cache
 def report_of_groups(*groups):
     """The report of images of one pixel in 3 classes, by groups of (confidence, right, total)."""
     meter = CalibrationMeter(3, per_image=True)

@@ -175,7 +175,7 @@ def test_headline_of_several_names_the_best_and_warns_of_overlap():
     assert "sharp has the highest" in text
     (accuracy,) = re.findall(r"Accuracy is (\S+) % for all\.", text)  # the same predictions
     assert float(accuracy) == pytest.approx(100 * entries[0].report.accuracy, abs=0.05)
-    assert "Its 95 % interval meets that of twin." in text
+    assert "Its 95 % interval overlaps that of twin." in text
 
 
 def test_regions_have_a_table():

@@ -22,7 +22,7 @@ from reproduction.store import Store
 from reproduction.worker import TrainingWorker
 from segcal.data.options import DataConfig
 
-DRAWINGS = {"opening": opening.DRAWING, **figures.DRAWINGS}
+FIGURES = {"opening": opening.OPENING, **figures.FIGURES}
 Entry = paper.Table | paper.Figure
 
 
@@ -88,7 +88,7 @@ def methods_of(entry: Entry, setting: Setting) -> list[Method]:
     """All that a table or figure needs."""
     if isinstance(entry, paper.Table):
         return setting.methods(entry)
-    return merge(DRAWINGS[entry.name].needs(setting))
+    return merge(FIGURES[entry.name].needs(setting))
 
 
 def listing(setting: Setting) -> str:
@@ -161,7 +161,7 @@ def _reproduce(
 def _write(entry: Entry, setting: Setting, command: str, into: Path | None) -> list[Path]:
     folder = setting.store.root.parent
     if isinstance(entry, paper.Figure):
-        return figures.write(DRAWINGS[entry.name], entry.name, setting, folder)
+        return figures.write(FIGURES[entry.name], entry.name, setting, folder)
     sheet = render.Sheet(
         table=entry,
         numbers=numbers(entry, setting),

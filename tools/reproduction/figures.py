@@ -50,20 +50,20 @@ BETAS = {
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """How a figure is made: the methods it needs, and the pictures, by the ending of their name."""
+class FigureMaker:
+    """How to make a figure: the methods it needs, and its pictures by the suffix of their name."""
 
     needs: Callable[[Setting], list[Method]]
     draw: Callable[[Setting], Mapping[str, Figure]]
 
 
-def of_pairs(name: str, draw: Callable[[Setting, Pairs], Figure]) -> Drawing:
+def of_pairs(name: str, draw: Callable[[Setting, Pairs], Figure]) -> FigureMaker:
     """A figure that compares losses on experiments."""
 
     def needs(setting: Setting) -> list[Method]:
         return [setting.method(where, loss) for where, losses in _PAIRS[name] for loss in losses]
 
-    return Drawing(needs, lambda setting: {"": draw(setting, _PAIRS[name])})
+    return FigureMaker(needs, lambda setting: {"": draw(setting, _PAIRS[name])})
 
 
 def report(setting: Setting, experiment: str, loss: str) -> Report:
@@ -93,7 +93,7 @@ def overlaid_diagrams(setting: Setting, pairs: Pairs) -> Figure:
     return figure
 
 
-def of_table(table: Table) -> Drawing:
+def of_table(table: Table) -> FigureMaker:
     """The reliability diagram beside a table of our own."""
 
     def draw(setting: Setting) -> dict[str, Figure]:
@@ -103,11 +103,13 @@ def of_table(table: Table) -> Drawing:
             assert want is not None  # such tables have no averages
             if found := setting.reports(want):
                 reports[row] = found[0]
+        if not reports:
+            return {}
         figure = new_figure(5.4, 5.4)
         viz.reliability_diagram(reports, figure.subplots(), counts=False)
-        return {"": figure} if reports else {}
+        return {"": figure}
 
-    return Drawing(lambda setting: setting.methods(table), draw)
+    return FigureMaker(lambda setting: setting.methods(table), draw)
 
 
 def wrong_confidences(setting: Setting, pairs: Pairs) -> Figure:
@@ -175,7 +177,7 @@ def sweep(
     name: str,
     methods: Callable[[Setting], dict[str, dict[float, Method]]],
     scores: Sequence[str],
-) -> Drawing:
+) -> FigureMaker:
     """A figure of scores against a setting."""
 
     def needs(setting: Setting) -> list[Method]:
@@ -193,7 +195,7 @@ def sweep(
             ax.legend()
         return {"": figure}
 
-    return Drawing(needs, draw)
+    return FigureMaker(needs, draw)
 
 
 def _mean(setting: Setting, method: Method, score: str) -> float:
@@ -202,7 +204,7 @@ def _mean(setting: Setting, method: Method, score: str) -> float:
     return fmean(float(getattr(each, score)) for each in reports)
 
 
-DRAWINGS: dict[str, Drawing] = {
+FIGURES: dict[str, FigureMaker] = {
     "reliability": of_pairs("reliability", diagrams_and_histograms),
     "reliability_fl": of_pairs("reliability_fl", diagrams_and_histograms),
     "dca_mdca": of_pairs("dca_mdca", overlaid_diagrams),
@@ -213,11 +215,11 @@ DRAWINGS: dict[str, Drawing] = {
 }
 
 
-def write(drawing: Drawing, name: str, setting: Setting, folder: Path) -> list[Path]:
+def write(maker: FigureMaker, name: str, setting: Setting, folder: Path) -> list[Path]:
     """Draw a figure and write it as png and svg; the paths."""
     paths = []
     with themed():
-        for ending, figure in drawing.draw(setting).items():
+        for ending, figure in maker.draw(setting).items():
             for kind, encode in (("png", png), ("svg", svg)):
                 path = folder / f"{name}{ending}.{kind}"
                 with atomic_write(path, "wb") as file:

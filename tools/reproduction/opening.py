@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from reproduction.figures import Drawing, report
+from reproduction.figures import FigureMaker, report
 from reproduction.plan import Method
 from reproduction.results import Setting
 from reproduction.worker import data_options
@@ -220,4 +220,4 @@ def deepest(model: nn.Module, image: Tensor) -> nn.Module:
     return [layer for layer, size in sizes.items() if size == best][-1]
 
 
-DRAWING = Drawing(needs, draw)
+OPENING = FigureMaker(needs, draw)

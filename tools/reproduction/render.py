@@ -1,6 +1,6 @@
 """Tables as markdown, csv and html, the paper's numbers beside ours.
 
-A table of our own has no other numbers beside it, but intervals, and differences between its rows.
+A table that is not in the paper shows intervals and differences between its rows instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader
 from reproduction.paper import AVERAGE, Table
 from reproduction.results import Comparison, Number
 from segcal.files import atomic_write
-from segcal.metrics.scores import SCORES, UNITS
+from segcal.metrics.scores import SCORES
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Sheet:
             [
                 (
                     f"{c.first} → {c.second}",
-                    [c.differences[m].texts(UNITS[u].scale) for m, u in self.table.units.items()],
+                    [c.differences[metric].texts(SCORES[metric]) for metric in self.table.units],
                 )
                 for c in self.comparisons
             ],
