@@ -49,7 +49,7 @@ class Splits:
 
 
 def build_data(config: DataConfig, *, seed: int) -> Splits:
-    """Read a data set and part it into train, hold-out and test.
+    """Read a data set and split it into train, hold-out and test.
 
     Args:
         config: which data set, where, and how it is prepared.
@@ -70,7 +70,8 @@ def build_data(config: DataConfig, *, seed: int) -> Splits:
     resize = config.resize or source.resize
 
     def samples(part: Part, indices: np.ndarray, augmenter: Augmenter | None = None) -> Samples:
-        wanted = _spread(indices, config.limit)  # split already: bad files change no good one's use
+        # Bad files are left out after the split, so that they do not move good ones.
+        wanted = _spread(indices, config.limit)
         bad = unusable(part, wanted.tolist()) if config.skip_bad else {}
         return Samples(
             part,
@@ -151,7 +152,7 @@ def _check(config: DataConfig, seed: int) -> None:
 
 
 def _chosen(config: DataConfig, source: RawDataset) -> np.ndarray:
-    """Indices of the training images that are used, the hold-out among them."""
+    """Indices of the training images that are used, including the hold-out."""
     if config.imbalance is None:
         return np.arange(len(source.train.names))
     assert isinstance(source.train, ArrayPart | FilePart | TextPart)  # one label a sample

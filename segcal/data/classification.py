@@ -1,4 +1,4 @@
-"""The place for the public classification sets torchvision reads: CIFAR, SVHN, MNIST."""
+"""Public classification sets that torchvision reads: CIFAR-10 and -100, SVHN, MNIST."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _PARTS = ("train", "t10k")  # of MNIST
 
 
 def cifar10(config: DataConfig) -> RawDataset:
-    """CIFAR-10: 50000 + 10000 images of 32x32; 4 pixels of padding, random crop, flip."""
+    """CIFAR-10: 50000 + 10000 images of 32x32, augmented by padding of 4, random crop and flip."""
     return _cifar(config, "CIFAR10")
 
 
 def cifar100(config: DataConfig) -> RawDataset:
-    """CIFAR-100: 50000 + 10000 images of 32x32; 4 pixels of padding, random crop, flip."""
+    """CIFAR-100: 50000 + 10000 images of 32x32, augmented by padding of 4, random crop and flip."""
     return _cifar(config, "CIFAR100")
 
 
 def svhn(config: DataConfig) -> RawDataset:
-    """SVHN, cropped digits: 73257 + 26032 images of 32x32; CIFAR's normalisation, no augmentation.
+    """SVHN, cropped digits: 73257 + 26032 images of 32x32, not augmented.
 
-    The paper's code normalises it so.
+    It is normalised with CIFAR's mean and deviation, as in the paper's code.
     """
     train, test = _load(config, "SVHN", [{"split": "train"}, {"split": "test"}])
     return RawDataset(
@@ -46,16 +46,16 @@ def svhn(config: DataConfig) -> RawDataset:
 
 
 def mnist(config: DataConfig) -> RawDataset:
-    """MNIST: 60000 + 10000 images of 28x28, grey as three equal channels; no augmentation.
+    """MNIST: 60000 + 10000 images of 28x28, not augmented; grey becomes three equal channels.
 
-    The files may be packed (.gz), as they are published.
+    The files may be compressed (.gz), as they are published.
     """
     folder = Path(config.root) / "MNIST" / "raw"
     kinds = ("images-idx3", "labels-idx1")
-    files = {part: [_packed(folder / f"{part}-{kind}-ubyte") for kind in kinds] for part in _PARTS}
+    files = {part: [_found(folder / f"{part}-{kind}-ubyte") for kind in kinds] for part in _PARTS}
     if not all(path.is_file() for paths in files.values() for path in paths):
         _load(config, "MNIST", [{"train": True}, {"train": False}])  # fetched, or an error
-    arrays = {part: [_read_idx(_packed(path)) for path in paths] for part, paths in files.items()}
+    arrays = {part: [_read_idx(_found(path)) for path in paths] for part, paths in files.items()}
     return RawDataset(
         train=_part("train", *arrays["train"]),
         test=_part("test", *arrays["t10k"]),
@@ -65,10 +65,10 @@ def mnist(config: DataConfig) -> RawDataset:
     )
 
 
-def _packed(path: Path) -> Path:
-    """The file, or its packed form if only that is there."""
-    packed = path.with_name(f"{path.name}.gz")
-    return packed if packed.is_file() and not path.is_file() else path
+def _found(path: Path) -> Path:
+    """The file, or its compressed form if only that is there."""
+    compressed = path.with_name(f"{path.name}.gz")
+    return compressed if compressed.is_file() and not path.is_file() else path
 
 
 def _read_idx(path: Path) -> np.ndarray:
@@ -101,7 +101,7 @@ def _part(name: str, images: np.ndarray, labels: Any) -> ArrayPart:
 
 
 def _load(config: DataConfig, name: str, parts: list[dict[str, Any]]) -> list[Any]:
-    """The torchvision data sets `name` with each of the keyword sets."""
+    """The data set `name` of torchvision, once with each of the keywords in `parts`."""
     import torchvision.datasets
 
     read: Callable[..., Any] = getattr(torchvision.datasets, name)

@@ -138,7 +138,7 @@ def snow(
     sigma: float,
     keep: float,
 ) -> np.ndarray:
-    """Flakes: normal noise, enlarged, cut off below a threshold and blurred as they fall.
+    """Flakes: normal noise, upsampled, cut off below a threshold and blurred as they fall.
 
     The scene itself is whitened: keep x + (1 - keep) max(x, 1.5 grey + 0.5).
     """
@@ -191,7 +191,7 @@ def jpeg(image: np.ndarray, canvas: Canvas, quality: float) -> np.ndarray:
 
 
 def pixelate(image: np.ndarray, canvas: Canvas, share: float) -> np.ndarray:
-    """Shrunk to a share of its sides, and enlarged to blocks."""
+    """Downsampled to a share of its sides, and upsampled to blocks."""
     del canvas
     height, width = image.shape[:2]
     small = (max(int(width * share), 1), max(int(height * share), 1))

@@ -1,4 +1,4 @@
-"""The place for a user's own images: pairs of images and masks, or one folder a class."""
+"""A user's own data: images with masks, or images in one folder a class."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def class_part(folder: Path, class_names: tuple[str, ...]) -> FilePart:
 
 
 def _uniform(config: DataConfig, train: FilePart, test: FilePart) -> bool:
-    """Whether all images have one size; if not, whatever makes training batches must be set."""
+    """Whether all images have one size; if not, an option that gives batches one must be set."""
     uniform = one_size([*train.images, *test.images], skip_bad=config.skip_bad)
     if not uniform and config.resize is None and (config.crop_size is None or not config.augment):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The place for the chest X-rays of Mendeley V2: normal or pneumonia (Kermany et al. 2018)."""
+"""The chest X-rays of Mendeley V2: normal or pneumonia (Kermany et al. 2018)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLASS_NAMES = ("NORMAL", "PNEUMONIA")
 
 
 def mendeley(config: DataConfig) -> RawDataset:
-    """The official train and test folders, resized to 224x224 for a network of ImageNet."""
+    """The official train and test folders; images are resized to 224x224, as for ImageNet."""
     folder = Path(config.root) / "chest_xray"
     for name in (f"{part}/{kind}" for part in ("train", "test") for kind in CLASS_NAMES):
         if not (folder / name).is_dir():

@@ -1,4 +1,4 @@
-"""The place for PACS: seven classes in four domains, trained on some and tested on others."""
+"""PACS: seven classes in four domains; networks train on some and are tested on others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OTHERS = "others"  # as a training domain: every domain but the one that is test
 
 
 def pacs(config: DataConfig) -> RawDataset:
-    """PACS as PACS/DOMAIN/CLASS/*; trained on photo and tested on the others unless told.
+    """PACS as PACS/DOMAIN/CLASS/*; by default photo is trained on, and the others are tested.
 
     The folders may also be in the root itself. Images are resized to 224x224, for a network
     with ImageNet weights.
@@ -32,7 +32,7 @@ def pacs(config: DataConfig) -> RawDataset:
 
 
 def _domains(config: DataConfig) -> tuple[list[str], list[str]]:
-    """(tested on, trained on)."""
+    """The domains to test on, and those to train on."""
     domain = None if config.domain is None else _known(config.domain, "domain", DOMAINS)
     allowed = (*DOMAINS, OTHERS)
     trained = _known(config.train_domain or "photo", "train_domain", allowed)

@@ -88,7 +88,7 @@ class RawDataset:
 
 
 def split(n: int, *, holdout: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Part 0..n-1 at random into (kept, held out), each sorted; never leaves either empty."""
+    """Split 0..n-1 at random into (kept, held out), both sorted and neither of them empty."""
     if not 0 < holdout < 1:
         raise ValueError(f"Expected holdout to be a share between 0 and 1, but got {holdout}")
     if n < 2:

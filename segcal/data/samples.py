@@ -1,4 +1,4 @@
-"""The place for the torch data set that trainers and evaluators index: any part, any data."""
+"""The torch data set that training and evaluation read, of any part of any data set."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
     """Items of a part, normalised and, for training, augmented.
 
     An item is `(image, label)`: float32 (3, H, W), and int64 (H, W) for segmentation or () for
-    classification; of a text, int64 (L,) numbers of words in place of the image. Index with an
-    int, or with `(epoch, int)` to get that epoch's augmentation: it depends on seed, epoch and
-    index alone.
+    classification. A text is int64 (L,) word numbers in place of the image. Index with an int, or
+    with `(epoch, int)` for the augmentation of that epoch, which depends on seed, epoch and index
+    alone.
 
     Args:
         part: where samples are read from.

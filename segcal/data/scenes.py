@@ -1,7 +1,7 @@
-"""The place for the embedded data: real handwritten digits, alone or pasted into cluttered scenes.
+"""Embedded data: real handwritten digits, alone or pasted into cluttered scenes.
 
-Scikit-learn ships 1797 of them, so everything here works on a bare machine. Test scenes, held-out
-scenes and training scenes are made from disjoint sets of digit images.
+Scikit-learn has 1797 of them, so no file is needed. The scenes to train on, to hold out and to test
+on are made from disjoint sets of digits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Digits:
 
 
 def digits(config: DataConfig) -> RawDataset:
-    """The digits as classification: (8, 8) images of 10 classes, 1258 to train on, 539 to test."""
+    """The digits as classification: 8x8 images of 10 classes, 1258 to train on and 539 to test."""
     parts = [
         ArrayPart(
             images=(pool.images * 255).round().astype(np.uint8),
@@ -62,7 +62,7 @@ def digits(config: DataConfig) -> RawDataset:
 
 
 def scenes(config: DataConfig) -> RawDataset:
-    """Scenes of digits: (64, 64), class 0 background, class d + 1 the digit d, 255 the rim."""
+    """Scenes of 64x64: class 0 is the background, class d + 1 the digit d, 255 its outline."""
     if config.ignore_index != IGNORE:
         raise ValueError(
             f"Expected ignore_index={IGNORE} for the scenes, but got {config.ignore_index}"
@@ -80,7 +80,7 @@ def scenes(config: DataConfig) -> RawDataset:
 
 
 class ScenePart:
-    """Scenes made from one pool of digits, each drawn when it is first asked for and then kept.
+    """Scenes made from one pool of digits, each when it is first asked for, and kept from then on.
 
     Args:
         name: of the part; scenes are called name-0000 and so on.
@@ -93,7 +93,7 @@ class ScenePart:
         self.names = [f"{name}-{i:04d}" for i in range(count)]
         self.pool = pool
         self._seed = seed
-        self._drawn: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._made: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def image(self, index: int) -> np.ndarray:
         """(64, 64, 3) uint8 RGB."""
@@ -101,13 +101,13 @@ class ScenePart:
 
     def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """The image, and (64, 64) uint8 labels."""
-        if index not in self._drawn:
-            self._drawn[index] = draw(self.pool, np.random.default_rng((self._seed, index)))
-        return self._drawn[index]
+        if index not in self._made:
+            self._made[index] = make_scene(self.pool, np.random.default_rng((self._seed, index)))
+        return self._made[index]
 
 
 def _load() -> tuple[Digits, Digits]:
-    """(train, test): the same parting whatever the configuration."""
+    """(train, test): the same split whatever the options."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -116,7 +116,7 @@ def _load() -> tuple[Digits, Digits]:
     return everything.take(train), everything.take(test)
 
 
-def draw(pool: Digits, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def make_scene(pool: Digits, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """One scene, (64, 64, 3) uint8 RGB, and its labels, (64, 64) uint8; `rng` decides all of it."""
     ground = (rng.uniform(0.1, 0.45) + rng.uniform(-0.12, 0.12, 3)).astype(np.float32)
     image = ground + _texture(rng)  # (64, 64, 3)
@@ -125,7 +125,7 @@ def draw(pool: Digits, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray
         _paste(image, label, _arc(rng), _ink(ground, rng), rng)
     for _ in range(rng.integers(3, 7)):
         choice = rng.integers(len(pool.classes))
-        opacity = _enlarge(pool.images[choice], rng)
+        opacity = _warp(pool.images[choice], rng)
         _paste(image, label, opacity, _ink(ground, rng), rng, int(pool.classes[choice]) + 1)
     image *= 1 + 0.12 * _smooth(rng, cells=2)  # uneven light
     image += rng.uniform(0.01, 0.06) * rng.standard_normal(image.shape, dtype=np.float32)
@@ -143,49 +143,49 @@ def _texture(rng: np.random.Generator) -> np.ndarray:
 
 
 def _smooth(rng: np.random.Generator, *, cells: int, channels: int = 1) -> np.ndarray:
-    """(64, 64, channels) noise of unit deviation at the knots, that varies over 64 / cells px."""
+    """(64, 64, channels) smooth noise: standard normal at cells x cells knots, cubic between."""
     import cv2
 
     knots = rng.standard_normal((cells, cells, channels), dtype=np.float32)
-    grown = cv2.resize(knots, (SIDE, SIDE), interpolation=cv2.INTER_CUBIC)
-    return grown.reshape(SIDE, SIDE, channels)
+    noise = cv2.resize(knots, (SIDE, SIDE), interpolation=cv2.INTER_CUBIC)
+    return noise.reshape(SIDE, SIDE, channels)
 
 
 def _ink(ground: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(3,) a colour lighter than the ground: sometimes plain to see, sometimes hardly."""
+    """(3,) a colour lighter than the background, of high or low contrast."""
     contrast = rng.uniform(0.25, 0.6)
     return (ground + contrast + rng.uniform(-0.15, 0.15, 3)).astype(np.float32)
 
 
-def _enlarge(digit: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(s, s) opacity of an (8, 8) digit, enlarged, turned and sheared."""
+def _warp(digit: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """(s, s) opacity of an (8, 8) digit, resized, rotated and sheared."""
     import cv2
 
     side = rng.uniform(18, 28)  # what the 8 pixels become
     angle, shear = rng.uniform(-0.15, 0.15), rng.uniform(-0.1, 0.1)
-    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    linear = (side / 8) * turn @ np.array([[1, shear], [0, 1]])
-    canvas = int(1.4 * side)  # room for the turned corners
+    rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    linear = (side / 8) * rotation @ np.array([[1, shear], [0, 1]])
+    canvas = int(1.4 * side)  # room for the rotated corners
     matrix = np.column_stack([linear, (canvas - 1) / 2 - linear @ (3.5, 3.5)])
     return _steepen(cv2.warpAffine(digit, matrix, (canvas, canvas), flags=cv2.INTER_CUBIC))
 
 
 def _arc(rng: np.random.Generator) -> np.ndarray:
-    """(s, s) opacity of an arc as thick as a digit's ink, which is background all the same."""
+    """(s, s) opacity of an arc as thick as a digit's ink, which is labelled as background."""
     import cv2
 
     half = int(rng.integers(7, 13))
     canvas = np.zeros((2 * half, 2 * half), dtype=np.uint8)
     axes = tuple(int(v) for v in rng.integers(3, half - 2, 2))
-    turn, start = rng.uniform(0, 360, 2)
+    angle, start = rng.uniform(0, 360, 2)
     end = start + rng.uniform(60, 300)
     thickness = int(rng.integers(1, 4))
-    cv2.ellipse(canvas, (half, half), axes, turn, start, end, 255, thickness, cv2.LINE_AA)
+    cv2.ellipse(canvas, (half, half), axes, angle, start, end, 255, thickness, cv2.LINE_AA)
     return _steepen(canvas.astype(np.float32) / 255)
 
 
 def _steepen(ink: np.ndarray) -> np.ndarray:
-    """Ink of 0..1 to opacity of 0..1: soft only within a thin rim around the half-way level."""
+    """Ink of 0..1 to opacity of 0..1, with a thin soft edge."""
     return ((ink - 0.3) / 0.3).clip(0, 1)
 
 
@@ -197,14 +197,14 @@ def _paste(
     rng: np.random.Generator,
     value: int | None = None,
 ) -> None:
-    """Lay ink over a random place of the scene, in place, and note `value` where it covers.
+    """Paste ink at a random place of the scene, in place, and label what it covers.
 
     Args:
         image: (64, 64, 3).
         label: (64, 64); without a `value` the ink becomes background.
-        opacity: (s, s) of the ink in 0..1; up to a fifth of it may hang out of the scene.
+        opacity: (s, s) of the ink in 0..1; up to a fifth of it may lie outside the scene.
         colour: (3,) of the ink.
-        rng: decides the place, and how much shines through.
+        rng: decides the place, and how much of the scene shows through.
         value: the label of the ink.
     """
     side = len(opacity)

@@ -1,4 +1,4 @@
-"""The place for text as numbers of a vocabulary: 20 Newsgroups."""
+"""Text as the numbers of words in a vocabulary: 20 Newsgroups."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TextPart:
 def newsgroups(config: DataConfig) -> RawDataset:
     """20 Newsgroups as 20news-bydate-{train,test}/GROUP/NUMBER, headers left out.
 
-    The vocabulary is that of the training texts; words that are not in it are left out.
+    The vocabulary is that of the training texts; other words are left out.
     """
     if min(config.max_words, config.max_length) < 2:
         raise ValueError(
@@ -87,7 +87,7 @@ def vocabulary(texts: Iterable[str], size: int) -> tuple[str, ...]:
 def encode(text: str, number_of: dict[str, int], length: int) -> np.ndarray:
     """(length,) int32: the numbers of the last known words, zeros before them.
 
-    Public code for this data pads and cuts at the front, and so do we.
+    Padding and cutting at the front is what public code for this data does.
     """
     numbers = [number_of[word] for word in split_words(text) if word in number_of][-length:]
     tokens = np.zeros(length, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""The place for Tiny-ImageNet: 200 classes of 64x64 images."""
+"""Tiny-ImageNet: 200 classes of 64x64 images."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from segcal.data.transforms import Augmentation
 def tiny_imagenet(config: DataConfig) -> RawDataset:
     """Tiny-ImageNet in its official layout; tested on val, because test has no labels.
 
-    Classes are in the order of their WordNet numbers and are called by their first name in
-    words.txt, if it is there. Training images get 4 pixels of padding, random crop, flip.
+    Classes are in the order of their WordNet numbers and have their first name in words.txt, if
+    that is there. Training images are augmented by padding of 4, random crop and flip.
     """
     folder = _folder(config)
     numbers = sorted(_lines(folder / "wnids.txt"))

@@ -1,4 +1,4 @@
-"""The place for what happens to an image and its mask between the file and the network."""
+"""What is done to an image and its mask between file and network: augment, resize, normalise."""
 
 from __future__ import annotations
 

@@ -22,9 +22,10 @@ _AUG_LISTS = ("train_aug.txt", "trainaug.txt")  # both names are in use
 
 
 def palette(num_classes: int) -> np.ndarray:
-    """(num_classes, 3) uint8: the colours VOC draws its masks in, which go on for any number.
+    """(num_classes, 3) uint8: the colours that VOC draws its masks in, for any number of classes.
 
-    The bits of the class index are dealt in turn to red, green and blue, highest bit first.
+    Bits 0, 1, 2 of the class index are the highest bits of red, green and blue, bits 3, 4, 5 the
+    next ones, and so on.
     """
     colours = np.zeros((num_classes, 3), dtype=np.uint8)
     index = np.arange(num_classes)

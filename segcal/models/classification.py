@@ -1,4 +1,4 @@
-"""The place for networks that give one answer an image: ResNets for small ones, a frozen one."""
+"""Classification networks: ResNets for small images, and a head on a frozen encoder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Block(nn.Module):
             self.shortcut = _conv(inside, outside, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add what the convolutions found to the shortcut."""
+        """(N, outside, H / stride, W / stride) features."""
         return F.relu(self.residual(x) + self.shortcut(x))
 
 
@@ -124,7 +124,7 @@ class ResNet34(nn.Module):
 
 
 class Frozen(nn.Module):
-    """A network that stays as it is: no gradients, running means as they were found.
+    """A network that does not change: no gradients, and batch normalisation never trains.
 
     Args:
         network: what to freeze.

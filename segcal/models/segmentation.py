@@ -1,4 +1,4 @@
-"""The place for networks that give one answer a pixel: the small U-Net, and smp's by name."""
+"""Segmentation networks: a small U-Net, and padding for networks that need certain sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The place for networks that read text: the Global-Pool CNN and its word vectors."""
+"""A network that reads text, the Global-Pool CNN, and its word vectors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_SHORTEST = 21  # words that are left one place by three convolutions and two maxima
+_SHORTEST = 21  # words: three convolutions and two maxima, each over 5, leave one position of 21
 
 
 class GlobalPoolCNN(nn.Module):
     """Convolutions over words and the maximum over the text: (N, L) to (N, num_classes).
 
-    Word vectors, three convolutions of 128 channels over 5 words, with a maximum over 5 places
-    after the first two, the maximum over all places, and two linear layers (Lin et al. 2013, as the
-    public code of Mukhoti et al. 2020 builds it).
+    Word vectors, three convolutions of 128 channels over 5 positions, a maximum over 5 positions
+    after each of the first two, the maximum over all positions, and two linear layers (Lin et al.
+    2013, as the public code of Mukhoti et al. 2020 builds it).
 
     Args:
         num_classes: number of logits.

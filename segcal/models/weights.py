@@ -1,4 +1,4 @@
-"""The place where pretrained weights come in: from the Hugging Face hub, or safely from a file."""
+"""Loads pretrained weights from the Hugging Face hub, or safely from a file."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def from_hub(build: Callable[[], nn.Module], what: str) -> nn.Module:
 def load_weights(module: nn.Module, path: str | Path, *, except_for: Iterable[str] = ()) -> None:
     """Fill a module from a .safetensors file or a state dict saved by torch.save.
 
-    Names are compared with dots and underscores taken as equal, because timm renames `stages.0`
-    to `stages_0` when it makes a feature extractor. Weights in the file that the module has no
-    place for (a classifier, say) are left over and logged.
+    Dots and underscores in names count as equal, because timm renames `stages.0` to `stages_0`
+    when it makes a feature extractor. Weights that the module does not have (a classifier, say)
+    are skipped, and their number is logged.
 
     Args:
         module: what to fill.

@@ -1,4 +1,4 @@
-"""The place for scalers that are one linear map: vector and matrix scaling, and what they share."""
+"""Scalers that are one linear map: vector and matrix scaling, and the fit that they share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from segcal.posthoc.convex import Objective, choose, minimise
+from segcal.posthoc.convex import Objective, choose_penalty, minimise
 from segcal.posthoc.interface import Scaler
 from segcal.posthoc.sample import PixelSampler
 from segcal.posthoc.stream import Stream, Survey
@@ -19,18 +19,18 @@ MAX_PIXELS = 100_000
 class AffineScaler(Scaler):
     """softmax(W x + b) with x made of the logits, fitted on a sample of the hold-out's pixels.
 
-    One pass over the batches draws the sample: each valid pixel has the same chance, and what is
-    drawn depends on the seed and the order of the images alone, not on batches or ranks. A
-    hold-out of up to `max_pixels` is used whole.
+    One pass over the batches takes the sample: each valid pixel has the same chance, and the sample
+    depends on the seed and the order of the images alone, not on batches or ranks. A hold-out of up
+    to `max_pixels` is used whole.
 
-    Every fifth image judges (of a single image, every fifth pixel). For each (λ, μ) the convex
-    objective
+    Every fifth image is for validation (of a single image, every fifth pixel). For each (λ, μ) the
+    convex objective
 
         mean NLL + λ · ‖W off its diagonal‖² / (K(K−1)) + μ · ‖b‖² / K
 
-    (ODIR, Kull et al. 2019) is minimised on the other images, by L-BFGS from the identity, and the
-    pair with the least NLL on the judging images is fitted again on all. If that NLL is not below
-    the identity's, the map does not carry over to new images, and the scaler is the identity.
+    (ODIR, Kull et al. 2019) is minimised on the other images, by L-BFGS from the identity. The pair
+    of least validation NLL is then fitted on all images. If that NLL is not below the identity's,
+    the map does not generalise to new images, and the scaler is the identity.
 
     Args:
         lambdas: values of λ to choose from.
@@ -80,12 +80,13 @@ class AffineScaler(Scaler):
         survey = stream.survey(sampler)
         sample = sampler.finish(stream, survey.num_classes)
         x, labels = self._features(sample.pixels.dense[0]), sample.pixels.target[0]  # (K, P), (P,)
-        judge = sample.judging
-        fitting = Objective(x[:, ~judge], labels[~judge], stream)
-        judging = Objective(x[:, judge], labels[judge], stream)
+        held = sample.validation
+        fitting = Objective(x[:, ~held], labels[~held], stream)
+        validation = Objective(x[:, held], labels[held], stream)
         free = self._free(survey.num_classes).to(x.device)
-        pair, affine, after = choose(fitting, judging, free, [*product(self.lambdas, self.mus)])
-        before = float(judging(judging.identity)[0])
+        pairs = [*product(self.lambdas, self.mus)]
+        pair, affine, after = choose_penalty(fitting, validation, free, pairs)
+        before = float(validation(validation.identity)[0])
         if after < before:
             affine = minimise(Objective(x, labels, stream), free, pair, affine)
         self.num_classes_ = survey.num_classes
@@ -148,8 +149,8 @@ class VectorScaling(AffineScaler):
 class MatrixScaling(AffineScaler):
     """Matrix scaling (Guo et al. 2017): W · logits + b.
 
-    Fitted as `AffineScaler` says; without penalty unless told. C² + C values learned from a few
-    images seldom carry over to others: expect the identity there, or give `lambdas` to choose from.
+    Fitted as `AffineScaler` says, by default without penalty. C² + C values learned from a few
+    images seldom generalise to others: expect the identity there, or give `lambdas` to choose from.
 
     Attributes:
         weight_: (C, C) W.

@@ -1,4 +1,4 @@
-"""The place for fitting softmax(W x + b): the ODIR objective, its minimum, and choosing λ and μ."""
+"""Fits softmax(W x + b): the ODIR objective, its minimum, and the choice of λ and μ."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from segcal.posthoc.stream import Stream
 
 Pair = tuple[float, float]
 
-_CHUNK_VALUES = 1 << 18  # worked on at once, to stay in a core's cache
-_ROUGH, _EXACT = 1e-5, 1e-9  # decrease of the objective in a step at which a fit ends
+_BLOCK_VALUES = 1 << 18  # worked on at once, to stay in a core's cache
+_ROUGH, _EXACT = 1e-5, 1e-9  # a fit ends when a step lowers the objective by less than this
 _MOST_STEPS = 500
-_MEMORY = 50  # steps L-BFGS looks back on: correlated classes make long valleys
-_LEAST_CURVATURE = 1e-3  # so that classes that hardly occur do not take unbounded steps
+_MEMORY = 50  # steps that L-BFGS remembers: correlated classes make long valleys
+_LEAST_CURVATURE = 1e-3  # so that rare classes do not take unbounded steps
 
 
 class Objective:
@@ -40,8 +40,8 @@ class Objective:
         self._parts = [
             (torch.cat([x_, torch.ones_like(x_[:1])]), y_[None])  # (K + 1, p), (1, p)
             for x_, y_ in zip(
-                x.split(_CHUNK_VALUES // k + 1, 1),
-                labels.split(_CHUNK_VALUES // k + 1),
+                x.split(_BLOCK_VALUES // k + 1, 1),
+                labels.split(_BLOCK_VALUES // k + 1),
                 strict=True,
             )
         ]
@@ -98,9 +98,9 @@ def _odir_weight(affine: Tensor, pair: Pair) -> Tensor:
 def minimise(
     objective: Objective, free: Tensor, pair: Pair, start: Tensor, tolerance: float = _EXACT
 ) -> Tensor:
-    """[W, b], (K, K + 1), of least NLL + ODIR among those that differ from `start` where `free`.
+    """[W, b], (K, K + 1), of least NLL + ODIR; only entries that are `free` differ from `start`.
 
-    L-BFGS, from `start`, on variables scaled to alike curvature.
+    L-BFGS from `start`, on variables that are scaled to similar curvature.
     """
     scale = objective.curvature + 2 * _odir_weight(start, pair)
     scale = scale.clamp_min(_LEAST_CURVATURE).rsqrt()
@@ -126,15 +126,15 @@ def minimise(
     return affine(found.x)
 
 
-def choose(
-    fitting: Objective, judging: Objective, free: Tensor, pairs: Sequence[Pair]
+def choose_penalty(
+    fitting: Objective, validation: Objective, free: Tensor, pairs: Sequence[Pair]
 ) -> tuple[Pair, Tensor, float]:
-    """The (λ, μ) whose fit on `fitting` has the least NLL on `judging`; that fit and that NLL."""
+    """The (λ, μ) whose fit on `fitting` has the least NLL on `validation`, that fit, that NLL."""
     affine = fitting.identity
     found = []
-    # From the strongest penalty to the weakest, each fit starts near its end: at the one before.
+    # From the strongest penalty to the weakest: each fit starts near its minimum, at the last one.
     for pair in sorted(pairs, reverse=True):
         affine = minimise(fitting, free, pair, affine, _ROUGH)
-        found.append((float(judging(affine)[0]), pair, affine))
+        found.append((float(validation(affine)[0]), pair, affine))
     nll, pair, affine = min(found, key=lambda entry: entry[0])
     return pair, affine, nll

@@ -1,4 +1,4 @@
-"""The place for Dirichlet calibration: a linear map of the log-probabilities."""
+"""Dirichlet calibration: a linear map of the log-probabilities."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class DirichletCalibration(AffineScaler):
     """Dirichlet calibration with ODIR (Kull et al. 2019): softmax(W · log p + b), p = softmax(z).
 
     Fitted as `AffineScaler` says. W = I/T with b = 0 is temperature scaling. The objective is
-    convex, so L-BFGS and the Adam of the original aim at the same minimum for each (λ, μ); L-BFGS
-    gets there. The predicted class may change.
+    convex, so L-BFGS converges to the minimum that the Adam of the original approaches. The
+    predicted class may change.
 
     Args:
-        lambdas: values of λ to choose from; the paper's 13 unless told.
-        mus: values of μ to choose from; the paper's 5 unless told.
+        lambdas: values of λ to choose from; by default the paper's 13.
+        mus: values of μ to choose from; by default the paper's 5.
         max_pixels: size of the sample of pixels; 8·C bytes a pixel.
         seed: of the sample.
         ignore_index: the label that means "do not count this pixel".

@@ -1,4 +1,4 @@
-"""The place for what all scalers share: fitting with its guards, the learned values, saving."""
+"""The base class of all scalers: fitting with its checks, learned values, saving."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ class Scaler(nn.Module):
     scaler = TemperatureScaling().fit(batches)
     probs = scaler(logits).softmax(1)
 
-    The hold-out is read in a stream, from first to last batch: memory does not grow with its
-    pixels, and of a network behind the batches nothing is asked but to run again in each pass.
-    Under torch.distributed each rank brings its own share (by `indices[rank::world]`, without
-    repeats) and every rank ends with the same values.
+    The hold-out is read as a stream, batch after batch, so memory does not grow with its pixels. A
+    network that makes the batches runs again in each pass. Under torch.distributed each rank reads
+    its own share (`indices[rank::world]`, without repeats), and all ranks learn the same values.
 
     Learned values end in an underscore. They are buffers or parameters, so a fitted scaler moves,
     and is exported, with the model it belongs to. Every scaler has
 
         num_classes_:  C.
-        nll_before_, nll_after_: mean NLL (nats) without and with the scaler on the pixels that
-            judged it: all of the hold-out for one temperature, else images not fitted on.
+        nll_before_, nll_after_: mean NLL (nats) without and with the scaler on the validation
+            pixels: the whole hold-out for one temperature, else images that were not fitted on.
         improved_: whether that was an improvement. If not, the scaler is the identity.
         passes_: how often the batches were read.
 
@@ -71,7 +70,7 @@ class Scaler(nn.Module):
                 (N, C, *S) and (N, *S), or of (logits, labels, images).
 
         Raises:
-            ValueError: no re-iterable; probabilities instead of logits; logits that are not
+            ValueError: not a re-iterable; probabilities instead of logits; logits that are not
                 finite; no valid pixel or only one class. What was learned before is kept.
         """
         stream = Stream(batches, ignore_index=self.ignore_index, sync=self.sync)
@@ -136,7 +135,7 @@ class Scaler(nn.Module):
 
     @abstractmethod
     def _fit(self, stream: Stream) -> tuple[Survey, float, float]:
-        """Learn; what was surveyed, and the mean NLL before and after."""
+        """Learn; return what the survey found, and the mean NLL before and after."""
 
     @abstractmethod
     def _transform(self, logits: Tensor, images: Tensor | None) -> Tensor:

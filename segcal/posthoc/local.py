@@ -1,4 +1,4 @@
-"""The place for local temperature scaling: a temperature for each pixel, from image and logits."""
+"""Local temperature scaling: a temperature for each pixel, from image and logits."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class LocalTemperatureScaling(Scaler):
     fitted with images needs them again in `scaler(logits, images)`. Images may have any range and
     number of channels, and are resized to the logits if they differ.
 
-    One pass over the batches draws tiles of 64 × 64 pixels, as many as `max_pixels` allows. Every
-    fifth image judges (of a single image, every fifth tile): of all epochs, the one with the least
-    NLL there is kept.
+    One pass over the batches samples tiles of 64 × 64 pixels, as many as `max_pixels` allows. Every
+    fifth image is for validation (of a single image, every fifth tile): the epoch of least NLL
+    there is kept.
 
     Args:
         width: channels of the network.
@@ -47,7 +47,7 @@ class LocalTemperatureScaling(Scaler):
         image_channels_: channels of the images, 0 without.
         epoch_: the epoch that was kept; 0 is the constant temperature.
         temperature_: () the constant best T.
-        network_: to log T minus log `temperature_`.
+        network_: gives log T minus log `temperature_`.
     """
 
     name = "lts"
@@ -92,7 +92,7 @@ class LocalTemperatureScaling(Scaler):
         return (logits / self.temperatures(logits, images)).to(logits.dtype)
 
     def _known(self, images: Tensor | None) -> Tensor | None:
-        """The images, if this scaler was fitted with such."""
+        """The images if this scaler was fitted with images, else None."""
         if not self.image_channels_:
             return None
         if images is None or images.ndim < 2 or images.shape[1] != self.image_channels_:
@@ -122,12 +122,12 @@ class LocalTemperatureScaling(Scaler):
     def _fit(self, stream: Stream) -> tuple[Survey, float, float]:
         sampler = TileSampler(self.max_pixels, self.seed)
         survey = stream.survey(sampler)
-        fitting, judging = sampler.finish(stream, survey.num_classes, survey.image_channels)
+        fitting, validation = sampler.finish(stream, survey.num_classes, survey.image_channels)
         self._start(survey.num_classes, survey.image_channels)
         self.to(fitting.logits.device)
-        before = self._nll(judging, stream)
+        before = self._nll(validation, stream)
         self._normalise(fitting, stream)
-        after = self._train(fitting, judging, stream)
+        after = self._train(fitting, validation, stream)
         return survey, before, after
 
     def _normalise(self, tiles: Tiles, stream: Stream) -> None:
@@ -152,18 +152,18 @@ class LocalTemperatureScaling(Scaler):
         pixels = flatten(tiles.logits, tiles.target.masked_fill(~tiles.valid, -1), ignore_index=-1)
         self.temperature_.fill_(1 / least_nll(sums_of(pixels, stream))[0])
 
-    def _train(self, fitting: Tiles, judging: Tiles, stream: Stream) -> float:
-        """Train the network on `fitting`, keep the best epoch on `judging`; the NLL of that."""
+    def _train(self, fitting: Tiles, validation: Tiles, stream: Stream) -> float:
+        """Train on `fitting`, keep the epoch of least NLL on `validation`; return that NLL."""
         places = stream.concatenate(fitting.place).sort().values
         area = stream.concatenate(torch.tensor([fitting.valid[:1].numel()])).max()  # of a tile
         most = max(1, min(_BATCH_PIXELS // int(area), len(places) // _LEAST_BATCHES))
         order = torch.Generator().manual_seed(self.seed)
         optimizer = torch.optim.Adam(self.network_.parameters(), lr=self.lr)
-        best = (self._nll(judging, stream), 0, copy.deepcopy(self.network_.state_dict()))
+        best = (self._nll(validation, stream), 0, copy.deepcopy(self.network_.state_dict()))
         for epoch in range(1, self.epochs + 1):
             for batch in places[torch.randperm(len(places), generator=order)].split(most):
                 self._step(fitting[torch.isin(fitting.place, batch)], optimizer, stream)
-            nll = self._nll(judging, stream)
+            nll = self._nll(validation, stream)
             if nll < best[0]:
                 best = (nll, epoch, copy.deepcopy(self.network_.state_dict()))
         self.epoch_ = best[1]

@@ -1,8 +1,8 @@
-"""The place for random access to a hold-out: a seeded sample of its pixels, of bounded size.
+"""A seeded sample of a hold-out's pixels, of bounded size.
 
-What is kept depends on the seed and on each pixel's place (number of its image, position in it)
-alone: not on how the hold-out is cut into batches, nor on how many ranks share it, if rank r of W
-has the images r, r + W, r + 2W, ….
+The sample depends on the seed and on where each pixel is (number of its image, position in it)
+alone: not on the batches, nor on how many ranks share the hold-out, if rank r of W has the images
+r, r + W, r + 2W, ….
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ from torch import Tensor
 from segcal.pixels import Pixels, flatten
 from segcal.posthoc.stream import Batch, Stream
 
-# One image in five judges a fit that was made on the others.
-_JUDGED_EVERY = 5
+_VALIDATION_EVERY = 5  # one image in five validates a fit on the others
 
 
 def keys(seed: int, numbers: range, length: int) -> np.ndarray:
-    """(N, length) int64 ≥ 0: a pseudo-random key for each place in the images `numbers`."""
+    """(N, length) int64 ≥ 0: a pseudo-random key for each position in the images `numbers`."""
     image = np.asarray(numbers, dtype=np.uint64)[:, None]
     start = _mix(np.array([[seed % 2**64]], dtype=np.uint64)) + image
     keys = _mix(_mix(start) + np.arange(length, dtype=np.uint64))
     return (keys >> np.uint64(1)).astype(np.int64)
 
 
-def judges(numbers: Tensor) -> Tensor:
-    """Which of the images `numbers` judge a fit instead of taking part in it."""
-    return numbers % _JUDGED_EVERY == 1  # so that two images already give one on each side
+def in_validation(numbers: Tensor) -> Tensor:
+    """Which of the images `numbers` validate a fit instead of taking part in it."""
+    return numbers % _VALIDATION_EVERY == 1  # so that two images give one on each side
 
 
 class Smallest:
@@ -88,15 +87,15 @@ class Sample:
 
     Attributes:
         pixels: of shape (1, C, P), all valid, in float64.
-        judging: (P,) bool, whether the pixel's image judges fits instead of taking part.
+        validation: (P,) bool, whether the pixel's image validates fits instead of taking part.
     """
 
     pixels: Pixels
-    judging: Tensor
+    validation: Tensor
 
 
 class PixelSampler:
-    """Draws up to `size` valid pixels, each with equal chance, from the batches it is shown."""
+    """Samples up to `size` valid pixels, all with equal chance, from the batches it is shown."""
 
     def __init__(self, size: int, seed: int) -> None:
         self._smallest = Smallest(size)
@@ -120,12 +119,12 @@ class PixelSampler:
         none = torch.zeros(0, dtype=torch.int64)
         nothing = (none, torch.zeros(0, num_classes), none, none)
         key, logits, labels, number = self._smallest.take(stream) or nothing
-        judging = judges(number)
-        sides = torch.stack([judging.sum(), (~judging).sum()]).double()
+        validation = in_validation(number)
+        sides = torch.stack([validation.sum(), (~validation).sum()]).double()
         if not stream.sum_over_ranks(sides).all():
-            judging = judges(key)  # a single image: its own pixels have to do
+            validation = in_validation(key)  # a single image: its pixels are split instead
         dense = logits.double().T.contiguous()
-        return Sample(flatten(dense[None], labels[None], ignore_index=-1), judging)
+        return Sample(flatten(dense[None], labels[None], ignore_index=-1), validation)
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The place for reading a hold-out: passes over its batches, summed in float64 and over ranks."""
+"""Reads a hold-out: passes over its batches, with sums in float64 and over all ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from segcal.files import is_distribution
 from segcal.pixels import Pixels, expected_labels, flatten
 
 # Values worked on at once: 2 MB of float64, which stays in a core's cache.
-_CHUNK_VALUES = 1 << 18
+_BLOCK_VALUES = 1 << 18
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Batch:
 
 
 @dataclass(frozen=True, eq=False)
-class Chunk:
+class PixelBlock:
     """Some pixels in float64: logits (n, C, l), target (n, l) and valid (n, l)."""
 
     logits: Tensor
@@ -59,9 +59,9 @@ class Survey:
 
 
 class Total:
-    """Running sums over the batches it is shown, of `terms`: a chunk to a (size,) vector."""
+    """Running sums over the batches it is shown, of `terms`: a block to a (size,) vector."""
 
-    def __init__(self, terms: Callable[[Chunk], Tensor], size: int) -> None:
+    def __init__(self, terms: Callable[[PixelBlock], Tensor], size: int) -> None:
         self._terms = terms
         self._sums = torch.zeros(size + 1, dtype=torch.float64)  # the last counts pixels
 
@@ -71,9 +71,9 @@ class Total:
 
     def add(self, pixels: Pixels) -> Total:
         """Add some pixels; returns self."""
-        for chunk in chunks(pixels):
-            count = chunk.valid.sum(dtype=torch.float64)[None]
-            self._sums = _plus(self._sums, torch.cat([self._terms(chunk), count]))
+        for block in pixel_blocks(pixels):
+            count = block.valid.sum(dtype=torch.float64)[None]
+            self._sums = _plus(self._sums, torch.cat([self._terms(block), count]))
         return self
 
     def over_ranks(self, stream: Stream) -> tuple[Tensor, int]:
@@ -115,8 +115,8 @@ class Stream:
             if logits.device.type == "mps":  # has no float64
                 logits, labels = logits.cpu(), labels.cpu()
             pixels = flatten(logits, labels, self._ignore_index)
-            # Numbers as in the share indices[rank::ranks], so that one process with everything
-            # gives its images the same ones.
+            # As in the share indices[rank::ranks], so that an image has the same number however
+            # many ranks there are.
             numbers = range(seen * ranks + rank, (seen + len(logits)) * ranks + rank, ranks)
             seen += len(logits)
             yield Batch(logits, labels, images, numbers, pixels)
@@ -139,10 +139,10 @@ class Stream:
             pixels = batch.pixels
             labels = pixels.target[pixels.valid]
             counts = _plus(counts, labels.bincount(minlength=pixels.num_classes).double())
-            for chunk in chunks(pixels):
-                bad = chunk.sum(~chunk.logits.sum(1).isfinite())
+            for block in pixel_blocks(pixels):
+                bad = block.sum(~block.logits.sum(1).isfinite())
                 faults = _plus(faults, torch.cat([bad, pixels.out_of_range[None]]).double())
-                logits_like = logits_like or not _like_probabilities(chunk)
+                logits_like = logits_like or not _like_probabilities(block)
             visit(batch)
         num_classes, image_channels = self._agree(shapes)
         sums = torch.zeros(num_classes + 3, dtype=torch.float64)
@@ -154,8 +154,8 @@ class Stream:
         self._count = int(sums[:num_classes].sum())
         return Survey(num_classes, image_channels, self._count)
 
-    def total(self, terms: Callable[[Chunk], Tensor], size: int) -> Tensor:
-        """(size,) Σ of terms(chunk) over all pixels and ranks: one more pass over the batches."""
+    def total(self, terms: Callable[[PixelBlock], Tensor], size: int) -> Tensor:
+        """(size,) Σ of terms(block) over all pixels and ranks: one more pass over the batches."""
         total = Total(terms, size)
         for batch in self:
             total(batch)
@@ -221,16 +221,16 @@ class Stream:
             )
 
 
-def chunks(pixels: Pixels) -> Iterator[Chunk]:
-    """`pixels` cut into pieces of bounded size, in float64."""
+def pixel_blocks(pixels: Pixels) -> Iterator[PixelBlock]:
+    """`pixels` in blocks of bounded size, in float64."""
     n, c, length = pixels.dense.shape
-    most = max(1, _CHUNK_VALUES // c)
+    most = max(1, _BLOCK_VALUES // c)
     rows = max(1, most // max(1, length))
     for i in range(0, n, rows):
         for j in range(0, length, most):
             part = slice(i, i + rows), slice(j, j + most)
             logits = pixels.dense[part[0], :, part[1]].double()
-            yield Chunk(logits, pixels.target[part], pixels.valid[part])
+            yield PixelBlock(logits, pixels.target[part], pixels.valid[part])
 
 
 def _unpack(item: Any) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -258,10 +258,10 @@ def _describe_mixture(shapes: set[tuple[int, int]]) -> str:
     return f"Expected every batch to have the same classes and image channels, but got {found}"
 
 
-def _like_probabilities(chunk: Chunk) -> bool:
+def _like_probabilities(block: PixelBlock) -> bool:
     """Whether the valid pixels could all be probabilities, once rounded to half precision."""
-    found = is_distribution(chunk.logits, 1, rounded_to=torch.float16)
-    return bool((found | ~chunk.valid).all())
+    found = is_distribution(block.logits, 1, rounded_to=torch.float16)
+    return bool((found | ~block.valid).all())
 
 
 def _plus(total: Tensor, term: Tensor) -> Tensor:

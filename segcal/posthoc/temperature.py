@@ -1,4 +1,4 @@
-"""The place for temperature scaling: one number that divides all logits."""
+"""Temperature scaling: one number that divides all logits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from segcal.pixels import Pixels
 from segcal.posthoc.interface import Scaler
 from segcal.posthoc.sample import PixelSampler
-from segcal.posthoc.stream import Batch, Chunk, Stream, Survey, Total
+from segcal.posthoc.stream import Batch, PixelBlock, Stream, Survey, Total
 
-# Where temperatures are sought. A hold-out that the network gets wholly right would have T → 0,
-# and one where its logits mean nothing T → ∞: both end at a bound, with a warning.
+# Where temperatures are sought. If all predictions on the hold-out are right, T → 0; if the logits
+# say nothing of the labels, T → ∞: both end at a bound, with a warning.
 T_MIN, T_MAX = 0.01, 100.0
 GRID = 100  # temperatures 0.1, 0.2, …, 10: the grid of the paper
 # Newton's first guess comes from this many pixels, so that two or three passes finish it.
@@ -76,7 +76,7 @@ class TemperatureScaling(Scaler):
         if not low * (1 + _TOLERANCE) < temperature < high * (1 - _TOLERANCE):
             self._warn(
                 f"the NLL is least at the bound T = {temperature:g} of {low:g}..{high:g}; the "
-                "hold-out is too small, wholly right, or not in reach of a temperature"
+                "hold-out is too small, has no wrong predictions, or no temperature fits it"
             )
         self._start(survey.num_classes, survey.image_channels)
         self.temperature_.fill_(temperature)
@@ -85,7 +85,7 @@ class TemperatureScaling(Scaler):
 
 def _fit_newton(stream: Stream) -> tuple[Survey, float, float, float]:
     sampler = PixelSampler(_GUESS_PIXELS, seed=0)
-    unscaled = Total(lambda chunk: derivatives(chunk, 1.0), 3)
+    unscaled = Total(lambda block: derivatives(block, 1.0), 3)
 
     def visit(batch: Batch) -> None:
         sampler(batch)
@@ -98,30 +98,30 @@ def _fit_newton(stream: Stream) -> tuple[Survey, float, float, float]:
     if survey.count > _GUESS_PIXELS:  # else the sample is the whole
 
         def in_one_pass(beta: float) -> Tensor:
-            return stream.total(lambda chunk: derivatives(chunk, beta), 3)
+            return stream.total(lambda block: derivatives(block, beta), 3)
 
         beta, nll = least_nll(in_one_pass, beta, most=_MOST_PASSES)
     return survey, 1 / beta, before / survey.count, nll / survey.count
 
 
 def sums_of(pixels: Pixels, stream: Stream) -> Callable[[float], Tensor]:
-    """What `least_nll` asks for, of `pixels` in memory and those of the stream's other ranks."""
+    """The function that `least_nll` needs, of `pixels` in memory on every rank of the stream."""
 
     def sums(beta: float) -> Tensor:
-        return Total(lambda chunk: derivatives(chunk, beta), 3).add(pixels).over_ranks(stream)[0]
+        return Total(lambda block: derivatives(block, beta), 3).add(pixels).over_ranks(stream)[0]
 
     return sums
 
 
-def derivatives(chunk: Chunk, beta: float) -> Tensor:
+def derivatives(block: PixelBlock, beta: float) -> Tensor:
     """(3,) Σ over pixels of the NLL at 1/T = β and of its first two derivatives in β."""
-    z = chunk.logits - chunk.logits.amax(1, keepdim=True)  # (n, C, l), so that exp cannot overflow
-    true = z.gather(1, chunk.target.unsqueeze(1)).squeeze(1)  # (n, l)
+    z = block.logits - block.logits.amax(1, keepdim=True)  # (n, C, l), so that exp cannot overflow
+    true = z.gather(1, block.target.unsqueeze(1)).squeeze(1)  # (n, l)
     weight = (z * beta).exp_()
     norm = weight.sum(1)
     mean = weight.mul_(z).sum(1) / norm
     square = weight.mul_(z).sum(1) / norm
-    return chunk.sum(norm.log() - beta * true, mean - true, square - mean.square())
+    return block.sum(norm.log() - beta * true, mean - true, square - mean.square())
 
 
 def least_nll(
@@ -151,7 +151,7 @@ def least_nll(
         if abs(step) < _TOLERANCE:
             best = (nll, at + step)
             break
-        # Outside the bracket, or creeping as towards a minimum at infinity: settle the bound.
+        # Outside the bracket, or in ever equal steps towards infinity: try the bound next.
         if not low < at + step < high or abs(step) > last / 2:
             edge = low if step < 0 else high
             step = (edge if edge in untried else (low + high) / 2) - at
@@ -169,16 +169,16 @@ def _fit_grid(stream: Stream) -> tuple[Survey, float, float, float]:
     return survey, (best + 1) / 10, float(nll[9]), float(nll[best])
 
 
-def grid_nll(chunk: Chunk) -> Tensor:
+def grid_nll(block: PixelBlock) -> Tensor:
     """(100,) Σ over pixels of the NLL at T = 0.1, 0.2, …, 10."""
-    z = chunk.logits - chunk.logits.amax(1, keepdim=True)  # (n, C, l)
-    true = z.gather(1, chunk.target.unsqueeze(1)).squeeze(1)  # (n, l)
+    z = block.logits - block.logits.amax(1, keepdim=True)  # (n, C, l)
+    true = z.gather(1, block.target.unsqueeze(1)).squeeze(1)  # (n, l)
     nll = torch.zeros(GRID, dtype=z.dtype, device=z.device)
     # exp(z / T) is exp(z / 2T) squared: half of the temperatures need no exponential.
     for index in range(GRID // 2 + 1, GRID + 1):
         weight = (z * (10 / index)).exp_()
         while True:
-            nll[index - 1] = chunk.sum(weight.sum(1).log_() - true * (10 / index))[0]
+            nll[index - 1] = block.sum(weight.sum(1).log_() - true * (10 / index))[0]
             if index % 2:
                 break
             index //= 2

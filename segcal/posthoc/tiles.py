@@ -1,4 +1,4 @@
-"""The place for a sample of tiles: small squares of a hold-out's logits, labels and images."""
+"""A seeded sample of tiles: small squares of a hold-out's logits, labels and images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
-from segcal.posthoc.sample import Smallest, judges, keys
+from segcal.posthoc.sample import Smallest, in_validation, keys
 from segcal.posthoc.stream import Batch, Stream
 
 SIDE = 64
@@ -25,8 +25,8 @@ class Tiles:
         images: (M, channels, h, w) float32; no channels without images.
         target: (M, h, w) labels, 0 where ignored.
         valid: (M, h, w) bool, False where ignored.
-        place: (M,) each tile's place among those of all ranks, in an order that no sharing of
-            the images over ranks changes.
+        place: (M,) each tile's place among those of all ranks, in an order that does not depend
+            on how the ranks share the images.
     """
 
     logits: Tensor
@@ -61,7 +61,7 @@ def image_planes(images: Tensor | None, like: Tensor) -> Tensor:
 
 
 class TileSampler:
-    """Draws tiles of up to SIDE × SIDE pixels, `pixels` of those in all, from batches it is shown.
+    """Samples tiles of up to SIDE × SIDE pixels, `pixels` in all, from the batches it is shown.
 
     Each image is cut into tiles, the last ones of a row or column overlapping those before them;
     each tile with a valid pixel has the same chance.
@@ -77,7 +77,7 @@ class TileSampler:
         logits = as_planes(batch.logits)
         n, _, height, width = logits.shape
         if self._side is None:
-            # At least two tiles an image, so that even a single one can be fitted and judged.
+            # At least two tiles an image, so that a single image can be fitted and validated.
             self._side = min(SIDE, -(-height // 2)), min(SIDE, -(-width // 2))
             self._smallest = Smallest(max(2, self._pixels // (self._side[0] * self._side[1])))
         layers = (
@@ -104,7 +104,7 @@ class TileSampler:
         return pad(tile, (0, width - tile.shape[-1], 0, height - tile.shape[-2])).clone()
 
     def finish(self, stream: Stream, num_classes: int, image_channels: int) -> tuple[Tiles, Tiles]:
-        """The tiles to fit on, and those of the images that judge, once `stream` was read."""
+        """The tiles to fit on, and those for validation, once `stream` was read."""
         none = torch.zeros(0, dtype=torch.int64)
         smallest = Smallest(1) if self._side is None else self._smallest
         key, logits, images, target, valid, number = smallest.take(stream) or (
@@ -118,16 +118,16 @@ class TileSampler:
         everyone = stream.concatenate(key).sort().values
         if len(everyone) < 2:
             raise ValueError(
-                "Expected valid pixels in at least two parts of the hold-out, one to fit and one "
-                "to judge, but got them in one"
+                "Expected valid pixels in at least two tiles of the hold-out, one to fit and one "
+                "for validation, but got them in one"
             )
         place = torch.searchsorted(everyone, key)
-        judging = judges(number)
-        sides = torch.stack([judging.sum(), (~judging).sum()]).double()
+        validation = in_validation(number)
+        sides = torch.stack([validation.sum(), (~validation).sum()]).double()
         if not stream.sum_over_ranks(sides).all():
-            judging = judges(place)  # a single image: its own tiles have to do
+            validation = in_validation(place)  # a single image: its tiles are split instead
         tiles = Tiles(logits, images, target, valid, place)
-        return tiles[~judging], tiles[judging]
+        return tiles[~validation], tiles[validation]
 
 
 def _starts(length: int, side: int) -> range | list[int]:

@@ -113,7 +113,7 @@ def test_a_manifest_states_what_flags_would_and_flags_go_first(tmp_path, name):
 
 
 @pytest.mark.parametrize("align_corners", [False, True])
-def test_small_predictions_are_enlarged_to_the_labels(tmp_path, align_corners):
+def test_small_predictions_are_resized_to_the_labels(tmp_path, align_corners):
     logits, labels = maps(size=(3, 4))
     np.savez(tmp_path / "a.npz", logits=logits.astype(np.float16), labels=labels)
     np.savez(tmp_path / "b.npz", probs=softmax(logits, 0).astype(np.float16), labels=labels)
@@ -125,7 +125,7 @@ def test_small_predictions_are_enlarged_to_the_labels(tmp_path, align_corners):
     assert a.labels.shape == b.labels.shape == (1, H, W)
 
 
-def test_enlarging_by_hand(tmp_path):
+def test_resizing_by_hand(tmp_path):
     logits = np.zeros((2, 2, 2), np.float32)
     logits[1] = [[0, 4], [8, 12]]
     np.savez(tmp_path / "a.npz", logits=logits, labels=np.zeros((3, 3), np.int64))
@@ -281,7 +281,7 @@ def test_an_array_larger_than_the_limit_is_not_loaded(tmp_path, monkeypatch):
     np.savez(tmp_path / "b.npz", logits=logits, labels=np.zeros((600, 800), np.uint8))
     monkeypatch.setattr(limits, "MAX_BYTES", 10_000)
     folder = PredictionFolder(tmp_path, num_classes=C)
-    for index in (0, 1):  # too large as stored, too large once enlarged
+    for index in (0, 1):  # too large as stored, too large once resized
         with pytest.raises(BadFile, match="GiB"):
             folder[index]
 

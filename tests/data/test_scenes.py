@@ -71,7 +71,7 @@ def test_label_follows_the_ink():
     square[0, 2:6, 2:6] = 1
     for seed in range(20):
         pool = scenes.Digits(square, np.array([4]))
-        _, label = scenes.draw(pool, np.random.default_rng(seed))
+        _, label = scenes.make_scene(pool, np.random.default_rng(seed))
         assert set(np.unique(label)) == {0, 5, 255}
         inked = np.pad(label == 5, 2)
         near = np.zeros_like(inked)

@@ -53,20 +53,20 @@ def test_a_quarter_turn_is_counter_clockwise():
 
 
 def test_corners_are_black():
-    turned = rotate(np.full((28, 28, 3), 255, np.uint8), 45)
-    assert not turned[0, 0].any() and not turned[-1, -1].any() and (turned[14, 14] == 255).all()
+    rotated = rotate(np.full((28, 28, 3), 255, np.uint8), 45)
+    assert not rotated[0, 0].any() and not rotated[-1, -1].any() and (rotated[14, 14] == 255).all()
 
 
-def test_only_test_images_are_turned():
+def test_only_test_images_are_rotated():
     upright = build_data(DataConfig("digits", augment=False), seed=0)
-    turned = build_data(DataConfig("digits", augment=False, rotation=30), seed=0)
-    assert turned.test.names == upright.test.names
+    rotated = build_data(DataConfig("digits", augment=False, rotation=30), seed=0)
+    assert rotated.test.names == upright.test.names
     for part in ("train", "holdout"):
-        mine, theirs = getattr(turned, part)[3], getattr(upright, part)[3]
+        mine, theirs = getattr(rotated, part)[3], getattr(upright, part)[3]
         assert torch.equal(mine[0], theirs[0])
-    shown = turned.test.image(5)
+    shown = rotated.test.image(5)
     assert (shown == rotate(upright.test.image(5), 30)).all()
-    image, label = turned.test[5]
+    image, label = rotated.test[5]
     np.testing.assert_allclose(image[0].numpy(), (shown[..., 0] / 255 - 0.5) / 0.5, atol=1e-6)
     assert label == upright.test[5][1]
 

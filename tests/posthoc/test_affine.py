@@ -1,4 +1,4 @@
-"""Vector, matrix and Dirichlet scaling: the objective's own minimum, judged on other images."""
+"""Vector, matrix and Dirichlet scaling: the objective's own minimum, validated on other images."""
 
 import itertools
 
@@ -9,9 +9,9 @@ from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import cross_entropy
 
 import segcal
-from segcal.posthoc.convex import Objective, choose, minimise, odir
+from segcal.posthoc.convex import Objective, choose_penalty, minimise, odir
 from segcal.posthoc.dirichlet import LAMBDAS, MUS
-from segcal.posthoc.sample import PixelSampler, judges
+from segcal.posthoc.sample import PixelSampler, in_validation
 from segcal.posthoc.stream import Stream
 from tests.support.holdouts import draw, nll, random_holdout, whole
 
@@ -100,13 +100,13 @@ def test_adam_does_not_get_below_the_minimum():
 
 
 def test_the_pair_is_chosen_on_data_not_fitted_on():
-    fitting, judging = (Objective(*rows(60, seed=seed), ALONE) for seed in (0, 1))
+    fitting, validation = (Objective(*rows(60, seed=seed), ALONE) for seed in (0, 1))
     pairs = [*itertools.product((0, 0.1, 1, 10), (0, 1))]
-    pair, affine, value = choose(fitting, judging, everything_free(4), pairs)
+    pair, affine, value = choose_penalty(fitting, validation, everything_free(4), pairs)
     each = {p: minimise(fitting, everything_free(4), p, fitting.identity) for p in pairs}
-    judged = {p: judging(a)[0].item() for p, a in each.items()}
-    assert pair == min(judged, key=judged.get)
-    assert value == judging(affine)[0] == pytest.approx(judged[pair], abs=1e-2)
+    values = {p: validation(a)[0].item() for p, a in each.items()}
+    assert pair == min(values, key=values.get)
+    assert value == validation(affine)[0] == pytest.approx(values[pair], abs=1e-2)
     best_fitted = min(each, key=lambda p: fitting(each[p])[0])
     assert best_fitted == (0, 0) != pair
 
@@ -195,13 +195,13 @@ def test_the_sample_is_uniform_and_of_the_size_asked_for():
     assert (counts - 790).abs().max() < 120
 
 
-def test_one_image_in_five_judges_and_two_are_enough():
+def test_one_image_in_five_validates_and_two_are_enough():
     numbers = torch.arange(100)
-    assert judges(numbers).sum() == 20
-    assert judges(numbers[:2]).tolist() == [False, True]
+    assert in_validation(numbers).sum() == 20
+    assert in_validation(numbers[:2]).tolist() == [False, True]
 
 
-def test_a_single_image_judges_with_its_own_pixels():
+def test_a_single_image_is_validated_with_its_own_pixels():
     (z, y), *_ = mapped_holdout(0, n=1, size=(60, 60))
     scaler = segcal.MatrixScaling().fit([(z, y)])
     assert scaler.improved_

@@ -116,19 +116,19 @@ def sampled_tiles(batches, pixels=1 << 20, k=5):
 
 def test_tiles_cover_the_images():
     ((z, y),) = random_holdout(1, n=5, size=(150, 140))
-    fitting, judging = sampled_tiles([(z, y)])
-    assert len(fitting) == 4 * 9 and len(judging) == 9
+    fitting, validation = sampled_tiles([(z, y)])
+    assert len(fitting) == 4 * 9 and len(validation) == 9
     assert fitting.logits.shape == (36, 5, SIDE, SIDE)
-    seen = torch.cat([t.logits[:, 0][t.valid] for t in (fitting, judging)]).unique()
+    seen = torch.cat([t.logits[:, 0][t.valid] for t in (fitting, validation)]).unique()
     assert torch.equal(seen, z[:, 0][y != 255].unique())
 
 
 def test_tiles_are_bounded_and_small_images_filled_up_with_ignored_pixels():
     ((large, labels),) = random_holdout(1, n=6, size=(150, 140))
     ((small, few),) = random_holdout(1, n=2, size=(10, 7))
-    fitting, judging = sampled_tiles([(large, labels), (small, few)], pixels=20 * SIDE**2)
-    assert len(fitting) + len(judging) == 20
-    assert sorted(torch.cat([fitting.place, judging.place]).tolist()) == [*range(20)]
+    fitting, validation = sampled_tiles([(large, labels), (small, few)], pixels=20 * SIDE**2)
+    assert len(fitting) + len(validation) == 20
+    assert sorted(torch.cat([fitting.place, validation.place]).tolist()) == [*range(20)]
     both = sampled_tiles([(large, labels), (small, few)])
     sparse = [t.valid[i] for t in both for i in range(len(t)) if t.valid[i].sum() < 100]
     assert len(sparse) == 2

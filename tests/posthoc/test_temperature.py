@@ -13,7 +13,7 @@ from scipy.special import logsumexp
 import segcal
 from segcal.pixels import flatten
 from segcal.posthoc import temperature as module
-from segcal.posthoc.stream import chunks
+from segcal.posthoc.stream import pixel_blocks
 from segcal.posthoc.temperature import T_MAX, T_MIN, derivatives, grid_nll
 from tests.support.holdouts import exact_holdout, nll, random_holdout, whole
 
@@ -68,7 +68,7 @@ def test_both_methods_agree_with_scipy(seed):
 def test_grid_sums_are_the_nll_at_each_temperature():
     holdout = random_holdout(1, k=3)
     pixels = flatten(*holdout[0])
-    sums = sum(grid_nll(chunk) for chunk in chunks(pixels)) / pixels.valid.sum()
+    sums = sum(grid_nll(block) for block in pixel_blocks(pixels)) / pixels.valid.sum()
     expected = [reference_nll(holdout, i / 10) for i in range(1, 101)]
     np.testing.assert_allclose(sums, expected, rtol=1e-12)
 
@@ -80,15 +80,15 @@ def test_derivatives_are_those_of_autograd():
     value = torch.nn.functional.cross_entropy(beta * pixels.logits, pixels.labels, reduction="sum")
     (first,) = torch.autograd.grad(value, beta, create_graph=True)
     (second,) = torch.autograd.grad(first, beta)
-    found = sum(derivatives(chunk, 0.7) for chunk in chunks(pixels))
+    found = sum(derivatives(block, 0.7) for block in pixel_blocks(pixels))
     torch.testing.assert_close(found, torch.stack([value, first, second]).detach())
 
 
-def test_chunks_cover_every_pixel_once(monkeypatch):
-    monkeypatch.setattr("segcal.posthoc.stream._CHUNK_VALUES", 64)
+def test_blocks_cover_every_pixel_once(monkeypatch):
+    monkeypatch.setattr("segcal.posthoc.stream._BLOCK_VALUES", 64)
     for size in [(), (3,), (5, 7), (2, 3, 4)]:
         (z, y), *_ = random_holdout(1, n=9, size=size)
-        parts = [chunk.logits.movedim(1, 2)[chunk.valid] for chunk in chunks(flatten(z, y))]
+        parts = [block.logits.movedim(1, 2)[block.valid] for block in pixel_blocks(flatten(z, y))]
         assert max(part.numel() for part in parts) <= 64
         torch.testing.assert_close(torch.cat(parts), flatten(z, y).logits.double())
 

@@ -1,4 +1,4 @@
-"""On the logits of a real network: fitted on images of the training set, judged on validation."""
+"""On the logits of a real network: fitted on training images, evaluated on validation."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def report(batches, scaler):
     return meter.compute()
 
 
-def test_one_temperature_repairs_a_real_network(shared_data):
+def test_one_temperature_calibrates_a_real_network(shared_data):
     folder = shared_data / "deeplabv3_voc_logits"
     val = Saved(folder / "val.npz")
     scaler = segcal.TemperatureScaling().fit(Saved(folder / "train.npz"))
