@@ -1,15 +1,21 @@
-"""The place where shapes and ignored labels are handled: everything else sees flat pixels."""
+"""Shapes and ignored labels: everything else sees flat pixels and their masks."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-_LABEL_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_LABEL_DTYPES = (
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint16, torch.uint32),
+)
 _MAX_LISTED = 8  # offending label values named in an error
+_MAX_WINDOW_AXES = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,16 +32,21 @@ class Pixels:
         valid: (N, L) bool, False where ignored.
         out_of_range: () int64, how many labels were neither a class nor the ignore index; those
             pixels are masked. Always 0 on the CPU, where `flatten` raises instead.
+        spatial: the sides in S that are longer than 1, whose product is L.
+        problems: K of a multi-label batch of M images: N = M·K, C = 2, and row m·K + k is class k
+            of image m. None for softmax outputs.
     """
 
     dense: Tensor
     target: Tensor
     valid: Tensor
     out_of_range: Tensor
+    spatial: tuple[int, ...]
+    problems: int | None = None
 
     @property
     def num_classes(self) -> int:
-        """C, the number of classes."""
+        """C, the number of classes; 2 for a multi-label batch."""
         return self.dense.shape[1]
 
     @property
@@ -48,32 +59,131 @@ class Pixels:
         """(P,) labels of the valid pixels, in (N, *S) order. Copies, and waits for the device."""
         return self.target[self.valid]
 
+    def problem(self, row: Tensor) -> Tensor:
+        """Which problem a row of the batch belongs to: its class in a multi-label batch, else 0."""
+        return row % (self.problems or 1)
 
-def flatten(logits: Tensor, labels: Tensor, ignore_index: int = 255) -> Pixels:
+    def per_problem(self, rows: Tensor) -> Tensor:
+        """(N, …) summed over the images: (problems, …), with one problem for softmax outputs."""
+        problems = self.problems or 1
+        return rows.reshape(len(rows) // problems, problems, *rows.shape[1:]).sum(0)
+
+    def class_counts(self) -> Tensor:
+        """(N, C) int64, the valid pixels of each class in each row."""
+        counts = self.target.new_zeros(self.dense.shape[:2])
+        return counts.scatter_add_(1, self.target, self.valid.long())
+
+    def neighbours(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """The 3 x … x 3 window around each pixel, one of its places after the other.
+
+        Beyond the border lies the border's pixel again.
+
+        Yields:
+            The squared distance from the middle; (N, L) the labels there, 0 where ignored; and
+            (N, L) bool, whether they are valid.
+        """
+        self._require_window()
+        n, length = self.target.shape
+        if not length:
+            return
+        code = self.target.masked_fill(~self.valid, -1).reshape(n, *self.spatial)
+        for axis, side in enumerate(self.spatial, 1):
+            first, last = code.narrow(axis, 0, 1), code.narrow(axis, side - 1, 1)
+            code = torch.cat([first, code, last], axis)
+        for place in itertools.product(range(3), repeat=len(self.spatial)):
+            window = code
+            for axis, start in enumerate(place):
+                window = window.narrow(1 + axis, start, self.spatial[axis])
+            labels = window.reshape(n, length)
+            yield sum((start - 1) ** 2 for start in place), labels.clamp_min(0), labels >= 0
+
+    def window_counts(self) -> Tensor:
+        """(N, C, L) uint8: pixels of each class in the 3 x … x 3 window around each pixel.
+
+        The pixel itself counts; ignored pixels and what lies beyond the border do not.
+        """
+        self._require_window()
+        n, c, length = self.dense.shape
+        counts = self.valid.new_zeros((n, c, length), dtype=torch.uint8)
+        counts.scatter_(1, self.target.unsqueeze(1), self.valid.to(torch.uint8).unsqueeze(1))
+        counts = counts.reshape(n, c, *self.spatial)
+        for axis, side in enumerate(
+            self.spatial if length else (), 2
+        ):  # a sum over a box is one sum an axis
+            before = counts
+            counts = before.clone()
+            counts.narrow(axis, 1, side - 1).add_(before.narrow(axis, 0, side - 1))
+            counts.narrow(axis, 0, side - 1).add_(before.narrow(axis, 1, side - 1))
+        return counts.reshape(n, c, length)
+
+    def _require_window(self) -> None:
+        if len(self.spatial) > _MAX_WINDOW_AXES:
+            raise ValueError(
+                f"Expected at most {_MAX_WINDOW_AXES} spatial axes for a loss that looks at "
+                f"neighbours, but got {len(self.spatial)}: {self.spatial}"
+            )
+
+
+def flatten(
+    logits: Tensor, labels: Tensor, ignore_index: int = 255, *, multilabel: bool = False
+) -> Pixels:
     """Fold (N, C, *S) logits and (N, *S) labels into `Pixels`, masking ignored labels.
 
     Args:
         logits: (N, C, *S) of any floating dtype. S = () is classification, (H, W) segmentation.
         labels: (N, *S) of an integer dtype; (N,) is also taken when every side in S is 1.
         ignore_index: the label that means "do not count this pixel".
+        multilabel: the logits are of K sigmoid outputs, and the labels those that
+            `fold_multilabel` takes.
 
     Raises:
         ValueError: a wrong shape or dtype, or labels outside 0..C-1. The range is checked at once
             on the CPU; on an accelerator that would stall the queue, so there the count of bad
             labels is left in `Pixels.out_of_range` for the caller to look at when it suits.
     """
+    if multilabel:
+        folded = flatten(*fold_multilabel(logits, labels), ignore_index)
+        return replace(folded, problems=logits.shape[1])
     check_shapes(logits, labels)
-    n, c = logits.shape[:2]
-    length = math.prod(logits.shape[2:])
+    n, c, *sides = logits.shape
+    length = math.prod(sides)
+    spatial = tuple(side for side in sides if side != 1)
     dense = logits.reshape(n, c, length)
     given = labels.reshape(n, length).long()
     ignored = given == ignore_index
     target = given.masked_fill(ignored, 0)
     if target.device.type == "cpu":
         _check_range(target, c, ignore_index)
-        return Pixels(dense, target, ~ignored, torch.zeros((), dtype=torch.int64))
+        none = torch.zeros((), dtype=torch.int64)
+        return Pixels(dense, target, ~ignored, none, spatial)
     outside = (target < 0) | (target >= c)
-    return Pixels(dense, target.masked_fill(outside, 0), ~(ignored | outside), outside.sum())
+    valid = ~(ignored | outside)
+    return Pixels(dense, target.masked_fill(outside, 0), valid, outside.sum(), spatial)
+
+
+def fold_multilabel(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn K sigmoid outputs into N·K two-class problems: z becomes the two logits (0, z).
+
+    softmax((0, z)) is (1 − sigmoid(z), sigmoid(z)), so everything that takes softmax outputs takes
+    these.
+
+    Args:
+        logits: (N, K, *S), each an output before its sigmoid; K = 1 is a binary problem.
+        labels: (N, K, *S) of 0, 1 or the ignore index; for K = 1 also (N, *S).
+
+    Returns:
+        (N·K, 2, *S) logits and (N·K, *S) labels; row n·K + k is class k of image n.
+    """
+    _check_tensors(logits, labels)
+    if labels.shape == (logits.shape[0], *logits.shape[2:]) and logits.shape[1] == 1:
+        labels = labels.unsqueeze(1)
+    if labels.shape != logits.shape:
+        raise ValueError(
+            f"Expected multi-label labels of the logits' shape {tuple(logits.shape)}, "
+            f"but got {tuple(labels.shape)}"
+        )
+    z = logits.flatten(0, 1).unsqueeze(1)
+    return torch.cat([torch.zeros_like(z), z], 1), labels.flatten(0, 1)
 
 
 def expected_labels(num_classes: int, ignore_index: int) -> str:
@@ -101,20 +211,12 @@ def _check_range(target: Tensor, num_classes: int, ignore_index: int) -> None:
 
 def check_shapes(logits: Tensor, labels: Tensor) -> None:
     """Raise a ValueError unless the shapes, dtypes and devices are such as `flatten` takes."""
-    if logits.ndim < 2:
-        raise ValueError(f"Expected logits of shape (N, C, *S), but got {tuple(logits.shape)}")
-    if not logits.is_floating_point():
-        raise ValueError(f"Expected logits of a floating dtype, but got {logits.dtype}")
+    _check_tensors(logits, labels)
     if logits.shape[1] < 2:
         raise ValueError(
             f"Expected logits with at least 2 classes in dimension 1, but got "
-            f"{tuple(logits.shape)}; for one sigmoid output z pass torch.cat([0 * z, z], 1)"
-        )
-    if labels.dtype not in _LABEL_DTYPES:
-        raise ValueError(f"Expected labels of an integer dtype, but got {labels.dtype}")
-    if labels.device != logits.device:
-        raise ValueError(
-            f"Expected labels on the logits' device {logits.device}, but got {labels.device}"
+            f"{tuple(logits.shape)}; one sigmoid output is multilabel=True, "
+            "or torch.cat([0 * z, z], 1)"
         )
     expected = (logits.shape[0], *logits.shape[2:])
     one_per_sample = math.prod(expected[1:]) == 1 and labels.shape == expected[:1]
@@ -122,4 +224,17 @@ def check_shapes(logits: Tensor, labels: Tensor) -> None:
         raise ValueError(
             f"Expected labels of shape {expected} for logits of shape {tuple(logits.shape)}, "
             f"but got {tuple(labels.shape)}"
+        )
+
+
+def _check_tensors(logits: Tensor, labels: Tensor) -> None:
+    if logits.ndim < 2:
+        raise ValueError(f"Expected logits of shape (N, C, *S), but got {tuple(logits.shape)}")
+    if not logits.is_floating_point():
+        raise ValueError(f"Expected logits of a floating dtype, but got {logits.dtype}")
+    if labels.dtype not in _LABEL_DTYPES:
+        raise ValueError(f"Expected labels of an integer dtype, but got {labels.dtype}")
+    if labels.device != logits.device:
+        raise ValueError(
+            f"Expected labels on the logits' device {logits.device}, but got {labels.device}"
         )

@@ -1,7 +1,8 @@
-"""The auxiliary losses, which compare mean confidence with frequency over a batch.
+"""The auxiliary losses, which ask for calibration beside a base loss.
 
-Signatures are those of the base losses. Every mean is over all valid
-pixels of the global batch, not per image. A batch without valid pixels gives 0.
+Signatures are those of the base losses. Every mean is over all valid pixels of the global batch,
+not per image, but for ace. A batch without valid pixels gives 0. In a multi-label batch the
+statistics of a batch are those of each class, and the loss is their mean over the classes.
 """
 
 from __future__ import annotations
@@ -12,8 +13,13 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from segcal.distributed import exclusive_prefix, is_distributed, sum_over_ranks
-from segcal.losses.softmax import accumulator
+from segcal.distributed import sum_over_ranks
+from segcal.losses.binned import ace
+from segcal.losses.means import pixel_mean, problem_mean, require
+from segcal.losses.neighbourhood import nacl
+from segcal.losses.sampled import dece, mmce
+from segcal.losses.slopes import with_slope
+from segcal.losses.softmax import accumulator, blocks
 from segcal.pixels import Pixels
 
 
@@ -22,12 +28,12 @@ def mdca(pixels: Pixels, class_sum: Tensor, *, sync: bool = True) -> Tensor:
 
     (1/K) Σ_c | mean_i p_ic − mean_i 1[y_i = c] |, over all K classes, absent ones included.
     """
-    valid = pixels.valid.flatten()
-    occurrences = torch.zeros_like(class_sum)
-    occurrences.scatter_add_(0, pixels.target.flatten(), valid.to(class_sum.dtype))
-    sums = sum_over_ranks(torch.stack([class_sum, occurrences]), sync=sync)  # (2, K)
-    count = sums[1].sum().clamp_min(1)
-    return ((sums[0] - sums[1]) / count).abs().mean().to(_dtype(pixels))
+    wide = accumulator(class_sum)
+    rows = torch.stack([class_sum.to(wide), pixels.class_counts().to(wide)], 1)
+    sums = sum_over_ranks(pixels.per_problem(rows), sync=sync)  # (G, 2, K)
+    count = sums[:, 1].sum(1)  # (G,)
+    gap = (sums[:, 0] - sums[:, 1]).abs().mean(1) / count.clamp_min(1)
+    return problem_mean(gap, (count > 0).to(wide)).to(class_sum.dtype)
 
 
 def dca(pixels: Pixels, confidence: Tensor, correct: Tensor, *, sync: bool = True) -> Tensor:
@@ -36,82 +42,60 @@ def dca(pixels: Pixels, confidence: Tensor, correct: Tensor, *, sync: bool = Tru
     The accuracy is a constant to the gradient.
     """
     wide = accumulator(confidence)
-    sums = torch.stack([(confidence - correct).sum(dtype=wide), pixels.valid.sum(dtype=wide)])
-    gap, count = sum_over_ranks(sums, sync=sync)
-    return (gap / count.clamp_min(1)).abs().to(confidence.dtype)
+    gaps, counts = (confidence - correct).sum(1, dtype=wide), pixels.valid.sum(1, dtype=wide)
+    sums = pixels.per_problem(torch.stack([gaps, counts], 1))
+    gap, count = sum_over_ranks(sums, sync=sync).unbind(1)  # (G,)
+    return problem_mean(gap.abs() / count.clamp_min(1), (count > 0).to(wide)).to(confidence.dtype)
 
 
-def mmce(
+def cp(pixels: Pixels, entropy: Tensor, *, sync: bool = True) -> Tensor:
+    """Confidence penalty (Pereyra et al. 2017): minus the mean entropy, mean of Σ_c p_c log p_c."""
+    return pixel_mean(-entropy, pixels, sync=sync)
+
+
+def mbls(
     pixels: Pixels,
-    confidence: Tensor,
-    correct: Tensor,
     *,
-    bandwidth: Annotated[float, "bandwidth of the kernel"] = 0.4,
-    sample: Annotated[int, "pixels of a batch that are compared"] = 4096,
-    seed: Annotated[int, "seed of the sample"] = 0,
+    margin: Annotated[float, "how far logits may lie below the largest without a penalty"] = 10.0,
     sync: bool = True,
 ) -> Tensor:
-    """Weighted maximum mean calibration error (Kumar et al. 2018), on a sample of pixels.
+    """Margin-based label smoothing (Liu et al. 2022).
 
-    With r the confidence of the predicted class, k(a, b) = exp(−|a − b| / bandwidth), m correct
-    and n wrong pixels: the square root of
-
-        Σ_{i,j correct} (1−r_i)(1−r_j) k_ij / m² + Σ_{i,j wrong} r_i r_j k_ij / n²
-        − 2 Σ_{i correct, j wrong} (1−r_i) r_j k_ij / (m n)
-
-    and 0 when either side is empty. The pairs make it O(P²), so it is computed on `sample`
-    pixels: the valid pixels of the global batch, in order, are cut into `sample` equal runs and
-    one pixel is drawn from each at an offset fixed by `seed`. Batches of at most `sample` valid
-    pixels are used whole.
+    Mean over pixels i and classes c of max(0, max_j z_ij − z_ic − margin), z the logits.
     """
-    whole = isinstance(sample, int) and isinstance(seed, int)
-    if not (whole and bandwidth > 0 and sample >= 2 and 0 <= seed < 2**63):
-        raise ValueError(
-            f"Expected bandwidth > 0, a whole sample >= 2 and a whole seed >= 0, "
-            f"but got bandwidth={bandwidth}, sample={sample}, seed={seed}"
-        )
-    index, mine, drawn = _sample(pixels.valid, sample, seed, sync)
-    r = sum_over_ranks(confidence.flatten()[index] * mine, sync=sync)  # (M,)
-    hit = sum_over_ranks(correct.flatten()[index] * mine, sync=sync) > 0  # (M,)
-    # Signed, normalised residuals turn the three double sums into the one quadratic form e·K·e.
-    hit, miss = hit & drawn, ~hit & drawn
-    m, n = hit.sum().clamp_min(1), miss.sum().clamp_min(1)
-    residual = torch.where(hit, (1 - r) / m, torch.where(miss, -r / n, 0 * r))
-    kernel = torch.exp((r[:, None] - r[None, :]).abs() / -bandwidth)  # (M, M)
-    square = (residual * (kernel @ residual)).sum().clamp_min(0)
-    both = hit.any() & miss.any()
-    # The 1e-10 keeps the square root's slope finite; the select keeps an empty side at exactly 0.
-    return torch.where(both, (square + 1e-10).sqrt(), 0 * square)
+    require(margin >= 0, "margin >= 0", margin)
+    with torch.no_grad():
+        dense = pixels.dense
+        k = dense.shape[1]
+        dtype = torch.promote_types(dense.dtype, torch.float32)
+        value = torch.empty(pixels.target.shape, dtype=dtype, device=dense.device)
+        slope = torch.empty(dense.shape, dtype=_count_dtype(k), device=dense.device)
+        for rows, columns in blocks(dense.shape, dense.device):
+            part = dense[rows, :, columns].to(dtype)
+            top, first = part.max(1, keepdim=True)
+            excess = (top - margin).sub(part).clamp_min_(0)
+            excess.masked_fill_(~pixels.valid[rows, columns].unsqueeze(1), 0)
+            value[rows, columns] = excess.mean(1)
+            over = (excess > 0).to(slope.dtype)
+            count = over.sum(1, keepdim=True, dtype=slope.dtype)
+            slope[rows, :, columns] = over.neg_().scatter_add_(1, first, count)
+    return pixel_mean(with_slope(dense, value, slope, k), pixels, sync=sync)
 
 
-AUXILIARY_LOSSES: dict[str, Callable[..., Tensor]] = {"mdca": mdca, "dca": dca, "mmce": mmce}
-USUAL_BETA: dict[str, float] = {}  # the weight that an auxiliary has unless told; 1 for the rest
+def _count_dtype(most: int) -> torch.dtype:
+    """The smallest integer dtype that holds −most..most."""
+    return next(d for d in (torch.int8, torch.int16, torch.int32) if most <= torch.iinfo(d).max)
 
 
-def _sample(valid: Tensor, size: int, seed: int, sync: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Which pixels a sample takes, the same for any split of the batch over ranks.
-
-    Shapes are fixed and nothing is read back from the device.
-
-    Returns:
-        (M,) positions in the flattened (N, L) of this rank; (M,) 1 where this rank holds the
-        pixel, else 0; (M,) bool, whether the place is filled at all.
-    """
-    if not (sync and is_distributed()):
-        size = min(size, valid.numel())
-    place = torch.arange(size, device=valid.device)
-    offset = torch.rand(size, generator=torch.Generator().manual_seed(seed))
-    running = valid.flatten().cumsum(0)  # (N·L,)
-    count = valid.sum()
-    before, total = exclusive_prefix(count, sync=sync)
-    low, high = place * total // size, (place + 1) * total // size  # disjoint runs of pixels
-    drawn = low + (offset.to(valid.device) * (high - low)).long().minimum(high - low - 1)
-    ordinal = torch.where(total <= size, place, drawn)  # which of the batch's valid pixels
-    local = ordinal - before
-    mine = (local >= 0) & (local < count)
-    position = torch.searchsorted(running, local + 1)  # where the count first reaches it
-    return position.clamp(0, valid.numel() - 1), mine, place < total
-
-
-def _dtype(pixels: Pixels) -> torch.dtype:
-    return torch.promote_types(pixels.dense.dtype, torch.float32)
+AUXILIARY_LOSSES: dict[str, Callable[..., Tensor]] = {
+    "mdca": mdca,
+    "dca": dca,
+    "mmce": mmce,
+    "cp": cp,
+    "mbls": mbls,
+    "nacl": nacl,
+    "ace": ace,
+    "dece": dece,
+}
+# The weight that an auxiliary has unless told; 1 for the rest.
+USUAL_BETA = {"cp": 0.1, "mbls": 0.1, "nacl": 0.1, "dece": 0.5}

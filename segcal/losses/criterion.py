@@ -13,6 +13,8 @@ from segcal.losses.softmax import statistics
 from segcal.losses.terms import hyper_names, parse_spec, term
 from segcal.pixels import Pixels, expected_labels, flatten
 
+_LARGEST = 1e30  # what lies beyond it masks something, or is as good as infinite
+
 
 def build_loss(
     spec: str,
@@ -20,6 +22,7 @@ def build_loss(
     ignore_index: int = 255,
     weight: Tensor | Sequence[float] | None = None,
     sync: bool = True,
+    multilabel: bool = False,
     beta: float | Mapping[str, float] | None = None,
     **hyper: float,
 ) -> Criterion:
@@ -31,18 +34,38 @@ def build_loss(
         ignore_index: label of pixels that count for nothing.
         weight: (K,) class weights of the base loss.
         sync: take batch statistics over all ranks; False keeps them local.
+        multilabel: the logits are K sigmoid outputs and the labels (N, K, *S) of 0, 1 or
+            `ignore_index`; K = 1 is a binary problem. Each output is a two-class problem with the
+            logits (0, z): means over pixels are over the pixels of all of them, and statistics of
+            a batch (mdca, dca, mmce, dece, dice) are taken for each class and averaged.
         beta: the auxiliary's weight, or {"mdca": 1, "cp": 0.1}. An auxiliary that is not told has
             its usual weight (`USUAL_BETA`).
         **hyper: the hyper-parameters of the chosen terms, which are the keyword arguments of
             their functions. One that two terms take goes to both; one that none takes is an error.
     """
-    return Criterion(spec, ignore_index=ignore_index, weight=weight, sync=sync, beta=beta, **hyper)
+    return Criterion(
+        spec,
+        ignore_index=ignore_index,
+        weight=weight,
+        sync=sync,
+        multilabel=multilabel,
+        beta=beta,
+        **hyper,
+    )
 
 
 class Criterion(nn.Module):
     """base + Σ beta · aux on (N, C, *S) logits and (N, *S) labels; see `build_loss`.
 
-    Drop-in for nn.CrossEntropyLoss. Computed in float32 at least, also under autocast.
+    Drop-in for nn.CrossEntropyLoss in training loops, under DistributedDataParallel and autocast,
+    where it computes in float32 at least. The backward is written by hand: `create_graph=True`,
+    which asks for second derivatives, and the transforms of torch.func (grad, vmap, jvp) raise a
+    RuntimeError.
+
+    A logit of −inf, or float32's least, masks a class: its p is 0. That works with every term that
+    reads probabilities. Where it makes the loss infinite (ls, mbls and nacl read every logit, and
+    a label may be a masked class) a CPU raises a ValueError; an accelerator returns inf, since
+    looking would stall every step.
 
     On a CPU a label out of range raises at once. On an accelerator looking would stall every
     step, so the count is read when it has arrived: the error comes a step or so later, and the
@@ -62,6 +85,7 @@ class Criterion(nn.Module):
         ignore_index: int = 255,
         weight: Tensor | Sequence[float] | None = None,
         sync: bool = True,
+        multilabel: bool = False,
         beta: float | Mapping[str, float] | None = None,
         **hyper: float,
     ) -> None:
@@ -69,7 +93,7 @@ class Criterion(nn.Module):
         self.base, auxiliaries = parse_spec(spec)
         self.spec = "+".join((self.base, *auxiliaries))  # the grammar's lower-case form
         self.ignore_index = ignore_index
-        self.sync = sync
+        self.sync, self.multilabel = sync, multilabel
         self.hyper = dict(hyper)
         self._terms = [term(name) for name in (self.base, *auxiliaries)]
         known = hyper_names(spec)
@@ -96,7 +120,7 @@ class Criterion(nn.Module):
     def terms(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The named parts, {"fl": …, "mdca": …, "loss": fl + beta · mdca}, each a scalar."""
         with torch.autocast(logits.device.type, enabled=False):
-            pixels = flatten(logits, labels, self.ignore_index)
+            pixels = flatten(logits, labels, self.ignore_index, multilabel=self.multilabel)
             self._late.look(pixels, self.ignore_index)
             # One pass over the logits for what all the terms read.
             known = statistics(pixels, {name for part in self._terms for name in part.statistics})
@@ -112,13 +136,35 @@ class Criterion(nn.Module):
             total = parts[self.base]
             for name, beta in self.beta.items():
                 total = total + beta * parts[name]
+            if logits.device.type == "cpu" and not total.abs() < _LARGEST:
+                _explain(parts, pixels)
         return {**parts, "loss": total}
 
     def extra_repr(self) -> str:
         """What printing the module shows."""
         shown = {"beta": self.beta, **self.hyper} if self.beta else self.hyper
         hyper = "".join(f", {key}={value}" for key, value in shown.items())
-        return f"{self.spec!r}, ignore_index={self.ignore_index}{hyper}"
+        multilabel = ", multilabel=True" if self.multilabel else ""
+        return f"{self.spec!r}, ignore_index={self.ignore_index}{multilabel}{hyper}"
+
+
+def _explain(parts: Mapping[str, Tensor], pixels: Pixels) -> None:
+    """Raise a ValueError if logits that mask classes, or are as large, made a term infinite."""
+    dense = pixels.dense.detach().masked_fill(~pixels.valid.unsqueeze(1), 0)
+    masked = dense.abs() > _LARGEST
+    if dense.isnan().any() or (dense == torch.inf).any() or not masked.any():
+        return  # it has diverged: the loss says so itself
+    name, value = next((n, float(p.detach())) for n, p in parts.items() if not p.abs() < _LARGEST)
+    if masked.gather(1, pixels.target.unsqueeze(1)).any():
+        raise ValueError(
+            f"Expected labels whose logits are not masked (-inf or beyond {_LARGEST:g}), but some "
+            f"are, and {name} is {value}; ignore those pixels, or leave their class unmasked"
+        )
+    raise ValueError(
+        f"Expected logits within {_LARGEST:g} for {name}, which counts every class, but got "
+        f"{float(dense.abs().max())}; leave masked classes out, or take a loss of their "
+        "probabilities such as nll"
+    )
 
 
 def _betas(

@@ -4,42 +4,48 @@ import pytest
 import torch
 from torch import nn
 
-from segcal.losses import build_loss
-from tests.support.loss_batches import SPECS, batch
+from segcal.losses import AUXILIARY_LOSSES, build_loss, hyper_names
+from tests.support.loss_batches import LOSSES, Loss, batch
 from tests.support.ranks import run_on_ranks
 
 # Images of the one batch that each rank holds; in "empty" the second has no valid pixel at all.
 SHARES = {"uneven": (slice(0, 4), slice(4, 5)), "empty": (slice(0, 5), slice(5, 6))}
-# With pixel samples for MMCE that take the whole batch and a part of it.
-CASES = [(share, sample) for share in SHARES for sample in (512, 50)]
+# A sample that takes a part of the batch, besides the usual one that takes it whole.
+SAMPLED = [
+    Loss(s.spec, {**s.hyper, "sample": 50}) for s in LOSSES if "sample" in hyper_names(s.spec)
+]
+CASES = {str(loss): (loss, False) for loss in [*LOSSES, *SAMPLED]}
+CASES["multilabel"] = (Loss("dicece+" + "+".join(AUXILIARY_LOSSES), {"sample": 50}), True)
 
 
-def whole_batch():
-    features, labels = batch(6, 7, n=6, k=4, ignored=0.3)
+def whole_batch(multilabel):
+    features, labels = batch(6, 7, n=6, k=5, ignored=0.3)
+    if multilabel:
+        generator = torch.Generator().manual_seed(2)
+        labels = torch.randint(0, 2, features.shape, generator=generator)
+        labels[torch.rand(labels.shape, generator=generator) < 0.3] = 255
+        labels[:, 3] = 255  # a class without any label
     labels[5] = 255
     return features, labels
 
 
 def network():
     torch.manual_seed(1)
-    return nn.Conv2d(4, 5, 3, padding=1, dtype=torch.float64)
-
-
-def criterion(spec, sample):
-    return build_loss(spec, **({"sample": sample} if "mmce" in spec else {}))
+    return nn.Conv2d(5, 5, 3, padding=1, dtype=torch.float64)
 
 
 def on_rank(rank):
-    """Every spec's loss and the gradient DDP makes of it, for this rank's share of the batch."""
+    """Every loss and the gradient DDP makes of it, for this rank's share of the batch."""
     out = {}
-    for share, sample in CASES:
-        features, labels = (part[SHARES[share][rank]] for part in whole_batch())
-        for spec in SPECS:
-            net = nn.parallel.DistributedDataParallel(network())
-            loss = criterion(spec, sample)(net(features), labels)
-            loss.backward()
-            gradients = (net.module.weight.grad, net.module.bias.grad)
-            out[share, sample, spec] = (loss.detach(), *gradients)
+    net = nn.parallel.DistributedDataParallel(network())
+    for share, slices in SHARES.items():
+        for name, (loss, multilabel) in CASES.items():
+            features, labels = (part[slices[rank]] for part in whole_batch(multilabel))
+            net.zero_grad()
+            value = loss.build(multilabel=multilabel)(net(features), labels)
+            value.backward()
+            out[share, name] = (value.detach(), *(p.grad.clone() for p in net.parameters()))
+        features, labels = (part[slices[rank]] for part in whole_batch(False))
         out[share] = build_loss("nll+mdca", sync=False)(network()(features), labels).detach()
     return out
 
@@ -49,22 +55,23 @@ def ranks():
     return run_on_ranks(on_rank)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize(("share", "sample"), CASES)
-def test_two_ranks_equal_one(ranks, share, sample, spec):
-    features, labels = whole_batch()
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("share", SHARES)
+def test_two_ranks_equal_one(ranks, share, name):
+    loss, multilabel = CASES[name]
+    features, labels = whole_batch(multilabel)
     held = slice(0, 5 if share == "uneven" else 6)
     net = network()
-    loss = criterion(spec, sample)(net(features[held]), labels[held])
-    loss.backward()
-    expected = (loss.detach(), net.weight.grad, net.bias.grad)
+    value = loss.build(multilabel=multilabel)(net(features[held]), labels[held])
+    value.backward()
+    expected = (value.detach(), net.weight.grad, net.bias.grad)
     for result in ranks:
-        torch.testing.assert_close(result[share, sample, spec], expected, atol=1e-9, rtol=1e-9)
+        torch.testing.assert_close(result[share, name], expected, atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize("share", SHARES)
 def test_without_sync_a_rank_sees_its_own_share_only(ranks, share):
-    features, labels = whole_batch()
+    features, labels = whole_batch(False)
     for mine, result in zip(SHARES[share], ranks, strict=True):
         alone = build_loss("nll+mdca")(network()(features[mine]), labels[mine])
         torch.testing.assert_close(result[share], alone.detach())
