@@ -167,9 +167,9 @@ def measure(
         labels = {n: restrict(batch.labels, r, source.ignore_index) for n, r in regions.items()}
         for name, scaler in scalers.items():
             scaled = calibrated(batch, scaler)
-            count(measured[name].whole, scaled)
+            count_batch(measured[name].whole, scaled)
             for region, part in labels.items():
-                count(measured[name].regions[region], replace(scaled, labels=part))
+                count_batch(measured[name].regions[region], replace(scaled, labels=part))
         del batch, scaled, labels  # before the next batch is made
     _share(source.skipped)
     for found in measured.values():
@@ -222,7 +222,7 @@ def new_meter(
     )
 
 
-def count(meter: CalibrationMeter, batch: Predictions) -> None:
+def count_batch(meter: CalibrationMeter, batch: Predictions) -> None:
     """Count a batch of logits or of probabilities."""
     update = meter.update if batch.kind == "logits" else meter.update_probs
     update(batch.values, batch.labels, names=batch.names)

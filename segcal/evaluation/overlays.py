@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from segcal.data.predictions import Predictions
-from segcal.evaluation.evaluate import LogitMap, calibrated, count, new_meter
+from segcal.evaluation.evaluate import LogitMap, calibrated, count_batch, new_meter
 from segcal.evaluation.sources import NamedPredictions
 from segcal.files import BadFile
 from segcal.metrics import Report
@@ -94,7 +94,7 @@ def _image(source: NamedPredictions, index: int) -> np.ndarray | None:
 def _draw(source: NamedPredictions, image: np.ndarray | None, batch: Predictions) -> Drawn:
     assert batch.names is not None  # images are drawn by name
     meter = new_meter(source)
-    count(meter, batch)
+    count_batch(meter, batch)
     probs, labels = batch.probs[0].float().cpu().numpy(), batch.labels[0].cpu().numpy()
     png = overlay_panel(
         image,

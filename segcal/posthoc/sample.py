@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from segcal.pixels import Pixels, flatten
-from segcal.posthoc.stream import Batch, Stream
+from segcal.posthoc.stream import HoldoutBatch, Stream
 
 _VALIDATION_EVERY = 5  # one image in five validates a fit on the others
 
@@ -101,7 +101,7 @@ class PixelSampler:
         self._smallest = Smallest(size)
         self._seed = seed
 
-    def __call__(self, batch: Batch) -> None:
+    def __call__(self, batch: HoldoutBatch) -> None:
         """Look at one batch."""
         dense, valid = batch.pixels.dense, batch.pixels.valid
         length = dense.shape[2]

@@ -18,7 +18,7 @@ _BLOCK_VALUES = 1 << 18
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class HoldoutBatch:
     """One batch of a hold-out.
 
     Attributes:
@@ -65,7 +65,7 @@ class Total:
         self._terms = terms
         self._sums = torch.zeros(size + 1, dtype=torch.float64)  # the last counts pixels
 
-    def __call__(self, batch: Batch) -> None:
+    def __call__(self, batch: HoldoutBatch) -> None:
         """Add one batch."""
         self.add(batch.pixels)
 
@@ -106,7 +106,7 @@ class Stream:
         self._sync = sync
         self._count: int | None = None
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[HoldoutBatch]:
         self.passes += 1
         ranks, rank = self._ranks()
         seen = 0
@@ -119,9 +119,9 @@ class Stream:
             # many ranks there are.
             numbers = range(seen * ranks + rank, (seen + len(logits)) * ranks + rank, ranks)
             seen += len(logits)
-            yield Batch(logits, labels, images, numbers, pixels)
+            yield HoldoutBatch(logits, labels, images, numbers, pixels)
 
-    def survey(self, visit: Callable[[Batch], None]) -> Survey:
+    def survey(self, visit: Callable[[HoldoutBatch], None]) -> Survey:
         """The first pass: check everything, and show every batch to `visit`.
 
         Raises:

@@ -11,7 +11,7 @@ from torch import Tensor
 from segcal.pixels import Pixels
 from segcal.posthoc.interface import Scaler
 from segcal.posthoc.sample import PixelSampler
-from segcal.posthoc.stream import Batch, PixelBlock, Stream, Survey, Total
+from segcal.posthoc.stream import HoldoutBatch, PixelBlock, Stream, Survey, Total
 
 # Where temperatures are sought. If all predictions on the hold-out are right, T → 0; if the logits
 # say nothing of the labels, T → ∞: both end at a bound, with a warning.
@@ -87,7 +87,7 @@ def _fit_newton(stream: Stream) -> tuple[Survey, float, float, float]:
     sampler = PixelSampler(_GUESS_PIXELS, seed=0)
     unscaled = Total(lambda block: derivatives(block, 1.0), 3)
 
-    def visit(batch: Batch) -> None:
+    def visit(batch: HoldoutBatch) -> None:
         sampler(batch)
         unscaled(batch)
 

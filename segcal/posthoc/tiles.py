@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
 from segcal.posthoc.sample import Smallest, in_validation, keys
-from segcal.posthoc.stream import Batch, Stream
+from segcal.posthoc.stream import HoldoutBatch, Stream
 
 SIDE = 64
 
@@ -72,7 +72,7 @@ class TileSampler:
         self._seed = seed
         self._side: tuple[int, int] | None = None  # of the first batch's tiles, kept for all
 
-    def __call__(self, batch: Batch) -> None:
+    def __call__(self, batch: HoldoutBatch) -> None:
         """Look at one batch."""
         logits = as_planes(batch.logits)
         n, _, height, width = logits.shape

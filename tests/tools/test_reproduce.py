@@ -11,7 +11,7 @@ import time
 import pytest
 from reproduction import paper, render, runner
 from reproduction.locks import try_lock
-from reproduction.plan import PLAIN, Method, Training, merge
+from reproduction.plan import PLAIN, Method, Training, merge_methods
 from reproduction.results import Number
 from reproduction.store import Store
 
@@ -112,7 +112,10 @@ def test_a_workshop_that_writes_no_report_is_a_failure_not_a_loop(tmp_path):
 
 
 def test_merge_unites_evaluations():
-    assert merge([Method("tiny", "nll", seeds=(0, 1, 2)), PLAIN_NLL, TUNED]) == [PLAIN_NLL, TUNED]
+    assert merge_methods([Method("tiny", "nll", seeds=(0, 1, 2)), PLAIN_NLL, TUNED]) == [
+        PLAIN_NLL,
+        TUNED,
+    ]
 
 
 WORKER = """

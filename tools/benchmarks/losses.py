@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from benchmarks.measure import measure, print_ratios
+from benchmarks.measure import print_ratios, time_and_memory
 from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES, build_loss
 
 BASELINE = "F.cross_entropy"
@@ -46,4 +46,4 @@ def run(arguments: argparse.Namespace) -> None:
     work |= {spec: step(build_loss(spec)) for spec in specs}
     threads = torch.get_num_threads()
     print(f"logits {n}×{c}×{h}×{w} float32, 5 % ignored, {arguments.device}, {threads} threads\n")
-    print_ratios(measure(work, arguments.repeats, arguments.device))
+    print_ratios(time_and_memory(work, arguments.repeats, arguments.device))

@@ -22,7 +22,7 @@ class Measurement:
     extra_bytes: float
 
 
-def measure(
+def time_and_memory(
     work: Mapping[str, Callable[[], object]], repeats: int, device: str
 ) -> list[Measurement]:
     """Time every entry `repeats` times in turn, so that a noisy moment hits them all alike."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.measure import measure, print_ratios
+from benchmarks.measure import print_ratios, time_and_memory
 from segcal import CalibrationMeter
 
 BASELINE = "softmax"
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
             f"pixels), 5 % ignored, {arguments.device}, {threads} threads\n"
         )
         work = _work(logits, labels, batches, arguments.quick)
-        print_ratios(measure(work, arguments.repeats, arguments.device))
+        print_ratios(time_and_memory(work, arguments.repeats, arguments.device))
 
 
 def _work(

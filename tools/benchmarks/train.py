@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.measure import measure, print_ratios
+from benchmarks.measure import print_ratios, time_and_memory
 from segcal.config import TrainConfig, parse_train
 from segcal.data.build import build_data
 from segcal.losses import build_loss
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
         f"{arguments.steps} steps of {config.model.name} with {config.loss} on batches of "
         f"{config.batch_size} in memory, {arguments.device}, {torch.get_num_threads()} threads\n"
     )
-    rows = measure(work, arguments.repeats, arguments.device)
+    rows = time_and_memory(work, arguments.repeats, arguments.device)
     print_ratios(rows)
     eaten = arguments.steps * config.batch_size / rows[1].seconds
     print(f"\nthe steps take {eaten:.0f} images/s; the loader gives")

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from reproduction import figures, opening, paper, render, runner
 from reproduction.experiments import EXPERIMENTS, missing, title
-from reproduction.plan import Method, merge
+from reproduction.plan import Method, merge_methods
 from reproduction.pool import work_together
 from reproduction.results import Setting, comparisons, numbers
 from reproduction.store import Store
@@ -23,7 +23,7 @@ from reproduction.worker import TrainingWorker
 from segcal.data.options import DataConfig
 
 FIGURES = {"opening": opening.OPENING, **figures.FIGURES}
-Entry = paper.Table | paper.Figure
+TableOrFigure = paper.Table | paper.Figure
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -84,17 +84,17 @@ def _setting(options: argparse.Namespace) -> Setting:
     )
 
 
-def methods_of(entry: Entry, setting: Setting) -> list[Method]:
+def methods_of(entry: TableOrFigure, setting: Setting) -> list[Method]:
     """All that a table or figure needs."""
     if isinstance(entry, paper.Table):
         return setting.methods(entry)
-    return merge(FIGURES[entry.name].needs(setting))
+    return merge_methods(FIGURES[entry.name].needs(setting))
 
 
 def listing(setting: Setting) -> str:
     """Every table and figure: what it is called, how far it is, and which data is missing."""
     lines = [f"at --scale {setting.scale}, in {setting.store.root.parent}:"]
-    kinds: dict[str, Iterable[Entry]] = {
+    kinds: dict[str, Iterable[TableOrFigure]] = {
         "tables": paper.tables().values(),
         "figures": paper.figures().values(),
         "tables of our own": paper.own_tables().values(),
@@ -108,7 +108,7 @@ def listing(setting: Setting) -> str:
     return "\n".join(lines)
 
 
-def _state(entry: Entry, setting: Setting) -> str:
+def _state(entry: TableOrFigure, setting: Setting) -> str:
     methods = methods_of(entry, setting)
     done, total = runner.progress(methods, setting.store)
     parts = [f"{done} of {total} runs done"]
@@ -127,9 +127,9 @@ def _lacking(method: Method, setting: Setting) -> list[str]:
 
 
 def _reproduce(
-    wanted: Sequence[Entry], setting: Setting, options: argparse.Namespace, command: str
+    wanted: Sequence[TableOrFigure], setting: Setting, options: argparse.Namespace, command: str
 ) -> int:
-    methods = merge(method for entry in wanted for method in methods_of(entry, setting))
+    methods = merge_methods(method for entry in wanted for method in methods_of(entry, setting))
     for method in methods:
         if lacking := _lacking(method, setting):
             raise ValueError(
@@ -158,7 +158,7 @@ def _reproduce(
     return 1 if failures else 0
 
 
-def _write(entry: Entry, setting: Setting, command: str, into: Path | None) -> list[Path]:
+def _write(entry: TableOrFigure, setting: Setting, command: str, into: Path | None) -> list[Path]:
     folder = setting.store.root.parent
     if isinstance(entry, paper.Figure):
         return figures.write(FIGURES[entry.name], entry.name, setting, folder)

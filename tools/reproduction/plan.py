@@ -117,7 +117,7 @@ class Method:
         return self.config, self.loss, self.grid, self.seeds, self.options
 
 
-def merge(methods: Iterable[Method]) -> list[Method]:
+def merge_methods(methods: Iterable[Method]) -> list[Method]:
     """Each method once, with the evaluations of all its copies."""
     merged: dict[tuple[object, ...], Method] = {}
     for method in methods:

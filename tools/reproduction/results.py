@@ -85,7 +85,7 @@ class Setting:
     def methods(self, table: Table) -> list[Method]:
         """All that a table needs."""
         wants = table.wants()
-        return plan.merge(
+        return plan.merge_methods(
             self.method(w.experiment, w.loss, frozenset({self.evaluation(w)})) for w in wants
         )
 

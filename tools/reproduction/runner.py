@@ -25,14 +25,14 @@ class Worker(Protocol):
 
 
 @dataclass(frozen=True)
-class Task:
+class OpenTask:
     """A run that can be worked on now, and the evaluations it then needs."""
 
     run: Training
     evaluations: tuple[Evaluation, ...]
 
 
-def open_tasks(methods: Sequence[Method], store: Store) -> Iterator[Task]:
+def open_tasks(methods: Sequence[Method], store: Store) -> Iterator[OpenTask]:
     """What is not done yet and can be started, in order; each run once."""
     seen: set[tuple[str, tuple[Evaluation, ...]]] = set()
     for task in (task for method in methods for task in _of_method(method, store)):
@@ -42,18 +42,18 @@ def open_tasks(methods: Sequence[Method], store: Store) -> Iterator[Task]:
             yield task
 
 
-def _of_method(method: Method, store: Store) -> Iterator[Task]:
+def _of_method(method: Method, store: Store) -> Iterator[OpenTask]:
     try:
         hyper = store.choice(method)
     except ValueError:
         return
     if hyper is None:
-        yield from (Task(run, ()) for run in method.candidates() if store.trained(run) is None)
+        yield from (OpenTask(run, ()) for run in method.candidates() if store.trained(run) is None)
         return
     for run in method.chosen(hyper):
         missing = store.missing(run, method)
         if missing or store.trained(run) is None:
-            yield Task(run, tuple(missing))
+            yield OpenTask(run, tuple(missing))
 
 
 def work(
@@ -109,7 +109,7 @@ def progress(methods: Sequence[Method], store: Store) -> tuple[int, int]:
     return sum(done.values()), len(done) + unknown
 
 
-def _do(task: Task, store: Store, worker: Worker) -> bool:
+def _do(task: OpenTask, store: Store, worker: Worker) -> bool:
     """Do a task under its lock; False if another process did it in the meantime."""
     run = task.run
     missing = [e for e in task.evaluations if not store.report(run, e).exists()]
