@@ -92,3 +92,37 @@ def test_ignore_index_may_be_a_class():
     assert pixels.labels.tolist() == [0, 2]
     with pytest.raises(ValueError, match="255 in 1 pixel$"):
         flatten(torch.zeros(1, 3, 1), torch.tensor([[255]]), ignore_index=1)
+
+
+class OnAccelerator(torch.Tensor):
+    """Says that it is on a GPU, and refuses to be looked at, which would wait for the GPU."""
+
+    @property
+    def device(self):
+        return torch.device("cuda")
+
+    def _look(self, *_):
+        raise AssertionError("waits for the device")
+
+    __bool__ = __int__ = __float__ = __index__ = item = tolist = numpy = cpu = nonzero = _look
+
+
+@pytest.mark.parametrize("spatial", [(), (3,), (2, 3)], ids=str)
+def test_accelerator_masks_and_counts_labels_out_of_range_without_waiting(spatial):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(9, 4, *spatial, generator=generator)
+    labels = torch.randint(-2, 7, (9, *spatial), generator=generator)
+    labels[0] = 255
+    outside = ((labels < 0) | (labels > 3)) & (labels != 255)
+    found = flatten(logits.as_subclass(OnAccelerator), labels.as_subclass(OnAccelerator))
+    expected = flatten(logits, labels.masked_fill(outside, 255))
+    assert found.out_of_range.as_subclass(torch.Tensor) == outside.sum() > 0
+    for name in ("dense", "target", "valid"):
+        tensor = getattr(found, name)
+        assert isinstance(tensor, OnAccelerator)
+        assert torch.equal(tensor.as_subclass(torch.Tensor), getattr(expected, name))
+
+
+def test_the_stand_in_for_an_accelerator_notices_a_look():
+    with pytest.raises(AssertionError, match="waits for the device"):
+        bool(torch.ones(2).as_subclass(OnAccelerator).any())
