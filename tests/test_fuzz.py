@@ -72,6 +72,7 @@ def test_the_guard_lets_pass_what_may_happen(tmp_path):
     with guarded(tmp_path):
         (tmp_path / "inside").write_text("")
         raise ValueError("Expected this")
+    assert (tmp_path / "inside").exists()
 
 
 @settings(max_examples=50)

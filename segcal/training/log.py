@@ -141,7 +141,7 @@ class Progress:
                 total=total, initial=done, unit="step", dynamic_ncols=True, leave=False
             )
         self._last = time.monotonic()
-        self._last_step = self._done = done
+        self._last_step = done
 
     @property
     def due(self) -> bool:

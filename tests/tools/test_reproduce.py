@@ -125,9 +125,6 @@ from reproduction import runner
 from reproduction.plan import Method
 from reproduction.store import Store
 
-from tests.support import ROOT
-from tests.support import ROOT
-
 class Slow:
     def train(self, run, store):
         with open(sys.argv[2], "a") as log:

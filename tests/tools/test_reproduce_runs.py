@@ -1,20 +1,26 @@
 """Tables and figures end to end, on trainings of a second; the panels of the opening figure."""
 
 import csv
+import json
 import shutil
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from PIL import Image
 from reproduction import command, experiments, figures, opening, paper, worker
+from reproduction.results import Setting
+from reproduction.store import Store
 
+from segcal import viz
 from segcal.config import load_config, parse_train
 from segcal.metrics import Report
 
 TINY = """
 data: {name: DATA, limit: 16}
-model: {name: MODEL, width: 4}
+model: MODEL
 epochs: 1
 batch_size: 8
 workers: 0
@@ -28,7 +34,8 @@ def tiny(tmp_path, monkeypatch):
     """Configs of the same names, for trainings of a second; nothing else is replaced."""
     configs = shutil.copytree(experiments.CONFIGS, tmp_path / "configs")
     for name in experiments.STAND_INS:
-        data, model = ("scenes", "small_unet") if "scenes" in name else ("digits", "resnet8")
+        unet = "{name: small_unet, width: 4}"
+        data, model = ("scenes", unet) if "scenes" in name else ("digits", "{name: resnet8}")
         text = TINY.replace("DATA", data).replace("MODEL", model)
         (configs / f"{name}.yaml").write_text(text)
     monkeypatch.setattr(worker, "CONFIGS", configs)
@@ -71,22 +78,75 @@ def test_segmentation_table(tiny, capsys):
     assert "7 of 7 runs done" in capsys.readouterr().out
 
 
-def test_figures(tiny):
-    names = ["reliability_fl", "convergence"]
-    assert reproduce(tiny, *names, "--seeds", "1", "--no-tune") == 0
-    for name in names:
-        for kind in ("png", "svg"):
-            assert (tiny / f"out/small/{name}.{kind}").stat().st_size > 5000
+def drawn(tiny, name):
+    """The figure that is drawn again from what `reproduce` left, the same as the one written."""
+    setting = Setting("small", tiny, (0,), False, Store(tiny / "out/small/runs"))
+    (figure,) = figures.DRAWINGS[name].draw(setting).values()
+    svg = ElementTree.parse(tiny / f"out/small/{name}.svg").getroot()
+    width, height = (float(svg.get(side).removesuffix("pt")) for side in ("width", "height"))
+    assert (width, height) == pytest.approx(tuple(72 * figure.get_size_inches()))
+    with Image.open(tiny / f"out/small/{name}.png") as png:
+        assert png.width / png.height == pytest.approx(width / height, rel=0.01)
+        assert len(png.convert("RGB").getcolors(2**24)) > 20  # there is something on it
+    return figure
+
+
+def lines_of(ax):
+    return {line.get_label(): line.get_xydata().tolist() for line in ax.get_lines()}
+
+
+def test_reliability_figure_shows_the_reports(tiny):
+    assert reproduce(tiny, "reliability_fl", "--seeds", "1", "--no-tune") == 0
+    figure = drawn(tiny, "reliability_fl")
+    folders = ("small_digits_resnet8-fl-gamma3", "small_digits_resnet8-fl+mdca-beta1-gamma3")
+    for ax, folder, loss in zip(figure.axes, folders, ("fl", "fl+mdca"), strict=False):
+        path = tiny / f"out/small/runs/{folder}-seed0/reports/test-none.json"
+        expected = viz.reliability_diagram(Report.load(path), counts=False)
+        assert ax.get_title() == loss
+        shapes, wanted = (
+            [patch.get_patch_transform().transform_path(patch.get_path()) for patch in axes.patches]
+            for axes in (ax, expected)
+        )
+        assert len(shapes) > 0
+        for shape, other in zip(shapes, wanted, strict=True):
+            np.testing.assert_array_equal(shape.vertices, other.vertices)
+
+
+def test_convergence_figure_shows_the_logs(tiny):
+    assert reproduce(tiny, "convergence", "--seeds", "1", "--no-tune") == 0
+    figure = drawn(tiny, "convergence")
+    for ax, score, factor in zip(figure.axes, ("ece", "sce"), (100, 1000), strict=True):
+        lines = lines_of(ax)
+        for loss, beta in (("nll+mdca", 1), ("nll+mmce", 2), ("nll+dca", 1)):
+            run = tiny / f"out/small/runs/small_digits_resnet8-{loss}-beta{beta}-seed0"
+            log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+            expected = [[line["epoch"], factor * line[f"holdout/{score}"]] for line in log]
+            np.testing.assert_allclose(lines[loss], expected)
 
 
 def test_sweeps(tiny, monkeypatch):
     monkeypatch.setattr(figures, "BATCH_SIZES", {"small": (8, 16)})
     monkeypatch.setattr(figures, "BETAS", {"small": (0.25, 1)})
     assert reproduce(tiny, "beta", "batch_size", "--seeds", "1") == 0
-    assert (tiny / "out/small/beta.png").exists()
-    runs = {path.name for path in (tiny / "out/small/runs").iterdir()}
-    assert "small_digits_resnet8-fl+mdca-beta0.25-gamma3-seed0" in runs
-    assert "small_digits_resnet8-fl-gamma3-batch_size8-seed0" in runs
+    runs = tiny / "out/small/runs"
+    found = {
+        "beta": {"fl+mdca": {b: f"fl+mdca-beta{b}-gamma3" for b in (0.25, 1)}},
+        "batch_size": {
+            "fl+mdca": {b: f"fl+mdca-beta1-gamma3-batch_size{b}" for b in (8, 16)},
+            "fl": {b: f"fl-gamma3-batch_size{b}" for b in (8, 16)},
+        },
+    }
+    factors = {"ece": 100, "sce": 1000, "accuracy": 100}
+    for name, scores in (("beta", ["sce", "accuracy"]), ("batch_size", list(factors))):
+        for ax, score in zip(drawn(tiny, name).axes, scores, strict=True):
+            lines = lines_of(ax)
+            assert lines.keys() == found[name].keys()
+            for loss, folders in found[name].items():
+                values = []
+                for at, folder in folders.items():
+                    path = runs / f"small_digits_resnet8-{folder}-seed0/reports/test-none.json"
+                    values.append([at, factors[score] * getattr(Report.load(path), score)])
+                np.testing.assert_allclose(lines[loss], values)
 
 
 def test_list_names_everything_and_says_what_is_missing(tiny, capsys):
