@@ -58,7 +58,7 @@ class Predictions:
 
     @property
     def logits(self) -> Tensor:
-        """(N, C, *S) logits; of probabilities, their logarithms, which softmax takes back."""
+        """(N, C, *S) logits; for probabilities their logarithms, whose softmax they are."""
         if self.kind == "logits":
             return self.values
         wide = self.values.to(torch.promote_types(self.values.dtype, torch.float32))
@@ -205,7 +205,7 @@ class PredictionFolder:
         return found[0]
 
     def _labels_beside(self, file: Path) -> np.ndarray:
-        """The labels in a file of their own."""
+        """The labels of `file`, from a file of their own."""
         if self.format.labels is None:
             raise BadFile(f"{file}: Expected labels in it or a labels folder to be stated")
         path = _sibling(file, self.format.labels, _LABEL_SUFFIXES, "label")
