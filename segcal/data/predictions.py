@@ -87,7 +87,8 @@ class PredictionFolder:
         self.names = [utf8(file.stem) for file in self._files]
         self.folder = self.path if self.path.is_dir() else self.path.parent
         manifest = read_manifest(self.path) if self.path.is_dir() else {}
-        self.format = PredictionFormat(**{**manifest, **stated})
+        with naming(self.path):
+            self.format = PredictionFormat(**{**manifest, **stated})
 
     def shard(self, number: int, count: int) -> PredictionFolder:
         """Every `count`-th file from file `number` on: what one of `count` machines looks at."""
