@@ -8,7 +8,7 @@ from segcal.data.image_files import FilePart, find_images, one_size
 from segcal.data.options import DataConfig
 from segcal.data.raw import RawDataset
 from segcal.data.voc import palette
-from segcal.files import check_num_classes
+from segcal.files import check_num_classes, naming
 
 
 def masks(config: DataConfig) -> RawDataset:
@@ -76,7 +76,9 @@ def _class_names(config: DataConfig, root: Path) -> tuple[str, ...]:
             raise ValueError(f"Expected num_classes, or names one a line in {listed}, but got none")
         check_num_classes(config.num_classes)
         return tuple(f"class {i}" for i in range(config.num_classes))
-    names = tuple(line.strip() for line in listed.read_text().splitlines() if line.strip())
+    with naming(listed):
+        lines = listed.read_text(encoding="utf-8").splitlines()
+    names = tuple(line.strip() for line in lines if line.strip())
     if config.num_classes not in (None, len(names)):
         raise ValueError(
             f"Expected num_classes={config.num_classes} names in {listed}, but got {len(names)}"

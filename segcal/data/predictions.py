@@ -58,7 +58,7 @@ class Predictions:
 
     @property
     def logits(self) -> Tensor:
-        """(N, C, *S) logits; of probabilities, their logarithms, which softmax takes back."""
+        """(N, C, *S) logits; for probabilities their logarithms, whose softmax they are."""
         if self.kind == "logits":
             return self.values
         wide = self.values.to(torch.promote_types(self.values.dtype, torch.float32))
@@ -87,7 +87,8 @@ class PredictionFolder:
         self.names = [utf8(file.stem) for file in self._files]
         self.folder = self.path if self.path.is_dir() else self.path.parent
         manifest = read_manifest(self.path) if self.path.is_dir() else {}
-        self.format = PredictionFormat(**{**manifest, **stated})
+        with naming(self.path):
+            self.format = PredictionFormat(**{**manifest, **stated})
 
     def shard(self, number: int, count: int) -> PredictionFolder:
         """Every `count`-th file from file `number` on: what one of `count` machines looks at."""
@@ -205,7 +206,7 @@ class PredictionFolder:
         return found[0]
 
     def _labels_beside(self, file: Path) -> np.ndarray:
-        """The labels in a file of their own."""
+        """The labels of `file`, from a file of their own."""
         if self.format.labels is None:
             raise BadFile(f"{file}: Expected labels in it or a labels folder to be stated")
         path = _sibling(file, self.format.labels, _LABEL_SUFFIXES, "label")

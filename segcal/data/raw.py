@@ -27,7 +27,7 @@ class Part(Protocol):
         ...
 
     def read(self, index: int) -> tuple[np.ndarray, Label]:
-        """(H, W, 3) uint8 RGB, or (L,) words of a text, and the label: (H, W) uint8 or an int."""
+        """The image (H, W, 3) uint8 or the text (L,), and its label: (H, W) uint8 or an int."""
         ...
 
 

@@ -73,7 +73,7 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         return changed
 
     def image(self, index: int) -> np.ndarray:
-        """(H, W, 3) uint8 RGB of an item, un-augmented: what to draw on."""
+        """(H, W, 3) uint8 RGB of an item, not augmented, to draw on."""
         image = self.part.image(self.indices[index])
         return image if self._resize is None else resize_square(image, self._resize)
 

@@ -38,7 +38,7 @@ class Digits:
     classes: np.ndarray
 
     def take(self, indices: np.ndarray) -> Digits:
-        """Some of them."""
+        """The digits at `indices`."""
         return Digits(self.images[indices], self.classes[indices])
 
 

@@ -37,7 +37,7 @@ class TextPart:
     names: Sequence[str]
 
     def image(self, index: int) -> np.ndarray:
-        """A text has none."""
+        """Raise: a text has no image."""
         raise ValueError(f"Expected an image, but {self.names[index]} is a text")
 
     def read(self, index: int) -> tuple[np.ndarray, Label]:

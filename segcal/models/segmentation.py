@@ -38,7 +38,7 @@ class PaddedToMultiple(nn.Module):
 
 
 class SmallUNet(nn.Module):
-    """A U-Net for small images: (N, in_channels, H, W) to (N, num_classes, H, W), sides of 4.
+    """A U-Net for small images: (N, in_channels, H, W) to (N, num_classes, H, W), 4 divides H, W.
 
     Most of the work is done at a quarter of the resolution, in residual blocks that see far
     enough to tell one shape from another; two skip connections bring the outlines back.

@@ -64,7 +64,7 @@ def test_domains(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--domain", "art"], "Expected domain to be null for digits"),
+        (["--domain", "art"], "Expected domain to be unset for digits"),
         (["--rotation", "15", "--split", "holdout"], "Expected --split test with --rotation"),
     ],
 )

@@ -111,12 +111,13 @@ def test_voc_lists_of_any_name(voc_root):
     [
         (
             {"train_split": "none"},
-            r"the list none\.txt in .*, but got empty\.txt, held\.txt",
+            r"the list none\.txt in .*, but got bytes\.txt, empty\.txt",
         ),
         ({"train_split": "../../x"}, r"the list \.\./\.\./x\.txt in"),
         ({"train_split": "empty"}, r"names of images in .*empty\.txt"),
         ({"holdout_split": "held"}, "no image of the training set in .*held.txt.*1, 2007_3 first"),
         ({"holdout_split": "val"}, "no image of the test set in .*val.txt, but got 3"),
+        ({"train_split": "bytes"}, r"bytes\.txt: 'utf-8' codec can't decode"),
         ({"train_split": "odd"}, "Expected a file at .*2007_77.jpg, as the list of images says"),
     ],
 )
@@ -124,6 +125,7 @@ def test_voc_lists_that_do_not_fit(voc_root, options, message):
     lists = voc_root / "VOCdevkit/VOC2012/ImageSets/Segmentation"
     for name, text in (("held", "2007_3"), ("empty", "\n"), ("odd", "2007_77")):
         (lists / f"{name}.txt").write_text(text)
+    (lists / "bytes.txt").write_bytes(b"\xff\xfe\x80")
     (voc_root / "VOCdevkit/VOC2012/x.txt").write_text("2007_3")
     with pytest.raises(ValueError, match=message):
         voc(voc_root, **options)
@@ -175,6 +177,9 @@ def test_own_masks(mask_root):
     assert masks(mask_root, num_classes=None).class_names == ("sky", "road", "car", "person")
     with pytest.raises(ValueError, match=r"num_classes=7 names in .*classes.txt, but got 4"):
         masks(mask_root, num_classes=7)
+    (mask_root / "classes.txt").unlink()
+    with pytest.raises(ValueError, match="at most 23170, but got 1000000000"):
+        masks(mask_root, num_classes=10**9)
 
 
 def test_own_masks_of_different_sizes_need_a_crop(mask_root):
