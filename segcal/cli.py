@@ -27,7 +27,7 @@ Command = Callable[[Sequence[str], str], None]
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def train(arguments: Sequence[str], prog: str) -> None:
+def train_command(arguments: Sequence[str], prog: str) -> None:
     """Train a network for segmentation or classification."""
     from segcal.config import parse_train
 
@@ -37,60 +37,60 @@ def train(arguments: Sequence[str], prog: str) -> None:
     train(config, resume, prog)
 
 
-def evaluate(arguments: Sequence[str], prog: str) -> None:
+def eval_command(arguments: Sequence[str], prog: str) -> None:
     """Evaluate runs, or predictions that any framework saved."""
     options = parse_eval(arguments, prog)
-    from segcal.commands.evaluate import evaluate
+    from segcal.commands.evaluate import evaluate_inputs
 
-    evaluate(options)
+    evaluate_inputs(options)
 
 
-def report(arguments: Sequence[str], prog: str) -> None:
+def report_command(arguments: Sequence[str], prog: str) -> None:
     """Write pages, tables and figures again from reports alone."""
     options = parse_report(arguments, prog)
-    from segcal.commands.report import report
+    from segcal.commands.report import rewrite_pages
 
-    report(options)
+    rewrite_pages(options)
 
 
-def merge(arguments: Sequence[str], prog: str) -> None:
+def merge_command(arguments: Sequence[str], prog: str) -> None:
     """Add up the states of evaluations of parts of a data set."""
     options = parse_merge(arguments, prog)
-    from segcal.commands.merge import merge
+    from segcal.commands.merge import merge_states
 
-    merge(options)
+    merge_states(options)
 
 
-def compare(arguments: Sequence[str], prog: str) -> None:
+def compare_command(arguments: Sequence[str], prog: str) -> None:
     """Compare models on the same images, with intervals of the differences."""
     options = parse_compare(arguments, prog)
-    from segcal.commands.compare import compare
+    from segcal.commands.compare import compare_states
 
-    compare(options)
+    compare_states(options)
 
 
-def export(arguments: Sequence[str], prog: str) -> None:
+def export_command(arguments: Sequence[str], prog: str) -> None:
     """Write a network that gives calibrated probabilities, as .pt2 or .onnx."""
     options = parse_export(arguments, prog)
-    from segcal.commands.export import export
+    from segcal.commands.export import export_run
 
-    export(options)
+    export_run(options)
 
 
 # A new command is one function (arguments, prog) and one line here; its docstring is its help.
 COMMANDS: dict[str, Command] = {
-    "train": train,
-    "eval": evaluate,
-    "report": report,
-    "merge": merge,
-    "compare": compare,
-    "export": export,
+    "train": train_command,
+    "eval": eval_command,
+    "report": report_command,
+    "merge": merge_command,
+    "compare": compare_command,
+    "export": export_command,
 }
 # What to change when memory runs out, in the options of the commands that run a network.
 SAVE_MEMORY: dict[Command, str] = {
-    train: "lower --batch_size, raise --accumulate or use --precision bf16",
-    evaluate: "lower --batch-size or use --device cpu",
-    export: "lower --batch-size or use --device cpu",
+    train_command: "lower --batch_size, raise --accumulate or use --precision bf16",
+    eval_command: "lower --batch-size or use --device cpu",
+    export_command: "lower --batch-size or use --device cpu",
 }
 
 
@@ -105,10 +105,10 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "segcal") -> int
     name, *rest = arguments
     if name not in COMMANDS:
         return _fail(f"Expected a command ({', '.join(COMMANDS)}), but got {name}", 2)
-    return run(COMMANDS[name], rest, f"{prog} {name}")
+    return run_command(COMMANDS[name], rest, f"{prog} {name}")
 
 
-def run(command: Command, arguments: Sequence[str], prog: str) -> int:
+def run_command(command: Command, arguments: Sequence[str], prog: str) -> int:
     """Call a command and return the exit status.
 
     0: all is well; 1: it failed through no fault of the input; 2: the input is wrong;

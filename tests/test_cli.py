@@ -16,7 +16,7 @@ import torch
 import yaml
 from PIL import Image
 
-from segcal.cli import COMMANDS, SAVE_MEMORY, main, run
+from segcal.cli import COMMANDS, SAVE_MEMORY, main, run_command
 from segcal.commands.parser import spell
 from segcal.run import open_run
 from segcal.training import checkpoint
@@ -162,7 +162,7 @@ def test_out_of_memory(name, capsys):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB\nmore")
 
     SAVE_MEMORY[greedy] = SAVE_MEMORY.get(COMMANDS[name], "")
-    assert run(greedy, [], "segcal") == 1
+    assert run_command(greedy, [], "segcal") == 1
     line = capsys.readouterr().err
     assert "segcal: error: out of memory: " in line and line.count("\n") == 1
     flags = re.findall(r"--[\w-]+", SAVE_MEMORY.pop(greedy))
@@ -176,7 +176,7 @@ def test_a_bug_is_not_hidden():
         raise TypeError("a bug")
 
     with pytest.raises(TypeError, match="a bug"):
-        run(broken, [], "segcal")
+        run_command(broken, [], "segcal")
 
 
 def test_bad_settings(fails, tmp_path):

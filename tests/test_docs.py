@@ -77,7 +77,7 @@ def help_of(command):
     text = io.StringIO()
     with contextlib.redirect_stdout(text), pytest.raises(SystemExit):
         if command == "reproduce":
-            reproduction_command.main("", ["--help"])
+            reproduction_command.reproduce("", ["--help"])
         else:
             main([command, "--help"])
     return text.getvalue()

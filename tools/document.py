@@ -1,4 +1,4 @@
-"""Write the tables of docs/ that come from the code.
+"""Writes the tables of docs/ that are made from the code.
 
 python tools/document.py
 """
@@ -26,11 +26,11 @@ def scores() -> str:
 TABLES = {("docs/conventions.md", "scores"): scores}  # by file and mark
 
 
-def write(root: Path) -> None:
+def write_tables(root: Path) -> None:
     """Write every table into its file below `root`, between the comments of its mark."""
     for (path, mark), table in TABLES.items():
         put_into(root / path, mark, table())
 
 
 if __name__ == "__main__":
-    write(ROOT)
+    write_tables(ROOT)

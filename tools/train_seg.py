@@ -1,4 +1,4 @@
-"""Train a network for calibrated segmentation, or classification: the same script.
+"""Trains a network for calibrated segmentation or classification.
 
 python tools/train_seg.py --loss fl+mdca                              embedded scenes, any machine
 python tools/train_seg.py --config configs/digits.yaml --loss fl+mdca digits: under a minute
@@ -14,6 +14,6 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works without installation
-    from segcal.cli import run, train
+    from segcal.cli import run_command, train_command
 
-    sys.exit(run(train, sys.argv[1:], f"python {sys.argv[0]}"))
+    sys.exit(run_command(train_command, sys.argv[1:], f"python {sys.argv[0]}"))

@@ -10,7 +10,7 @@ from segcal.metrics import CalibrationMeter, Difference, paired_differences
 from segcal.metrics.scores import SCORES
 
 
-def compare(options: argparse.Namespace) -> None:
+def compare_states(options: argparse.Namespace) -> None:
     """Print how models differ from the first on the same images, with 95 % intervals."""
     paths = [state_path(path) for path in options.states]
     first, *others = (CalibrationMeter.load(path) for path in paths)

@@ -36,7 +36,7 @@ from segcal.training.log import describe_scores
 from segcal.viz import Entry
 
 
-def evaluate(options: argparse.Namespace) -> None:
+def evaluate_inputs(options: argparse.Namespace) -> None:
     """Evaluate what the options name, each by itself, and compare them if there are several."""
     device = choose_device(options.device)
     inputs = [*options.inputs, *options.predictions]

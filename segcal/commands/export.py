@@ -16,7 +16,7 @@ from segcal.run import open_run
 from segcal.runtime import choose_device
 
 
-def export(options: argparse.Namespace) -> None:
+def export_run(options: argparse.Namespace) -> None:
     """Write a run's network, with a post-hoc method if asked, as .pt2 or .onnx."""
     exporting.require_exportable(options.out)
     require_writable(options.out.parent)

@@ -28,7 +28,7 @@ from segcal.metrics import CalibrationMeter, Report
 from segcal.viz import Entry
 
 
-def merge(options: argparse.Namespace) -> None:
+def merge_states(options: argparse.Namespace) -> None:
     """Add up states that `segcal eval --save-state` or `CalibrationMeter.save` wrote."""
     paths = [state_path(path) for path in options.states]
     for folder in filter(None, (options.report, options.out and options.out.parent)):

@@ -24,7 +24,7 @@ def parse_eval(arguments: Sequence[str], prog: str) -> argparse.Namespace:
         metavar="RUN",
         help="folder of a run, or a report.json; several are compared",
     )
-    _add_run(parser)
+    _add_run_options(parser)
     parser.add_argument(
         "--split",
         choices=("test", "holdout"),
@@ -41,8 +41,8 @@ def parse_eval(arguments: Sequence[str], prog: str) -> argparse.Namespace:
         "--domain", help="test runs on this domain of their data, where it has domains"
     )
     _add_posthoc(parser, "METHODS", "post-hoc methods (with commas) to fit on the hold-out")
-    _add_results(parser)
-    _add_predictions(parser)
+    _add_result_options(parser)
+    _add_prediction_options(parser)
     options = parser.parse(arguments)
     if not options.inputs and not options.predictions:
         parser.error("Expected the folder of a run, or --predictions, but got neither")
@@ -70,7 +70,7 @@ def parse_export(arguments: Sequence[str], prog: str) -> argparse.Namespace:
         metavar="HxW",
         help="size of the images that the network will take; default: of the first test image",
     )
-    _add_run(parser)
+    _add_run_options(parser)
     options = parser.parse(arguments)
     if len(options.posthoc) > 1:
         parser.error(f"Expected one post-hoc method, but got {', '.join(options.posthoc)}")
@@ -114,7 +114,7 @@ def parse_compare(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     return options
 
 
-def _add_run(parser: Parser) -> None:
+def _add_run_options(parser: Parser) -> None:
     """The options of every command that opens a run."""
     parser.add_argument(
         "--weights",
@@ -149,7 +149,7 @@ def _method_names(text: str) -> tuple[str, ...]:
     return method_names(text)
 
 
-def _add_results(parser: Parser) -> None:
+def _add_result_options(parser: Parser) -> None:
     """What an evaluation computes and writes."""
     parser.add_argument(
         "--out",
@@ -187,7 +187,7 @@ def _add_results(parser: Parser) -> None:
     )
 
 
-def _add_predictions(parser: Parser) -> None:
+def _add_prediction_options(parser: Parser) -> None:
     group = parser.add_argument_group(
         "saved predictions", "The format is described in docs/predictions.md."
     )

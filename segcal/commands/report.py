@@ -18,7 +18,7 @@ from segcal.evaluation.results import (
 from segcal.posthoc import SCALERS
 
 
-def report(options: argparse.Namespace) -> None:
+def rewrite_pages(options: argparse.Namespace) -> None:
     """Write the page, tables and figures of reports, without any network."""
     results = [read_result(path) for given in options.reports for path in _files(given)]
     folder = options.out or options.reports[0].parent / COMPARISON

@@ -189,7 +189,7 @@ def sheet(command="python tools/reproduce.py segmentation"):
 
 
 def test_markdown_has_ours_beside_the_papers():
-    text = render.to_markdown(sheet())
+    text = render.sheet_markdown(sheet())
     assert "| nll / none | 7.00 ± 1.00 (6.4) |" in text
     assert "| nll / ts | – (6.26) |" in text
     assert "| fl / none | 9.00 (11.8) |" in text
@@ -200,7 +200,7 @@ def test_markdown_has_ours_beside_the_papers():
 
 
 def test_csv_has_every_number():
-    rows = list(csv.DictReader(io.StringIO(render.to_csv(sheet()))))
+    rows = list(csv.DictReader(io.StringIO(render.sheet_csv(sheet()))))
     assert len(rows) == 16
     (row,) = [r for r in rows if (r["metric"], r["row"]) == ("ece", "nll / none")]
     assert (row["paper"], row["mean"], row["deviation"]) == ("7.77", "7", "1")
@@ -208,7 +208,7 @@ def test_csv_has_every_number():
 
 
 def test_html_is_escaped_and_whole():
-    page = render.to_html(sheet(command="<script>alert(1)</script>"))
+    page = render.sheet_html(sheet(command="<script>alert(1)</script>"))
     assert "<script>" not in page and "A &lt;b&gt;remark" in page
     assert "<td>7.00 ± 1.00<small>7.77</small></td>" in page
     assert page.count("<small>") == 16
@@ -217,14 +217,14 @@ def test_html_is_escaped_and_whole():
 def test_put_into_replaces_only_its_own_part(tmp_path):
     path = tmp_path / "results.md"
     path.write_text("# Results\n\n<!-- a -->\nold\n<!-- end of a -->\n\nafter\n")
-    render.put_into(path, "a", render.to_markdown(sheet()))
-    render.put_into(path, "b", render.to_markdown(sheet()))
+    render.put_into(path, "a", render.sheet_markdown(sheet()))
+    render.put_into(path, "b", render.sheet_markdown(sheet()))
     text = path.read_text()
     assert "old" not in text and text.startswith("# Results\n\n<!-- a -->\n### Semantic")
     assert text.index("after") < text.index("<!-- b -->") < text.index("<!-- end of b -->")
     once = text
-    render.put_into(path, "a", render.to_markdown(sheet()))
+    render.put_into(path, "a", render.sheet_markdown(sheet()))
     assert path.read_text() == once
     path.write_text("<!-- a -->\nno end")
     with pytest.raises(ValueError, match="Expected <!-- end of a -->"):
-        render.put_into(path, "a", render.to_markdown(sheet()))
+        render.put_into(path, "a", render.sheet_markdown(sheet()))

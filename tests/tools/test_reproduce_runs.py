@@ -45,7 +45,7 @@ def tiny(tmp_path, monkeypatch):
 
 def reproduce(tiny, *words):
     out = ["--scale", "small", "--out", str(tiny / "out"), "--data", str(tiny), "--device", "cpu"]
-    return command.main("", [*words, *out])
+    return command.reproduce("", [*words, *out])
 
 
 def test_segmentation_table(tiny, capsys):
@@ -81,7 +81,7 @@ def test_segmentation_table(tiny, capsys):
 def drawn(tiny, name):
     """The figure that is drawn again from what `reproduce` left, the same as the one written."""
     setting = Setting("small", tiny, (0,), False, Store(tiny / "out/small/runs"))
-    (figure,) = figures.DRAWINGS[name].draw(setting).values()
+    (figure,) = figures.FIGURES[name].draw(setting).values()
     svg = ElementTree.parse(tiny / f"out/small/{name}.svg").getroot()
     width, height = (float(svg.get(side).removesuffix("pt")) for side in ("width", "height"))
     assert (width, height) == pytest.approx(tuple(72 * figure.get_size_inches()))
@@ -150,7 +150,7 @@ def test_sweeps(tiny, monkeypatch):
 
 
 def test_list_names_everything_and_says_what_is_missing(tiny, capsys):
-    assert command.main("", ["--list", "--data", str(tiny)]) == 0
+    assert command.reproduce("", ["--list", "--data", str(tiny)]) == 0
     text = capsys.readouterr().out
     for entry in [*paper.tables().values(), *paper.figures().values()]:
         assert entry.name in text and entry.label in text
@@ -159,7 +159,7 @@ def test_list_names_everything_and_says_what_is_missing(tiny, capsys):
 
 def test_missing_data_is_one_line(tiny, capsys):
     words = ["segmentation", "--data", str(tiny), "--out", str(tiny / "out")]
-    assert command.main("", words) == 2
+    assert command.reproduce("", words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"Expected {tiny}/VOCdevkit/VOC2012 for voc2012_deeplabv3plus_xception65" in line
     assert not (tiny / "out").exists()

@@ -1,1 +1,1 @@
-"""One module a benchmark: `add_arguments(parser)` and `run(arguments)`; see tools/bench.py."""
+"""The benchmarks of tools/bench.py, one module each: `add_arguments(parser)`, `run(arguments)`."""

@@ -1,4 +1,4 @@
-"""Each loss, forward + backward, against F.cross_entropy on the same logits."""
+"""Each loss, forward and backward, against F.cross_entropy on the same logits."""
 
 from __future__ import annotations
 
@@ -15,11 +15,18 @@ BASELINE = "F.cross_entropy"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Shape of the logits and how often to measure."""
-    parser.add_argument("--shape", type=int, nargs=4, default=[4, 21, 512, 512], metavar="n")
-    parser.add_argument("--repeats", type=int, default=9)
+    """The options of this benchmark."""
+    parser.add_argument(
+        "--shape",
+        type=int,
+        nargs=4,
+        default=[4, 21, 512, 512],
+        metavar="n",
+        help="N C H W of the logits",
+    )
+    parser.add_argument("--repeats", type=int, default=9, help="measurements of each loss")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--specs", nargs="*", help="the losses to measure; all unless told")
+    parser.add_argument("--specs", nargs="*", help="losses to measure; default: all")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -34,7 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
     def step(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[], None]:
         def once() -> None:
             loss(logits, labels).backward()
-            logits.grad = None  # so that the next measurement of memory starts level
+            logits.grad = None  # so that the next measurement of memory starts equal
 
         return once
 

@@ -1,4 +1,4 @@
-"""The place for measuring: median seconds, peak extra memory, and the table of ratios."""
+"""Measures median seconds and peak extra memory, and prints a table of ratios."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one piece of work cost: median seconds, and bytes above what was there before it."""
+    """The cost of one function: median seconds, and peak memory above the level before it."""
 
     name: str
     seconds: float
@@ -25,7 +25,7 @@ class Measurement:
 def time_and_memory(
     work: Mapping[str, Callable[[], object]], repeats: int, device: str
 ) -> list[Measurement]:
-    """Time every entry `repeats` times in turn, so that a noisy moment hits them all alike."""
+    """Time all functions in turn, `repeats` times, so that noise affects them alike."""
     for function in work.values():
         function()  # warm up: allocator, threads, lazy imports
     seconds: dict[str, list[float]] = {name: [] for name in work}
@@ -43,7 +43,7 @@ def time_and_memory(
 
 
 def synchronise(device: str) -> None:
-    """Wait for queued work, where there is a queue."""
+    """Wait for a GPU to finish its work."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
 
@@ -69,20 +69,20 @@ def peak_extra_bytes(function: Callable[[], object], device: str) -> float:
 
 
 def _return_free_memory() -> None:
-    """Give freed memory back to the system, where libc can; else it would be used unseen."""
+    """Return freed memory to the system where libc can, or its reuse would not be measured."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def resident(key: str) -> float:
-    """Bytes of memory in use (`VmRSS`) or at the peak (`VmHWM`); Linux alone knows."""
+    """Bytes of memory in use (`VmRSS`) or at the peak (`VmHWM`); on Linux only."""
     with open("/proc/self/status") as file:
         line = next(line for line in file if line.startswith(key + ":"))
     return float(line.split()[1]) * 1024
 
 
 def print_ratios(rows: Iterable[Measurement]) -> None:
-    """A Markdown table of `rows`, printed as they are measured, with ratios to the first."""
+    """Print a Markdown table of `rows`, each as it is measured, with ratios to the first."""
     base = None
     for row in rows:
         if base is None:

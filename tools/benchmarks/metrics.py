@@ -1,4 +1,4 @@
-"""The meter, all its sums, against one softmax and against what others compute for less."""
+"""The meter against one softmax, numpy and torchmetrics, which compute fewer scores."""
 
 from __future__ import annotations
 
@@ -18,15 +18,22 @@ BINS = 15
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Shape of a batch, how many pixels to stream, how often to measure."""
-    parser.add_argument("--shape", type=int, nargs=4, default=[4, 21, 512, 512], metavar="n")
+    """The options of this benchmark."""
     parser.add_argument(
-        "--pixels", type=int, nargs="*", default=[2, 16], help="streamed, in units of 2**20"
+        "--shape",
+        type=int,
+        nargs=4,
+        default=[4, 21, 512, 512],
+        metavar="n",
+        help="N C H W of a batch",
     )
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--pixels", type=int, nargs="*", default=[2, 16], help="pixels to stream, in 2**20"
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
-        "--quick", action="store_true", help="softmax, the meter, torchmetrics' ECE"
+        "--quick", action="store_true", help="only softmax, the meter and torchmetrics' ECE"
     )
 
 
@@ -103,7 +110,7 @@ def _torchmetrics_sce(logits: Tensor, labels: Tensor, batches: int) -> float:
 
 
 def _numpy_scores(logits: Tensor, labels: Tensor, batches: int) -> tuple[float, float]:
-    """ECE and SCE as one would write them: a table of bins by numpy.bincount."""
+    """ECE and SCE written in a few lines of numpy, with bincount."""
     c = logits.shape[1]
     gap, top_gap, pixels = np.zeros(c * BINS), np.zeros(BINS), 0
     for _ in range(batches):

@@ -1,4 +1,4 @@
-"""Fitting each scaler on a stream of pixels, against gathering all logits and running L-BFGS."""
+"""The fit of each scaler on a stream of pixels, against L-BFGS on all logits in memory."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from segcal.posthoc import SCALERS, TemperatureScaling
 BASELINE = "gather + L-BFGS"
 SIDE = 256
 IMAGES = 4  # a batch
-POOL = 8  # batches that differ; they come around again until there are enough pixels
+POOL = 8  # different batches; they are repeated until there are enough pixels
 
 
 class Synthetic:
-    """A hold-out of `pixels` pixels that only ever holds POOL batches of them.
+    """A hold-out of `pixels` pixels that keeps only POOL batches in memory and repeats them.
 
-    Logits are smooth fields as a network's are, and the labels are drawn at temperature 1.5.
+    The logits are smooth over the image, as those of a network are. The labels are sampled at
+    temperature 1.5.
     """
 
     def __init__(self, pixels: int, classes: int, device: str) -> None:
@@ -35,7 +36,7 @@ class Synthetic:
             coarse = 6 * torch.randn(IMAGES, classes, 33, 33, generator=generator)
             logits = F.interpolate(coarse, size=(SIDE, SIDE), mode="bilinear")
             noise = torch.rand(logits.shape, generator=generator).clamp_min(1e-9)
-            labels = (logits / 1.5 - (-noise.log()).log()).argmax(1)  # a draw from the softmax
+            labels = (logits / 1.5 - (-noise.log()).log()).argmax(1)  # a sample from the softmax
             labels[torch.rand(labels.shape, generator=generator) < 0.05] = 255
             self.pool.append((logits.to(device), labels.to(device)))
 
@@ -44,7 +45,7 @@ class Synthetic:
 
 
 def gather_and_minimise(batches: Synthetic) -> float:
-    """Temperature scaling as it is usually written: every logit in memory, torch's L-BFGS."""
+    """Temperature scaling as it is usually written: all logits in memory, L-BFGS of torch."""
     logits = torch.cat([z.movedim(1, -1)[y != 255] for z, y in batches])
     labels = torch.cat([y[y != 255] for _, y in batches])
     temperature = torch.ones((), device=logits.device, requires_grad=True)
@@ -61,17 +62,21 @@ def gather_and_minimise(batches: Synthetic) -> float:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Size of the hold-out and what to fit."""
-    parser.add_argument("--pixels", type=int, default=16_000_000)
+    """The options of this benchmark."""
+    parser.add_argument("--pixels", type=int, default=16_000_000, help="size of the hold-out")
     parser.add_argument("--classes", type=int, default=21)
     parser.add_argument("--scalers", nargs="*", default=["grid", *SCALERS], metavar="name")
-    parser.add_argument("--no-baseline", action="store_true", help="it needs 300 bytes a pixel")
+    parser.add_argument(
+        "--no-baseline",
+        action="store_true",
+        help="leave out the baseline, which needs 300 bytes per pixel",
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Fit each scaler once and print the table; a row appears when its fit is done."""
-    warnings.simplefilter("ignore")  # a scaler may say that it did not improve this hold-out
+    """Fit each scaler once and print the table, a row after each fit."""
+    warnings.simplefilter("ignore")  # a scaler may warn that it did not improve this hold-out
     batches = Synthetic(arguments.pixels, arguments.classes, arguments.device)
     work: dict[str, Callable[[], object]] = {}
     if not arguments.no_baseline:

@@ -1,4 +1,4 @@
-"""A long stream of large images through one meter: pixels a second, and memory that stays flat."""
+"""A long stream of large images through one meter: pixels per second and resident memory."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ MIB = 2**20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How many images, how large, and how often to say something."""
-    parser.add_argument("--images", type=int, default=1000)
-    parser.add_argument("--shape", type=int, nargs=3, default=[19, 1024, 2048], metavar="n")
-    parser.add_argument("--blocks", type=int, default=2, help="different images, made beforehand")
-    parser.add_argument("--per-image", action="store_true", help="keep sums per image too")
-    parser.add_argument("--every", type=int, default=50, help="images between two lines")
+    """The options of this benchmark."""
+    parser.add_argument("--images", type=int, default=1000, help="images to count")
+    parser.add_argument(
+        "--shape", type=int, nargs=3, default=[19, 1024, 2048], metavar="n", help="C H W"
+    )
+    parser.add_argument(
+        "--blocks", type=int, default=2, help="different images, made before the measurement"
+    )
+    parser.add_argument("--per-image", action="store_true", help="also keep sums for each image")
+    parser.add_argument("--every", type=int, default=50, help="images per line of output")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Count all images, then say what the whole took and how much memory was added on the way."""
+    """Count all images, then print the time and memory that this took."""
     c, h, w = arguments.shape
     generator = torch.Generator().manual_seed(0)
     blocks = []

@@ -1,4 +1,4 @@
-"""The trainer's steps against a bare PyTorch loop, and the loader's speed against what they eat."""
+"""The steps of the trainer against a plain PyTorch loop, and the speed of the loader."""
 
 from __future__ import annotations
 
@@ -22,22 +22,26 @@ from segcal.training.log import Progress
 from segcal.training.optim import build_optimizer
 from segcal.training.trainer import Trainer
 
-BASELINE = "bare loop"
+BASELINE = "plain loop"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to train, and for how long."""
-    parser.add_argument("--config", default="configs/scenes.yaml", help="the recipe to measure")
-    parser.add_argument("--steps", type=int, default=10, help="in one measurement")
-    parser.add_argument("--repeats", type=int, default=9)
+    """The options of this benchmark."""
+    parser.add_argument(
+        "--config", default="configs/scenes.yaml", help="YAML file of the training to measure"
+    )
+    parser.add_argument("--steps", type=int, default=10, help="steps of one measurement")
+    parser.add_argument("--repeats", type=int, default=9, help="measurements of each loop")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--option", nargs="*", default=[], help="overrides, as --optim.lr=1")
+    parser.add_argument(
+        "--option", nargs="*", default=[], help="options of segcal train, as --optim.lr=1"
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure and print the tables."""
     config, _ = parse_train(["--config", arguments.config, *arguments.option])
-    config = replace(config, epochs=10_000)  # the schedule must not end before the measuring does
+    config = replace(config, epochs=10_000)  # the schedule must not end before the measurement
     seed_everything(config.seed)
     data = build_data(config.data, seed=config.seed)
     model = build_model(config.model, num_classes=data.num_classes)
@@ -60,7 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
         device=arguments.device,
     )
     work = {
-        BASELINE: bare_loop(model.to(arguments.device), config, batches, arguments),
+        BASELINE: plain_loop(model.to(arguments.device), config, batches, arguments),
         "trainer": steps_of(trainer, batches, arguments),
     }
     print(
@@ -69,17 +73,17 @@ def run(arguments: argparse.Namespace) -> None:
     )
     rows = time_and_memory(work, arguments.repeats, arguments.device)
     print_ratios(rows)
-    eaten = arguments.steps * config.batch_size / rows[1].seconds
-    print(f"\nthe steps take {eaten:.0f} images/s; the loader gives")
+    used = arguments.steps * config.batch_size / rows[1].seconds
+    print(f"\nthe steps use {used:.0f} images/s; the loader provides")
     for workers in (0, 1, 2):
         stream = iter(train_loader(data.train, order, workers=workers, pin=False))
         print(f"  {images_per_second(stream, config):.0f} images/s with {workers} workers")
 
 
-def bare_loop(
+def plain_loop(
     model: torch.nn.Module, config: TrainConfig, batches: list[Batch], arguments: argparse.Namespace
 ) -> Callable[[], None]:
-    """What one would write by hand for SGD, without log, schedule, checks or checkpoints."""
+    """A loop as written by hand: no log, schedule, checks or checkpoints."""
     criterion = build_loss(config.loss, **config.hyper)
     layout = torch.channels_last if config.channels_last else torch.preserve_format
     model = model.to(memory_format=layout).train()
@@ -98,7 +102,7 @@ def bare_loop(
 def steps_of(
     trainer: Trainer, batches: list[Batch], arguments: argparse.Namespace
 ) -> Callable[[], None]:
-    """The trainer's own loop on the same batches."""
+    """The loop of the trainer on the same batches."""
     stream = itertools.cycle(batches)
     progress = Progress(1, 0, batch_size=1, shown=False)
 
@@ -109,7 +113,7 @@ def steps_of(
 
 
 def images_per_second(stream: Iterator[Batch], config: TrainConfig) -> float:
-    """How fast batches come when nobody else works, after the workers have started."""
+    """The speed of the loader alone, after its workers have started."""
     next(stream)
     start = time.perf_counter()
     count = sum(1 for _ in itertools.islice(stream, 20))

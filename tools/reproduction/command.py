@@ -20,6 +20,7 @@ from reproduction.pool import work_together
 from reproduction.results import Setting, comparisons, numbers
 from reproduction.store import Store
 from reproduction.worker import TrainingWorker
+from segcal.commands.parser import spell
 from segcal.data.options import DataConfig
 
 FIGURES = {"opening": opening.OPENING, **figures.FIGURES}
@@ -48,9 +49,9 @@ def parser(description: str) -> argparse.ArgumentParser:
     return found
 
 
-def main(description: str, arguments: Sequence[str]) -> int:
+def reproduce(description: str, arguments: Sequence[str]) -> int:
     """Run the command; its exit status."""
-    options = parser(description).parse_args(arguments)
+    options = parser(description).parse_args(spell(arguments, "-"))
     signal.signal(signal.SIGTERM, _stop)
     try:
         setting = _setting(options)
@@ -161,7 +162,7 @@ def _reproduce(
 def _write(entry: TableOrFigure, setting: Setting, command: str, into: Path | None) -> list[Path]:
     folder = setting.store.root.parent
     if isinstance(entry, paper.Figure):
-        return figures.write(FIGURES[entry.name], entry.name, setting, folder)
+        return figures.write_figure(FIGURES[entry.name], entry.name, setting, folder)
     sheet = render.Sheet(
         table=entry,
         numbers=numbers(entry, setting),
@@ -176,11 +177,13 @@ def _write(entry: TableOrFigure, setting: Setting, command: str, into: Path | No
     )
     if into is not None:
         mark = f"reproduce {entry.name} --scale {setting.scale}"
-        render.put_into(into, mark, render.to_markdown(sheet))
+        render.put_into(into, mark, render.sheet_markdown(sheet))
     drawn = (
-        figures.write(figures.of_table(entry), entry.name, setting, folder) if entry.drawn else []
+        figures.write_figure(figures.of_table(entry), entry.name, setting, folder)
+        if entry.drawn
+        else []
     )
-    return [*render.write(sheet, folder), *drawn]
+    return [*render.write_sheet(sheet, folder), *drawn]
 
 
 def _remarks(entry: paper.Table, setting: Setting) -> list[str]:

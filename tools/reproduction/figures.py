@@ -66,7 +66,7 @@ def of_pairs(name: str, draw: Callable[[Setting, Pairs], Figure]) -> FigureMaker
     return FigureMaker(needs, lambda setting: {"": draw(setting, _PAIRS[name])})
 
 
-def report(setting: Setting, experiment: str, loss: str) -> Report:
+def first_report(setting: Setting, experiment: str, loss: str) -> Report:
     """The report of the first seed."""
     return setting.reports(Want(experiment, loss))[0]
 
@@ -77,7 +77,7 @@ def diagrams_and_histograms(setting: Setting, pairs: Pairs) -> Figure:
     axes = figure.subplots(len(pairs), 4, squeeze=False)
     for row, (experiment, losses) in zip(axes, pairs, strict=True):
         for column, loss in enumerate(losses):
-            shown = report(setting, experiment, loss)
+            shown = first_report(setting, experiment, loss)
             viz.reliability_diagram(shown, row[column], counts=False).set_title(loss)
             viz.confidence_histogram(shown, row[column + 2]).set_title(loss, loc="right")
     return figure
@@ -88,7 +88,7 @@ def overlaid_diagrams(setting: Setting, pairs: Pairs) -> Figure:
     figure = new_figure(4.4 * len(pairs), 4.4)
     axes = figure.subplots(1, len(pairs), squeeze=False)
     for ax, (experiment, losses) in zip(axes.flat, pairs, strict=True):
-        reports = {loss: report(setting, experiment, loss) for loss in losses}
+        reports = {loss: first_report(setting, experiment, loss) for loss in losses}
         viz.reliability_diagram(reports, ax, counts=False)
     return figure
 
@@ -116,7 +116,7 @@ def wrong_confidences(setting: Setting, pairs: Pairs) -> Figure:
     """The confidence of wrong predictions."""
     ((experiment, losses),) = pairs
     figure = new_figure(5, 4)
-    reports = {loss: report(setting, experiment, loss) for loss in losses}
+    reports = {loss: first_report(setting, experiment, loss) for loss in losses}
     viz.wrong_confidence(reports, figure.subplots())
     return figure
 
@@ -215,7 +215,7 @@ FIGURES: dict[str, FigureMaker] = {
 }
 
 
-def write(maker: FigureMaker, name: str, setting: Setting, folder: Path) -> list[Path]:
+def write_figure(maker: FigureMaker, name: str, setting: Setting, folder: Path) -> list[Path]:
     """Draw a figure and write it as png and svg; the paths."""
     paths = []
     with themed():

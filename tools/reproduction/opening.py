@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from reproduction.figures import FigureMaker, report
+from reproduction.figures import FigureMaker, first_report
 from reproduction.plan import Method
 from reproduction.results import Setting
 from reproduction.worker import data_options
@@ -55,7 +55,7 @@ def needs(setting: Setting) -> list[Method]:
     return [setting.method(experiment, loss) for experiment in experiments for loss in LOSSES]
 
 
-def draw(setting: Setting) -> dict[str, Figure]:
+def draw_panels(setting: Setting) -> dict[str, Figure]:
     """Panels a to f."""
     shown = answers(setting, _IMAGES)
     rare = answers(setting, _RARE)
@@ -67,7 +67,9 @@ def draw(setting: Setting) -> dict[str, Figure]:
         "_c": image_and_answers(inside, surest_hit(inside), "in domain: NLL's surest hit"),
         "_d": image_and_answers(outside, surest_mistake(outside), "out of it: its surest mistake"),
         "_e": activation_maps(setting),
-        "_f": viz.classwise_reliability({loss: report(setting, _IMAGES, loss) for loss in LOSSES}),
+        "_f": viz.classwise_reliability(
+            {loss: first_report(setting, _IMAGES, loss) for loss in LOSSES}
+        ),
     }
 
 
@@ -220,4 +222,4 @@ def deepest(model: nn.Module, image: Tensor) -> nn.Module:
     return [layer for layer, size in sizes.items() if size == best][-1]
 
 
-OPENING = FigureMaker(needs, draw)
+OPENING = FigureMaker(needs, draw_panels)

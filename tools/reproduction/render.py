@@ -166,7 +166,7 @@ def _better(pairs: Sequence[tuple[float | None, float | None]], metric: str) -> 
     return f"{better} of {len(known)}"
 
 
-def to_markdown(sheet: Sheet) -> str:
+def sheet_markdown(sheet: Sheet) -> str:
     """A markdown table for each part; the note of a cell in brackets behind it."""
     lines = [f"### {sheet.table.title}", "", f"`{sheet.command}`", ""]
     lines += [f"- {remark}" for remark in (*sheet.remarks, *verdicts(sheet))]
@@ -186,7 +186,7 @@ def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def to_csv(sheet: Sheet) -> str:
+def sheet_csv(sheet: Sheet) -> str:
     """One line a number, with the seeds' own values."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -203,7 +203,7 @@ def to_csv(sheet: Sheet) -> str:
     return text.getvalue()
 
 
-def to_html(sheet: Sheet) -> str:
+def sheet_html(sheet: Sheet) -> str:
     """One page without anything to fetch; every name is escaped."""
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -211,9 +211,9 @@ def to_html(sheet: Sheet) -> str:
     return page.render(sheet=sheet, verdicts=verdicts(sheet))
 
 
-def write(sheet: Sheet, folder: Path) -> list[Path]:
+def write_sheet(sheet: Sheet, folder: Path) -> list[Path]:
     """Write NAME.md, NAME.csv and NAME.html to `folder`; their paths."""
-    texts = {"md": to_markdown(sheet), "csv": to_csv(sheet), "html": to_html(sheet)}
+    texts = {"md": sheet_markdown(sheet), "csv": sheet_csv(sheet), "html": sheet_html(sheet)}
     paths = []
     for ending, text in texts.items():
         path = folder / f"{sheet.table.name}.{ending}"
