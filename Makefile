@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 .PHONY: demo test check format clean
 
-# Trains on embedded data, judges, and ends with the path of the page. A second time only judges.
+# Trains on embedded data, evaluates, and prints the path of the page; a second time only evaluates.
 demo: $(READY)
 	$(VENV)/bin/python tools/train_seg.py --loss fl+mdca --out runs/demo --resume
 	$(VENV)/bin/python tools/eval_calib.py runs/demo --posthoc none,ts
@@ -26,7 +26,7 @@ format: $(READY)
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# Installed again only when pyproject.toml changes.
+# With `dev`, which contains every extra. Installed again only when pyproject.toml changes.
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet -e ".[dev]"

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import segmentation_models_pytorch as smp
 import torch
+from torchvision import models
 
 from segcal.data.manifest import PredictionFormat
 from segcal.data.predictions import PredictionFolder
@@ -35,7 +37,6 @@ def check(samples):
 
 
 def test_torchvision(samples, monkeypatch):
-    models = pytest.importorskip("torchvision.models")
     network = models.segmentation.lraspp_mobilenet_v3_large(weights_backbone=None)
     monkeypatch.setattr(models, "get_model", lambda name, weights: network)  # downloads nothing
     exec(EXAMPLES[0], {"samples": samples})
@@ -43,7 +44,6 @@ def test_torchvision(samples, monkeypatch):
 
 
 def test_smp(samples, monkeypatch):
-    smp = pytest.importorskip("segmentation_models_pytorch")
     network = smp.Unet("tu-mobilenetv3_small_050", encoder_weights=None, classes=CLASSES)
     monkeypatch.setattr(smp, "from_pretrained", lambda name: network)
     exec(EXAMPLES[1], {"samples": samples})

@@ -105,6 +105,16 @@ def test_no_test_module_is_imported(path):
     assert wrong == []
 
 
+@pytest.mark.parametrize("path", TESTS, ids=name_of)
+def test_no_test_skips_for_want_of_a_package(path):
+    """The extra `dev` has them all."""
+    calls = [
+        node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)
+    ]
+    names = {call.attr for call in calls if isinstance(call, ast.Attribute)}
+    assert not names & {"importorskip", "find_spec", "skipif"}
+
+
 def test_import_is_light():
     heavy = ["segmentation_models_pytorch", "timm", "albumentations", "matplotlib", "sklearn"]
     code = (

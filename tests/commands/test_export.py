@@ -1,7 +1,5 @@
 """`segcal export`: the file gives the probabilities of the run, calibrated."""
 
-import importlib.util
-
 import pytest
 import torch
 
@@ -10,7 +8,6 @@ from segcal.cli import main
 from segcal.run import open_run
 
 QUICK = ["--workers", "0", "--device", "cpu"]
-HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxruntime", "onnxscript"))
 
 
 @pytest.mark.parametrize("name", ["seg", "digits"])
@@ -30,7 +27,6 @@ def test_the_file_gives_calibrated_probabilities(runs, tmp_path, capsys, name):
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.skipif(not HAS_ONNX, reason="the extra segcal[onnx] is not installed")
 def test_onnx_and_another_size(runs, tmp_path):
     import onnxruntime
 

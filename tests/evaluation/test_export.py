@@ -1,7 +1,5 @@
 """A network and its scaler in one file give the probabilities PyTorch gives."""
 
-import importlib.util
-
 import pytest
 import torch
 from torch import nn
@@ -10,12 +8,10 @@ from segcal.evaluation.export import Calibrated, export
 from segcal.posthoc import SCALERS
 from tests.support.holdouts import make_scaler, random_holdout
 
-HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxruntime", "onnxscript"))
-needs_onnx = pytest.mark.skipif(not HAS_ONNX, reason="the extra segcal[onnx] is not installed")
 # One of each kind of operation is enough for the slower of the two.
 CASES = [
     *((name, ".pt2") for name in (None, *SCALERS)),
-    *(pytest.param(name, ".onnx", marks=needs_onnx) for name in ("ts", "dc", "lts")),
+    *((name, ".onnx") for name in ("ts", "dc", "lts")),
 ]
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import torchvision
 from torch import nn
 
 from segcal.config import parse_train
@@ -39,8 +40,7 @@ def test_resnet34_of_tiny_imagenet():
 
 def test_resnet18_with_weights_from_a_file(tmp_path):
     """torchvision's file: the head is for 1000 classes and stays out."""
-    torchvision_models = pytest.importorskip("torchvision.models")
-    source = torchvision_models.resnet18()
+    source = torchvision.models.resnet18()
     torch.save(source.state_dict(), tmp_path / "resnet18.pth")
     config = ModelConfig("timm:resnet18.tv_in1k", encoder_weights=str(tmp_path / "resnet18.pth"))
     model = build_model(config, num_classes=7).eval()
@@ -79,7 +79,7 @@ def test_shapes_of_the_head(head):
 
 
 def test_resnet50_takes_torchvisions_weights(tmp_path):
-    source = pytest.importorskip("torchvision.models").resnet50()
+    source = torchvision.models.resnet50()
     torch.save(source.state_dict(), tmp_path / "resnet50.pth")
     config = ModelConfig("resnet50_head", encoder_weights=str(tmp_path / "resnet50.pth"))
     model = build_model(config, num_classes=2)

@@ -6,6 +6,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 import segcal
@@ -217,9 +218,8 @@ def test_the_seed_changes_everything():
 
 
 def test_tensorboard_gets_the_numbers_of_the_log(tmp_path):
-    event_file = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     history = trainer(tmp_path, tensorboard=True).fit()
-    events = event_file.EventAccumulator(str(tmp_path))
+    events = EventAccumulator(str(tmp_path))
     events.Reload()
     points = events.Scalars("holdout/ece")
     assert [p.step for p in points] == [4, 8, 12]

@@ -8,6 +8,9 @@ import shutil
 from html.parser import HTMLParser
 
 import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 
 from segcal.metrics import CalibrationMeter
 from segcal.metrics.rows import cells_of
@@ -190,7 +193,6 @@ def test_regions_have_a_table():
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     paths = [shutil.which("chromium"), shutil.which("chromedriver")]
     if None in paths:
         pytest.skip("chromium and chromedriver are not installed (Debian: chromium-driver)")
@@ -254,9 +256,6 @@ def column(browser, heading):
 
 
 def test_browser_sorts_classes_by_click_and_by_key(opened):
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.common.keys import Keys
-
     buttons = opened.find_elements(By.CSS_SELECTOR, "table.classes thead button")
     button = {each.text: each for each in buttons}
     assert column(opened, "class") == NAMES
