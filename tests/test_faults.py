@@ -265,7 +265,7 @@ def test_a_worker_that_dies_is_named(tmp_path, monkeypatch, capfd, number):
     assert "Traceback" not in err
     assert last.startswith("segcal: error: DataLoader worker (pid ")
     assert {signal.SIGKILL: "Killed", signal.SIGBUS: "Bus error"}[number] in last
-    assert "fewer --workers" in last
+    assert "lower --workers" in last
 
 
 @pytest.fixture

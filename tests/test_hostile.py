@@ -135,7 +135,8 @@ def test_reports_with_numbers_past_int64(field, tmp_path):
 @pytest.mark.parametrize("options", [{"seed": 0.5}, {"seed": -1}, {"sample": 8.5}])
 def test_odd_options_of_mmce(options):
     logits = torch.zeros(2, 3)
-    with pytest.raises(ValueError, match="Expected bandwidth > 0, a whole sample"):
+    (name,) = options
+    with pytest.raises(ValueError, match=f"Expected {name} (>=|to be a whole number)"):
         build_loss("nll+mmce", **options)(logits, torch.tensor([0, 1]))
 
 
@@ -146,7 +147,7 @@ def test_odd_options_of_any_loss(value):
 
 
 def test_a_seed_past_int64():
-    with pytest.raises(ValueError, match="Expected seed to be a finite number, but got 118"):
+    with pytest.raises(ValueError, match="Expected seed to be a .*number, but got 118"):
         build_loss("nll+mmce", seed=2**70)
 
 
