@@ -73,29 +73,34 @@ class Pixels:
         counts = self.target.new_zeros(self.dense.shape[:2])
         return counts.scatter_add_(1, self.target, self.valid.long())
 
-    def neighbours(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """The 3 x … x 3 window around each pixel, one of its places after the other.
+    def neighbours(self, *maps: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
+        """Walk through the 3 x … x 3 window around each pixel, without its middle.
 
-        Beyond the border lies the border's pixel again.
+        Args:
+            *maps: (N, L), a value for each pixel. Beyond the border lies the border's value again.
 
         Yields:
-            The squared distance from the middle; (N, L) the labels there, 0 where ignored; and
-            (N, L) bool, whether they are valid.
+            The squared distance of a place from the middle, and the (N, L) values there, copied.
         """
         self._require_window()
         n, length = self.target.shape
         if not length:
             return
-        code = self.target.masked_fill(~self.valid, -1).reshape(n, *self.spatial)
+        padded = [values.reshape(n, *self.spatial) for values in maps]
         for axis, side in enumerate(self.spatial, 1):
-            first, last = code.narrow(axis, 0, 1), code.narrow(axis, side - 1, 1)
-            code = torch.cat([first, code, last], axis)
-        for place in itertools.product(range(3), repeat=len(self.spatial)):
-            window = code
-            for axis, start in enumerate(place):
-                window = window.narrow(1 + axis, start, self.spatial[axis])
-            labels = window.reshape(n, length)
-            yield sum((start - 1) ** 2 for start in place), labels.clamp_min(0), labels >= 0
+            ends = (0, side - 1)
+            for number, values in enumerate(padded):
+                first, last = (values.narrow(axis, end, 1) for end in ends)
+                padded[number] = torch.cat([first, values, last], axis)
+        for place in itertools.product((-1, 0, 1), repeat=len(self.spatial)):
+            square = sum(step**2 for step in place)
+            if not square:
+                continue
+            window = padded
+            for axis, (step, side) in enumerate(zip(place, self.spatial, strict=True), 1):
+                window = [values.narrow(axis, 1 + step, side) for values in window]
+            copies = [values.clone(memory_format=torch.contiguous_format) for values in window]
+            yield square, [values.view(n, length) for values in copies]
 
     def window_counts(self) -> Tensor:
         """(N, C, L) uint8: pixels of each class in the 3 x … x 3 window around each pixel.

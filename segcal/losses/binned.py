@@ -33,8 +33,10 @@ def ace(
     p_c linearly between the two nearest bin centres; those of weight below 0.01 are left out.
     """
     require(bins >= 1 + soft, f"bins >= {1 + soft}", bins)
-    weight, total = _BinSums.apply(probs, pixels.valid, bins, soft)  # (N, K, B)
+    weight, total = _BinSums.apply(probs, bins, soft)  # (N, K, B)
     wide = weight.dtype
+    ignored = (~pixels.valid).sum(1, dtype=wide).view(-1, 1, 1)  # all of them in the first bin
+    weight = weight - F.pad(ignored, (0, bins - 1))
     low, fraction = _bin(true_log_prob.exp(), bins, soft)  # (N, L)
     n, k, _ = weight.shape
     hits = torch.zeros(n, k * bins, dtype=wide, device=weight.device)
@@ -58,47 +60,37 @@ def ace(
 def _bin(p: Tensor, bins: int, soft: bool) -> tuple[Tensor, Tensor | None]:
     """The bin (lo, hi] of each p; for soft bins the lower one, and the share of the one above."""
     if not soft:
-        return (p * bins).ceil().long().sub_(1).clamp_(0, bins - 1), None
+        return (p * bins).ceil_().clamp_(1, bins).sub_(1).long(), None
     place = (p * bins - 0.5).clamp(0, bins - 1)
-    low = place.detach().floor().clamp_max(bins - 2)
+    low = place.detach().floor().clamp_max_(bins - 2)
     return low.long(), place - low
 
 
-def _flat_bin(p: Tensor, valid: Tensor, bins: int, soft: bool) -> tuple[Tensor, Tensor | None]:
-    """`_bin` of (N, K, L) as positions in a flat (N, K, B + 2); ignored pixels are in bin B."""
-    low, fraction = _bin(p, bins, soft)
-    low = low.int().masked_fill_(~valid.unsqueeze(1), bins)
-    first = torch.arange(p.shape[0] * p.shape[1], dtype=torch.int32, device=p.device) * (bins + 2)
-    flat = low.add_(first.view(*p.shape[:2], 1)).view(-1)
-    if fraction is not None:
-        fraction = fraction.masked_fill_(~valid.unsqueeze(1), 0).reshape(-1)
-    return flat, fraction
-
-
 class _BinSums(torch.autograd.Function):
-    """(N, K, B) weight of each bin, and Σ of weight times p in it; ignored pixels are in none."""
+    """(N, K, B) weight of each bin, and Σ of weight times p in it.
+
+    Ignored pixels have p = 0 here, and count in the first bin.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any, probs: Tensor, valid: Tensor, bins: int, soft: bool
-    ) -> tuple[Tensor, Tensor]:
-        n, k, _ = probs.shape
-        sums = torch.zeros(2, n, k, bins + 2, dtype=accumulator(probs), device=probs.device)
-        for rows, columns in blocks(probs.shape, probs.device):
-            p = probs[rows, :, columns]
-            low, fraction = _flat_bin(p, valid[rows, columns], bins, soft)
-            part = torch.zeros(2, len(p) * k * (bins + 2), dtype=p.dtype, device=p.device)
-            p = p.reshape(-1)
+    def forward(ctx: Any, probs: Tensor, bins: int, soft: bool) -> tuple[Tensor, Tensor]:
+        n, k, length = probs.shape
+        planes = probs.reshape(n * k, length)
+        sums = torch.zeros(2, n * k, bins, dtype=accumulator(probs), device=probs.device)
+        for rows, columns in blocks(planes.unsqueeze(1).shape, probs.device):
+            p = planes[rows, columns]
+            low, fraction = _bin(p, bins, soft)
+            part = p.new_zeros(2, len(p), bins)
             if fraction is None:
-                part[0].index_add_(0, low, torch.ones_like(p))
-                part[1].index_add_(0, low, p)
+                part[0].scatter_add_(1, low, p.new_ones(1, 1).expand_as(p))
+                part[1].scatter_add_(1, low, p)
             else:
                 for place, share in ((low, 1 - fraction), (low + 1, fraction)):
-                    part[0].index_add_(0, place, share)
-                    part[1].index_add_(0, place, share * p)
-            sums[:, rows] += part.view(2, -1, k, bins + 2)
-        weight, total = sums[..., :bins].unbind(0)
-        ctx.save_for_backward(probs, valid)
+                    part[0].scatter_add_(1, place, share)
+                    part[1].scatter_add_(1, place, share * p)
+            sums[:, rows] += part
+        weight, total = sums.view(2, n, k, bins).unbind(0)
+        ctx.save_for_backward(probs)
         ctx.bins, ctx.soft = bins, soft
         if not soft:
             ctx.mark_non_differentiable(weight)
@@ -106,22 +98,22 @@ class _BinSums(torch.autograd.Function):
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, weight: Tensor, total: Tensor) -> tuple[Tensor, None, None, None]:
-        probs, valid = ctx.saved_tensors
+    def backward(ctx: Any, weight: Tensor, total: Tensor) -> tuple[Tensor, None, None]:
+        (probs,) = ctx.saved_tensors
         bins, soft = ctx.bins, ctx.soft
-        by_weight, by_total = (F.pad(grad.to(probs.dtype), (0, 2)) for grad in (weight, total))
-        out = torch.empty_like(probs)
-        for rows, columns in blocks(probs.shape, probs.device):
-            p = probs[rows, :, columns]
-            low, fraction = _flat_bin(p, valid[rows, columns], bins, soft)
-            table = by_total[rows].reshape(-1)
-            slope = table[low]
+        n, k, length = probs.shape
+        planes = probs.reshape(n * k, length)
+        by_weight, by_total = (g.to(probs.dtype).reshape(n * k, bins) for g in (weight, total))
+        out = torch.empty_like(planes)
+        for rows, columns in blocks(planes.unsqueeze(1).shape, probs.device):
+            p = planes[rows, columns]
+            low, fraction = _bin(p, bins, soft)
+            slope = by_total[rows].gather(1, low)
             if fraction is not None:
                 # Moving p by 1 moves B of its weight from the lower bin to the upper one.
-                step = table[low + 1] - slope
-                weights = by_weight[rows].reshape(-1)
-                moved = step * p.reshape(-1) + weights[low + 1] - weights[low]
+                step = by_total[rows].gather(1, low + 1) - slope
+                moved = by_weight[rows].gather(1, low + 1) - by_weight[rows].gather(1, low)
                 inside = (p > 0.5 / bins) & (p < 1 - 0.5 / bins)
-                slope = slope + step * fraction + bins * moved * inside.reshape(-1)
-            out[rows, :, columns] = slope.view_as(p)
-        return out, None, None, None
+                slope += step * fraction + bins * inside * (moved + step * p)
+            out[rows, columns] = slope
+        return out.view_as(probs), None, None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
+from itertools import product
 from typing import Annotated, Any
 
 import torch
@@ -82,45 +83,50 @@ class _SmoothedLogit(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, pixels: Pixels, sigma: float) -> Tensor:
         dtype = torch.promote_types(logits.dtype, torch.float32)
-        flat = logits.contiguous().view(-1)
-        total = torch.zeros(pixels.target.shape, dtype=dtype, device=logits.device)
-        mass = torch.zeros_like(total)
-        for place, share in _places(pixels, sigma, dtype):
-            total.addcmul_(flat[place], share)
-            mass += share
-        own = logits.gather(1, pixels.target.unsqueeze(1)).squeeze(1)
+        flat = logits.reshape(len(logits), -1)
+        own = logits.gather(1, pixels.target.unsqueeze(1)).squeeze(1).to(dtype)
+        total, mass = torch.zeros_like(own), torch.zeros_like(own)
+        for weight, place, valid in _neighbours(pixels, sigma, dtype):
+            # An ignored neighbour has no weight: 0 times −inf, of a masked class, must be 0.
+            near = flat.gather(1, place).to(dtype).clamp_min_(torch.finfo(dtype).min / 64)
+            total.addcmul_(near.sub_(own), valid, value=weight)
+            mass.add_(valid, alpha=weight)
         ctx.save_for_backward(mass)
         ctx.pixels, ctx.sigma = pixels, sigma
-        return total.div_(mass).sub_(own).masked_fill_(~pixels.valid, 0)
+        middle = sum(_weights(pixels, sigma)) or 1.0  # as much as all neighbours together
+        return total.div_(mass + middle).masked_fill_(~pixels.valid, 0)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (mass,) = ctx.saved_tensors
         pixels: Pixels = ctx.pixels
-        ignored = ~pixels.valid
-        own = -grad.masked_fill(ignored, 0)
-        grad = (grad / mass).masked_fill_(ignored, 0)
+        middle = sum(_weights(pixels, ctx.sigma)) or 1.0
+        grad = (grad / (mass + middle)).masked_fill_(~pixels.valid, 0)
         out = torch.zeros(pixels.dense.shape, dtype=grad.dtype, device=grad.device)
-        flat = out.view(-1)
-        for place, share in _places(pixels, ctx.sigma, grad.dtype):
-            flat.scatter_add_(0, place.view(-1), share.mul_(grad).view(-1))
-        out.scatter_add_(1, pixels.target.unsqueeze(1), own.unsqueeze(1))
+        flat = out.view(len(out), -1)
+        for weight, place, valid in _neighbours(pixels, ctx.sigma, grad.dtype):
+            flat.scatter_add_(1, place, valid.mul_(grad).mul_(weight))
+        out.scatter_add_(1, pixels.target.unsqueeze(1), -(grad * mass).unsqueeze(1))
         return out.to(pixels.dense.dtype), None, None
 
 
-def _places(pixels: Pixels, sigma: float, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each place of the window: where its class's logit lies in (N, C, L), and its weight."""
-    n, c, length = pixels.dense.shape
-    # Relative to the nearest neighbours' weight, so that a small sigma turns none into 0 / 0.
-    axes = len(pixels.spatial)
-    far = {d: math.exp(-(d - 1) / (2 * sigma**2)) for d in range(1, axes + 1)}  # by d²
-    middle = sum(weight * math.comb(axes, d) * 2**d for d, weight in far.items()) or 1.0
-    weights = {0: middle, **far}
-    device = pixels.target.device
-    first = torch.arange(n, device=device).unsqueeze(1) * (c * length)
-    first = first + torch.arange(length, device=device)  # (N, L) where class 0 lies
-    for square, labels, valid in pixels.neighbours():
-        # An ignored neighbour has no weight: the pixel's own class keeps −inf of others away.
-        labels = torch.where(valid, labels, pixels.target)
-        yield labels.mul_(length).add_(first), valid.to(dtype).mul_(weights[square])
+def _neighbours(
+    pixels: Pixels, sigma: float, dtype: torch.dtype
+) -> Iterator[tuple[float, Tensor, Tensor]]:
+    """The neighbours' weight, (N, L) place of their class's logit in (N, C·L), and validity."""
+    length = pixels.target.shape[1]
+    column = torch.arange(length, device=pixels.target.device)
+    for square, (plane, valid) in pixels.neighbours(pixels.target * length, pixels.valid.to(dtype)):
+        yield _weight(square, sigma), plane.add_(column), valid
+
+
+def _weights(pixels: Pixels, sigma: float) -> list[float]:
+    """The weights of all neighbours, valid or not."""
+    squares = (sum(d * d for d in o) for o in product((-1, 0, 1), repeat=len(pixels.spatial)))
+    return [_weight(square, sigma) for square in squares if square]
+
+
+def _weight(square: int, sigma: float) -> float:
+    """The weight at a squared distance, relative to the nearest: a small sigma makes no 0 / 0."""
+    return math.exp(-(square - 1) / (2 * sigma**2))

@@ -36,7 +36,7 @@ STATISTICS = (
     "probs",  # (N, C, L) p_ic itself; 0 where ignored
 )
 
-_BLOCK = 1 << 21  # values
+_BLOCK = 1 << 19  # values
 
 _Backward = TypeVar("_Backward", bound=Callable[..., Any])
 
@@ -106,9 +106,13 @@ class _SoftmaxStatistics(torch.autograd.Function):
             out["correct"] = ((saved["predicted"] == target) & valid).to(dtype)
             ctx.mark_non_differentiable(out["correct"])
         if "below_true" in names:
-            true = probs.gather(1, target.unsqueeze(1))  # (N, 1, L)
-            out["below_true"], saved["below"] = torch.where(probs < true, probs, 0).max(1)
-            saved["below_true"] = out["below_true"]
+            largest, place = torch.empty_like(target, dtype=dtype), torch.empty_like(target)
+            for block in blocks(probs.shape, probs.device):
+                part = probs[block[0], :, block[1]]
+                below = part < part.gather(1, target[block].unsqueeze(1))
+                largest[block], place[block] = torch.where(below, part, 0).max(1)
+            out["below_true"] = saved["below_true"] = largest
+            saved["below"] = place
         if "probs" in names:
             out["probs"] = probs
         ctx.saved = list(saved)

@@ -53,6 +53,14 @@ def test_svls_half_and_half_in_three_dimensions():
     assert target((3, 3, 3), labels, (1, 1, 1)) == pytest.approx(expected, abs=1e-12)
 
 
+def test_svls_of_a_row():
+    labels = torch.tensor([0, 1, 1, 255, 2])  # weights of a row: 1/2 itself, 1/4 each neighbour
+    assert target((5,), labels, (0,)) == pytest.approx([3 / 4, 1 / 4, 0], abs=1e-12)
+    assert target((5,), labels, (1,)) == pytest.approx([1 / 4, 3 / 4, 0], abs=1e-12)
+    assert target((5,), labels, (2,)) == pytest.approx([0, 1, 0], abs=1e-12)
+    assert target((5,), labels, (4,)) == pytest.approx([0, 0, 1], abs=1e-12)
+
+
 @pytest.mark.parametrize("sigma", [1e-3, 1e3])
 def test_svls_of_any_width_is_half_own_half_neighbours(sigma):
     labels = torch.ones(3, 3, dtype=torch.int64)
