@@ -106,7 +106,7 @@ def test_shifts_by_name(text, expected):
         ("all:x", "Expected a severity of 1 to 5 for all, but got x"),
         ("rotation", "Expected degrees for rotation, but got ''"),
         ("rotation:nan", "Expected degrees for rotation, but got 'nan'"),
-        ("domain", "Expected domain:NAME, but got no name"),
+        ("domain", "Expected domain:NAME, but got ''"),
         ("3", "but got '3'"),
     ],
 )

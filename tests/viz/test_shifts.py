@@ -25,6 +25,7 @@ from segcal.viz import (
 from segcal.viz.drawings import shift_drawings
 from segcal.viz.html import render_page
 from segcal.viz.severity import kinds_and_severities
+from segcal.viz.words import headline
 from tests.support.synthetic_reports import predictor, synthetic_report
 
 EVIL = "<img src=x>|*"
@@ -148,6 +149,19 @@ def test_panel_has_a_row_a_shift_and_a_column_a_method():
     width, height = size(2, ["none"])
     assert size(2, ["none", "ts"])[0] > width and size(2, ["none", "ts"])[1] == height
     assert size(5, ["none"])[1] > 2 * height and size(5, ["none"])[0] == width
+
+
+def test_headline_names_the_mean():
+    """Of one model its own mean, of several that of the best."""
+    one = "".join(phrase.text for phrase in headline([entry("a", "fog:1,5")]))
+    mean = 50 * (REPORTS[0].ece + REPORTS[1].ece)
+    assert f" Under 2 shifts the mean ECE is {mean:.2f}\u00a0%: confidence" in one
+    both = [entry("a", "fog:1,5"), entry("b", "fog:1,5", first=2)]
+    means = {e.name: sum(u.report.ece for u in e.shifts) for e in both}
+    words = "".join(phrase.text for phrase in headline(both))
+    assert f" Under 2 shifts {min(means, key=means.get)} has the lowest mean ECE" in words
+    single = "".join(phrase.text for phrase in headline([entry("a", "snow")]))
+    assert " Under snow:3 the ECE is" in single
 
 
 def test_severity_0_is_a_shift_too():
