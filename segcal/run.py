@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,8 @@ from segcal.config import (
     to_dict,
     with_defaults,
 )
-from segcal.data.build import Splits, build_data
+from segcal.data.build import Splits, build_data, build_shifted
+from segcal.data.shift import Shift
 from segcal.evaluation.sources import EVERYTHING, SplitPredictions, shard_of
 from segcal.losses import build_loss
 from segcal.models.build import build_model
@@ -46,7 +46,7 @@ class Run:
     """A trained run, opened.
 
     Attributes:
-        config: its settings.
+        config: its settings, with `download` off and `skip_bad` as it was opened.
         data: its data.
         model: with the weights of one of its checkpoints, in evaluation mode, on the CPU.
         record: the log line of the epoch those weights are from; None if it never was evaluated.
@@ -65,6 +65,7 @@ class Run:
         batch_size: int | None = None,
         workers: int | None = None,
         shard: tuple[int, int] = EVERYTHING,
+        shift: Shift | None = None,
     ) -> SplitPredictions:
         """The predictions of the model on a split of the data.
 
@@ -74,11 +75,15 @@ class Run:
             batch_size: images at a time; by default as in training.
             workers: processes that read images; by default as in training.
             shard: (k, n): every n-th image from image k on.
+            shift: a change of the test images.
         """
-        samples = getattr(self.data, split)
+        data = self.data
+        if shift is not None:
+            data = build_shifted(data, self.config.data, shift)
+        samples = getattr(data, split)
         return SplitPredictions(
             self.model,
-            self.data,
+            data,
             shard_of(samples, shard, f"{split} images"),
             device=device,
             batch_size=self.config.batch_size if batch_size is None else batch_size,
@@ -86,21 +91,13 @@ class Run:
         )
 
 
-def open_run(
-    folder: Path,
-    *,
-    weights: str = checkpoint.BEST,
-    skip_bad: bool = False,
-    shift: Mapping[str, Any] | None = None,
-) -> Run:
+def open_run(folder: Path, *, weights: str = checkpoint.BEST, skip_bad: bool = False) -> Run:
     """Open the run in `folder`.
 
     Args:
         folder: of the run.
         weights: the file of its weights: best.pt or last.pt.
         skip_bad: leave images that cannot be used out of its data; a run may say so itself.
-        shift: other values for options of its data that change the test images alone: rotation,
-            domain.
     """
     if not (folder / CONFIG).exists():
         raise FileNotFoundError(f"Expected a run with a {CONFIG} in {folder}, but there is none")
@@ -108,13 +105,8 @@ def open_run(
     state = checkpoint.load_state(folder / weights)
     # A run may come from someone else: opening it fetches nothing to places that its settings name.
     skip_bad = skip_bad or config.data.skip_bad
-    source = replace(config.data, download=False, skip_bad=skip_bad, **(shift or {}))
-    if source.train_domain == "others" and source.domain != config.data.domain:
-        raise ValueError(
-            f"Expected domain {config.data.domain}, which the run in {folder} left out, "
-            f"but got {source.domain}: it was trained on that"
-        )
-    data = build_data(source, seed=config.seed)
+    config = replace(config, data=replace(config.data, download=False, skip_bad=skip_bad))
+    data = build_data(config.data, seed=config.seed)
     # The checkpoint has all weights: the encoder's first ones need not be found again.
     bare = replace(config.model, encoder_weights=None)
     model = build_model(bare, num_classes=data.num_classes, words=data.words)

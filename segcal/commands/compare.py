@@ -4,25 +4,68 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from segcal.evaluation.results import state_path
+from segcal.evaluation.results import shift_states, state_path
 from segcal.metrics import CalibrationMeter, Difference, paired_differences
 from segcal.metrics.scores import SCORES
 
 
 def compare_states(options: argparse.Namespace) -> None:
     """Print how models differ from the first on the same images, with 95 % intervals."""
+    if options.shift:
+        _compare_shifts(options.states, options.resamples)
+        return
     paths = [state_path(path) for path in options.states]
     first, *others = (CalibrationMeter.load(path) for path in paths)
-    rows = []
-    for path, meter in zip(paths[1:], others, strict=True):
-        try:
-            found = paired_differences([first], [meter], resamples=options.resamples)
-        except ValueError as error:
-            raise ValueError(f"{error} ({paths[0]} and {path})") from None
-        rows.append((str(path), found))
+    rows = [
+        (str(path), _differences([first], [meter], options.resamples, f"{paths[0]} and {path}"))
+        for path, meter in zip(paths[1:], others, strict=True)
+    ]
     print(f"difference from {paths[0]} (95 % interval over images); * where it leaves out 0\n")
     print(to_table(rows))
+
+
+def _compare_shifts(folders: Sequence[Path], resamples: int) -> None:
+    """Print how models differ from the first under each shift, and in the mean over shifts."""
+    first, *others = ({str(s): path for s, path in shift_states(f).items()} for f in folders)
+    for folder, states in zip(folders[1:], others, strict=True):
+        if set(states) != set(first):
+            odd = sorted(set(states) ^ set(first))
+            raise ValueError(
+                f"Expected the same shifts in {folders[0]} and {folder}, "
+                f"but {odd[0]} is in one alone"
+            )
+        pairs = {
+            shift: (CalibrationMeter.load(first[shift]), CalibrationMeter.load(states[shift]))
+            for shift in first
+        }
+        both = f"{folders[0]} and {folder}"
+        rows = [
+            (shift, _differences([one], [other], resamples, f"{both} under {shift}"))
+            for shift, (one, other) in pairs.items()
+        ]
+        before, after = ([pair[side] for pair in pairs.values()] for side in (0, 1))
+        if len({tuple(sorted(meter.names)) for meter in before}) == 1:
+            mean = _differences(before, after, resamples, both)
+            rows.append((f"mean over {len(pairs)} shifts", mean))
+        print(
+            f"difference of {folder} from {folders[0]} (95 % interval over images); "
+            "* where it leaves out 0\n"
+        )
+        print(to_table(rows) + "\n")
+
+
+def _differences(
+    first: Sequence[CalibrationMeter],
+    second: Sequence[CalibrationMeter],
+    resamples: int,
+    which: str,
+) -> dict[str, Difference]:
+    try:
+        return paired_differences(first, second, resamples=resamples)
+    except ValueError as error:
+        raise ValueError(f"{error} ({which})") from None
 
 
 def to_table(rows: Sequence[tuple[str, Mapping[str, Difference]]]) -> str:

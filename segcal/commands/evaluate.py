@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from segcal import distributed
-from segcal.commands.subjects import Subject, run_subject, saved_subject, shift_words
+from segcal.commands.subjects import Subject, run_subject, saved_subject
+from segcal.data.shift import DATA, Shift
 from segcal.evaluation.calibrate import fit_scalers
 from segcal.evaluation.evaluate import measure, require_pixels
-from segcal.evaluation.overlays import choose, draw, require_images
+from segcal.evaluation.overlays import choose, draw, draw_shifts, require_images
 from segcal.evaluation.results import (
     COMPARISON,
     EVAL,
     PAGE,
     POSTHOC,
     SCALER,
+    SHIFT,
     STATE,
     Result,
     entry_name,
@@ -28,16 +30,19 @@ from segcal.evaluation.results import (
     write_pages,
     write_result,
 )
-from segcal.evaluation.sources import EVERYTHING
+from segcal.evaluation.shifted import evaluate_shift
+from segcal.evaluation.sources import EVERYTHING, SplitPredictions
 from segcal.metrics import Report
 from segcal.metrics.scores import SCORES
+from segcal.posthoc import Scaler
 from segcal.runtime import choose_device, process_group
 from segcal.training.log import describe_scores
-from segcal.viz import Entry
+from segcal.viz import Entry, Overlay, Shifted
 
 
 def evaluate_inputs(options: argparse.Namespace) -> None:
     """Evaluate what the options name, each by itself, and compare them if there are several."""
+    shifts = _shifts(options)
     device = choose_device(options.device)
     inputs = [*options.inputs, *options.predictions]
     comparison = options.out or inputs[0].parent / COMPARISON
@@ -50,7 +55,7 @@ def evaluate_inputs(options: argparse.Namespace) -> None:
                 continue
             alone = options.out is not None and len(inputs) == 1
             home = found.home / _folder_name(options)
-            results += _evaluate_one(found, options.out if alone else home, options)
+            results += _evaluate_one(found, options.out if alone else home, shifts, options)
         if len(inputs) > 1 and distributed.rank() == 0:
             with new_contents(comparison) as staging:
                 write_pages(results, staging, "Comparison")
@@ -68,15 +73,17 @@ def _found(options: argparse.Namespace, device: torch.device) -> Iterator[Result
 
 
 def _folder_name(options: argparse.Namespace) -> str:
-    parts = [EVAL, *(words.replace(" ", "-") for words in shift_words(options))]
-    if options.shard != EVERYTHING:
-        parts.append(f"{options.shard[0] + 1}-of-{options.shard[1]}")
-    return "-".join(parts)
+    if options.shard == EVERYTHING:
+        return EVAL
+    return f"{EVAL}-{options.shard[0] + 1}-of-{options.shard[1]}"
 
 
-def _evaluate_one(subject: Subject, folder: Path, options: argparse.Namespace) -> list[Result]:
+def _evaluate_one(
+    subject: Subject, folder: Path, shifts: Sequence[Shift], options: argparse.Namespace
+) -> list[Result]:
     """Evaluate one model, as it is and after each post-hoc method; the first process writes."""
     require_writable(folder)
+    shifted = {shift: subject.shifted(shift) for shift in shifts}
     require_images(options.overlays, subject.source)
     scalers = fit_scalers(options.posthoc, subject.holdout, title=f"{subject.name}: hold-out")
     measured = measure(
@@ -90,9 +97,13 @@ def _evaluate_one(subject: Subject, folder: Path, options: argparse.Namespace) -
         method: require_pixels(found.report(resamples=options.resamples), subject.name)
         for method, found in measured.items()
     }
+    for method, report in reports.items():
+        _say(f"{entry_name(subject.name, method)}: {describe_report(report)}")
+    under = _evaluate_shifts(subject, shifted, scalers, folder, options)
     if distributed.rank() != 0:
         return []
     indices = choose(options.overlays, options.num_overlays, subject.source, reports["none"])
+    panel = _shift_overlay(subject, shifted, indices, scalers)
     drawn = draw(subject.source, indices, scalers)
     skipped = list(subject.source.skipped.values())
     results = []
@@ -103,19 +114,80 @@ def _evaluate_one(subject: Subject, folder: Path, options: argparse.Namespace) -
             place = staging if scaler is None else staging / POSTHOC / method
             config = subject.config if scaler is None else f"{subject.config}# post-hoc: {scaler}\n"
             history = subject.history if scaler is None else ()  # drawn once a run
-            entry = Entry(name, report, history, config, skipped=skipped)
+            entry = Entry(
+                name,
+                report,
+                history,
+                config,
+                skipped=skipped,
+                shifts=[Shifted(shift, found) for shift, found in under[method].items()],
+                shift_overlay=panel if scaler is None else None,
+            )
             results.append(write_result(Result(subject.name, method, entry), drawn[method], place))
             if scaler is not None:
                 scaler.save(place / SCALER)
             if options.save_state or options.shard != EVERYTHING:
                 measured[method].whole.save(place / STATE)
-            _say(f"{name}: {describe_report(report)}")
         write_pages(results, staging, subject.name)
     if skipped:
         known = {*subject.source.names, *subject.source.skipped}
         _say(f"left out {len(skipped)} of {len(known)} files; the report lists them")
     _say(f"report: {folder / PAGE}")
     return results
+
+
+def _evaluate_shifts(
+    subject: Subject,
+    shifted: Mapping[Shift, SplitPredictions],
+    scalers: Mapping[str, Scaler | None],
+    folder: Path,
+    options: argparse.Namespace,
+) -> dict[str, dict[Shift, Report]]:
+    """The reports of one model under each shift, by post-hoc method and shift."""
+    found: dict[str, dict[Shift, Report]] = {method: {} for method in scalers}
+    for shift, source in shifted.items():
+        reports = evaluate_shift(
+            source,
+            scalers,
+            folder / SHIFT / shift.folder,
+            run=subject.name,
+            shift=shift,
+            key=subject.key,
+            num_bins=options.num_bins,
+            resamples=options.resamples,
+        )
+        for method, report in reports.items():
+            found[method][shift] = report
+            name = entry_name(f"{subject.name}, {shift}", method)
+            _say(f"{name}: {describe_report(report)}")
+    return found
+
+
+def _shifts(options: argparse.Namespace) -> list[Shift]:
+    """The shifts that were asked for; results of two must not have one name."""
+    shifts = [*options.shift, *(Shift(DATA, str(root)) for root in options.shift_data)]
+    folders = [shift.folder for shift in shifts]
+    twice = next((name for name in folders if folders.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"Expected shifts whose results have different names, but got two {twice}")
+    return shifts
+
+
+def _shift_overlay(
+    subject: Subject,
+    shifted: Mapping[Shift, SplitPredictions],
+    indices: Sequence[int],
+    scalers: Mapping[str, Scaler | None],
+) -> Overlay | None:
+    """The panel of the first image that is drawn: each corruption at its middle severity."""
+    if not shifted or not indices:
+        return None
+    kinds: dict[str, list[Shift]] = {}
+    for shift in shifted:
+        kinds.setdefault(shift.name if shift.severity is not None else str(shift), []).append(shift)
+    chosen = [sorted(same, key=str)[len(same) // 2] for same in kinds.values()]
+    sources = {str(shift): shifted[shift] for shift in chosen}
+    return draw_shifts(subject.source, sources, indices[0], scalers)
 
 
 def describe_report(report: Report) -> str:

@@ -9,9 +9,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from segcal.commands.parser import Parser, at_least, checked, names, shard, size
 from segcal.posthoc.registry import describe
+
+if TYPE_CHECKING:
+    from segcal.data.shift import Shift
 
 
 def parse_eval(arguments: Sequence[str], prog: str) -> argparse.Namespace:
@@ -32,13 +36,21 @@ def parse_eval(arguments: Sequence[str], prog: str) -> argparse.Namespace:
         help="part of the data to evaluate a run on; default: test",
     )
     parser.add_argument(
-        "--rotation",
-        type=float,
-        metavar="DEGREES",
-        help="rotate the test images of classification runs counter-clockwise",
+        "--shift",
+        type=checked(_shifts),
+        action="extend",
+        default=[],
+        metavar="SHIFTS",
+        help="evaluate runs under shifts of the test images too: fog:3, fog:1,3,5, all (every "
+        "corruption at severity 3), all:1,3,5, rotation:45, domain:sketch, with commas between",
     )
     parser.add_argument(
-        "--domain", help="test runs on this domain of their data, where it has domains"
+        "--shift-data",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="ROOT",
+        help="evaluate runs on the test images of this folder too, laid out as their own data",
     )
     _add_posthoc(parser, "METHODS", "post-hoc methods (with commas) to fit on the hold-out")
     _add_result_options(parser)
@@ -46,8 +58,8 @@ def parse_eval(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     options = parser.parse(arguments)
     if not options.inputs and not options.predictions:
         parser.error("Expected the folder of a run, or --predictions, but got neither")
-    if options.predictions and (options.rotation is not None or options.domain is not None):
-        parser.error("Expected runs with --rotation and --domain, but got --predictions")
+    if options.predictions and (options.shift or options.shift_data):
+        parser.error("Expected runs with --shift, but got --predictions")
     if len(options.fit_predictions) not in (0, len(options.predictions)):
         parser.error(
             f"Expected one --fit-predictions for each of {len(options.predictions)} "
@@ -107,6 +119,11 @@ def parse_compare(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     """Compare models with the first on the same images, with 95 % intervals of the differences."""
     parser = Parser(prog, parse_compare.__doc__ or "")
     _add_states(parser, "of a model; the others are compared with the first")
+    parser.add_argument(
+        "--shift",
+        action="store_true",
+        help="compare the means over shifts, of the folders that `segcal eval --shift` wrote",
+    )
     _add_resamples(parser, low=1)
     options = parser.parse(arguments)
     if len(options.states) < 2:
@@ -147,6 +164,12 @@ def _method_names(text: str) -> tuple[str, ...]:
     from segcal.evaluation.calibrate import method_names  # loads torch, which help does not need
 
     return method_names(text)
+
+
+def _shifts(text: str) -> tuple[Shift, ...]:
+    from segcal.data.shift import parse_shifts  # loads torch, which help does not need
+
+    return parse_shifts(text)
 
 
 def _add_result_options(parser: Parser) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
-from segcal.config import CONFIG
+from segcal.config import CONFIG, to_dict
 from segcal.data.predictions import PredictionFolder
+from segcal.data.shift import Shift
+from segcal.evaluation.shifted import digest, file_digest
 from segcal.evaluation.sources import (
     EVERYTHING,
     NamedPredictions,
@@ -44,6 +46,8 @@ class Subject:
         home: its folder; results go to `eval` inside.
         source: the predictions to evaluate.
         holdout: makes the predictions to fit post-hoc methods on.
+        shifted: makes the predictions under a shift.
+        key: a digest of the network and its settings.
         config: the settings of the run, YAML.
         history: its log, one record an epoch.
     """
@@ -52,55 +56,46 @@ class Subject:
     home: Path
     source: NamedPredictions
     holdout: Callable[[], NamedPredictions]
+    shifted: Callable[[Shift], SplitPredictions]
+    key: str = ""
     config: str = ""
     history: Sequence[Mapping[str, Any]] = ()
 
 
 def run_subject(folder: Path, options: argparse.Namespace, device: torch.device) -> Subject:
     """The run in `folder`, on the part of its data that is asked for."""
-    run = open_run(
-        folder,
-        weights=f"{options.weights}.pt",
-        skip_bad=options.skip_bad,
-        shift=shift_of(options),
-    )
+    run = open_run(folder, weights=f"{options.weights}.pt", skip_bad=options.skip_bad)
     if options.split == "holdout" and options.posthoc:
         raise ValueError(
             "Expected --split test with --posthoc: on the hold-out, methods would be evaluated "
             "on what they were fitted on"
         )
-    if options.split == "holdout" and shift_of(options):
-        raise ValueError("Expected --split test with --rotation and --domain: they change no other")
+    if options.split == "holdout" and (options.shift or options.shift_data):
+        raise ValueError("Expected --split test with --shift: it changes the test images alone")
 
-    def split(name: str, shard: tuple[int, int]) -> SplitPredictions:
+    def split(name: str, shard: tuple[int, int], shift: Shift | None = None) -> SplitPredictions:
         return run.predictions(
             name,
             device=device,
             batch_size=options.batch_size,
             workers=options.workers,
             shard=shard,
+            shift=shift,
         )
 
+    settings = to_dict(run.config)
     return Subject(
-        name=", ".join([folder.resolve().name, *shift_words(options)]),
+        name=folder.resolve().name,
         home=folder,
         source=split(options.split, options.shard),
         holdout=lambda: split("holdout", EVERYTHING),
+        shifted=lambda shift: split("test", options.shard, shift),
+        key=digest(
+            file_digest(folder / f"{options.weights}.pt"), settings["data"], settings["model"]
+        ),
         config=(folder / CONFIG).read_text(encoding="utf-8"),
         history=_read_log(folder / LOG),
     )
-
-
-def shift_of(options: argparse.Namespace) -> dict[str, Any]:
-    """What is changed in the test images of runs, by option of their data."""
-    asked = {"rotation": options.rotation, "domain": options.domain}
-    return {key: value for key, value in asked.items() if value is not None}
-
-
-def shift_words(options: argparse.Namespace) -> list[str]:
-    """The same in words: "rotation 45"."""
-    changes = shift_of(options).items()
-    return [f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in changes]
 
 
 def saved_subject(path: Path, fit: Path | None, options: argparse.Namespace) -> Subject:
@@ -114,6 +109,9 @@ def saved_subject(path: Path, fit: Path | None, options: argparse.Namespace) -> 
             shard_of(folder, shard, f"files in {path}"), skip_bad=options.skip_bad
         )
 
+    def shifted(shift: Shift) -> SplitPredictions:
+        raise ValueError(f"Expected a run to evaluate under {shift}, but got predictions in {path}")
+
     def holdout() -> NamedPredictions:
         if fit is None:
             raise ValueError("Expected --fit-predictions with --predictions and --posthoc")
@@ -125,6 +123,7 @@ def saved_subject(path: Path, fit: Path | None, options: argparse.Namespace) -> 
         home=path.parent if path.is_file() else path,
         source=saved(path, options.shard),
         holdout=holdout,
+        shifted=shifted,
     )
 
 

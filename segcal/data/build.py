@@ -58,31 +58,11 @@ def build_data(config: DataConfig, *, seed: int) -> Splits:
     Raises:
         ValueError: an unknown name, an option out of range, or files that are missing.
     """
-    entry = find_dataset(config)
     _check(config, seed)
-    source = entry.read(config)
-    if config.num_classes not in (None, len(source.class_names)):
-        raise ValueError(
-            f"Expected num_classes={len(source.class_names)} for {config.name}, "
-            f"but got {config.num_classes}"
-        )
-    mean, std = config.mean or source.mean, config.std or source.std
-    resize = config.resize or source.resize
+    source = _read(config)
 
     def samples(part: Part, indices: np.ndarray, augmenter: Augmenter | None = None) -> Samples:
-        # Bad files are left out after the split, so that they do not move good ones.
-        wanted = _spread(indices, config.limit)
-        bad = unusable(part, wanted.tolist()) if config.skip_bad else {}
-        return Samples(
-            part,
-            [index for index in wanted if index not in bad],
-            mean=mean,
-            std=std,
-            resize=resize,
-            augmenter=augmenter,
-            seed=seed,
-            skipped={part.names[index]: reason for index, reason in bad.items()},
-        )
+        return _samples(config, source, part, indices, augmenter=augmenter, seed=seed)
 
     chosen = _chosen(config, source)
     if source.holdout is None:
@@ -90,26 +70,23 @@ def build_data(config: DataConfig, *, seed: int) -> Splits:
         kept, holdout = chosen[kept], samples(source.train, chosen[held])
     else:
         kept, holdout = chosen, samples(source.holdout, np.arange(len(source.holdout.names)))
-    test = source.test
-    if config.rotation:
-        test = ShiftedPart(test, Shift(ROTATION, config.rotation))
     return Splits(
         train=samples(source.train, kept, _augmenter(config, source.augmentation)),
         holdout=holdout,
-        test=samples(test, np.arange(len(test.names))),
+        test=_test(config, source),
         num_classes=len(source.class_names),
         class_names=source.class_names,
         ignore_index=config.ignore_index,
-        mean=mean,
-        std=std,
+        mean=config.mean or source.mean,
+        std=config.std or source.std,
         palette=source.palette,
-        uniform=source.uniform or resize is not None,
+        uniform=_uniform(config, source),
         words=source.words,
     )
 
 
-def build_shifted(data: Splits, config: DataConfig, shift: Shift, *, seed: int = 0) -> Samples:
-    """The test part of a data set under a shift.
+def build_shifted(data: Splits, config: DataConfig, shift: Shift, *, seed: int = 0) -> Splits:
+    """The data set with its test part under a shift.
 
     Args:
         data: the data set, as `build_data` made it from `config`.
@@ -124,19 +101,20 @@ def build_shifted(data: Splits, config: DataConfig, shift: Shift, *, seed: int =
             f"{shift.value}: it was trained on that"
         )
     if shift.brings_images:
-        other = build_data(shift.configure(config), seed=0)
+        config = shift.configure(config)
+        other = _read(config)
         if other.class_names != data.class_names:
             raise ValueError(
                 f"Expected the classes {', '.join(data.class_names)} in {shift.value}, "
                 f"but got {', '.join(other.class_names)}"
             )
-        return other.test
+        return replace(data, test=_test(config, other), uniform=_uniform(config, other))
     task = DATASETS[config.name].task
     if task == "text":
         raise ValueError(f"Expected images to apply {shift} to, but {config.name} is text")
     if task == "segmentation" and shift.name == ROTATION:
         raise ValueError(f"Expected a shift that leaves masks where they are, but got {shift}")
-    return data.test.shifted(shift, seed=seed)
+    return replace(data, test=data.test.shifted(shift, seed=seed))
 
 
 def _check(config: DataConfig, seed: int) -> None:
@@ -149,6 +127,51 @@ def _check(config: DataConfig, seed: int) -> None:
             raise ValueError(f"Expected {name} to be at least 1, but got {value}")
     if config.std is not None and min(config.std) <= 0:
         raise ValueError(f"Expected std to be positive, but got {config.std}")
+
+
+def _read(config: DataConfig) -> RawDataset:
+    source = find_dataset(config).read(config)
+    if config.num_classes not in (None, len(source.class_names)):
+        raise ValueError(
+            f"Expected num_classes={len(source.class_names)} for {config.name}, "
+            f"but got {config.num_classes}"
+        )
+    return source
+
+
+def _samples(
+    config: DataConfig,
+    source: RawDataset,
+    part: Part,
+    indices: np.ndarray,
+    *,
+    augmenter: Augmenter | None = None,
+    seed: int = 0,
+) -> Samples:
+    # Bad files are left out after the split, so that they do not move good ones.
+    wanted = _spread(indices, config.limit)
+    bad = unusable(part, wanted.tolist()) if config.skip_bad else {}
+    return Samples(
+        part,
+        [index for index in wanted if index not in bad],
+        mean=config.mean or source.mean,
+        std=config.std or source.std,
+        resize=config.resize or source.resize,
+        augmenter=augmenter,
+        seed=seed,
+        skipped={part.names[index]: reason for index, reason in bad.items()},
+    )
+
+
+def _test(config: DataConfig, source: RawDataset) -> Samples:
+    part = source.test
+    if config.rotation:
+        part = ShiftedPart(part, Shift(ROTATION, config.rotation))
+    return _samples(config, source, part, np.arange(len(part.names)))
+
+
+def _uniform(config: DataConfig, source: RawDataset) -> bool:
+    return source.uniform or (config.resize or source.resize) is not None
 
 
 def _chosen(config: DataConfig, source: RawDataset) -> np.ndarray:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from segcal.data.image_files import FilePart, find_images, one_size
 from segcal.data.options import DataConfig
-from segcal.data.raw import RawDataset
+from segcal.data.raw import AbsentPart, RawDataset, or_absent
 from segcal.data.voc import palette
 from segcal.files import check_num_classes, naming
 
@@ -23,15 +23,17 @@ def masks(config: DataConfig) -> RawDataset:
         raise ValueError(
             f"Expected ignore_index in 0..255, what a mask can hold, but got {config.ignore_index}"
         )
-    train, test = (
-        FilePart(
-            images := find_images(root / part / "images"),
-            [_mask_of(image, root / part / "masks") for image in images],
+
+    def part(name: str) -> FilePart:
+        images = find_images(root / name / "images")
+        return FilePart(
+            images,
+            [_mask_of(image, root / name / "masks") for image in images],
             num_classes=len(class_names),
             ignore_index=config.ignore_index,
         )
-        for part in ("train", "test")
-    )
+
+    train, test = or_absent(lambda: part("train")), part("test")
     return RawDataset(
         train=train,
         test=test,
@@ -44,13 +46,15 @@ def masks(config: DataConfig) -> RawDataset:
 def folders(config: DataConfig) -> RawDataset:
     """Classification from root/{train,test}/CLASS/*.png; the folders' names are the classes."""
     root = _root(config, "train/CLASS and test/CLASS folders of images")
-    class_names = _subfolders(root / "train")
+    # Without anything to train on, the test images have all the classes.
+    class_names = _subfolders(root / ("train" if (root / "train").is_dir() else "test"))
     unknown = sorted(set(_subfolders(root / "test")) - set(class_names))
     if unknown:
         raise ValueError(
             f"Expected the classes of {root / 'train'} in {root / 'test'}, but got {unknown[0]!r}"
         )
-    train, test = (class_part(root / part, class_names) for part in ("train", "test"))
+    train = or_absent(lambda: class_part(root / "train", _subfolders(root / "train")))
+    test = class_part(root / "test", class_names)
     return RawDataset(
         train=train,
         test=test,
@@ -116,9 +120,10 @@ def class_part(folder: Path, class_names: tuple[str, ...]) -> FilePart:
     return FilePart(images, classes, num_classes=len(class_names), ignore_index=-1)
 
 
-def _uniform(config: DataConfig, train: FilePart, test: FilePart) -> bool:
+def _uniform(config: DataConfig, train: FilePart | AbsentPart, test: FilePart) -> bool:
     """Whether all images have one size; if not, an option that gives batches one must be set."""
-    uniform = one_size([*train.images, *test.images], skip_bad=config.skip_bad)
+    trained = train.images if isinstance(train, FilePart) else ()
+    uniform = one_size([*trained, *test.images], skip_bad=config.skip_bad)
     if not uniform and config.resize is None and (config.crop_size is None or not config.augment):
         raise ValueError(
             f"Expected images of one size in {config.root}, or resize or crop_size to be set, "

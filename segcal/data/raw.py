@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -54,6 +54,43 @@ class ArrayPart:
         """The image and its label."""
         label = self.labels[index]
         return self.image(index), label if label.ndim else int(label)
+
+
+@dataclass(frozen=True)
+class AbsentPart:
+    """A part that cannot be read, which raises the reason when it is asked for.
+
+    So the test part of a folder can be used where there is nothing to train on.
+
+    Attributes:
+        reason: one line.
+    """
+
+    reason: str
+
+    @property
+    def names(self) -> Sequence[str]:
+        """None."""
+        raise ValueError(self.reason)
+
+    def image(self, index: int) -> np.ndarray:
+        """None."""
+        raise ValueError(self.reason)
+
+    def read(self, index: int) -> tuple[np.ndarray, Label]:
+        """None."""
+        raise ValueError(self.reason)
+
+
+_P = TypeVar("_P", bound=Part)
+
+
+def or_absent(read: Callable[[], _P]) -> _P | AbsentPart:
+    """The part that `read` returns, or one that raises later what `read` raised."""
+    try:
+        return read()
+    except ValueError as error:
+        return AbsentPart(str(error))
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from segcal.data.raw import Part
+from segcal.data.image_files import FilePart
+from segcal.data.raw import ArrayPart, Part
 from segcal.data.shift import Shift, ShiftedPart
 from segcal.data.transforms import Augmenter, normalise, resize_square
 
@@ -71,6 +74,24 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         changed = copy.copy(self)
         changed.part = ShiftedPart(self.part, shift, seed)
         return changed
+
+    def fingerprint(self) -> str:
+        """A digest that changes when the items do: their names, and sizes and times of files."""
+        part = self.part
+        while isinstance(part, ShiftedPart):
+            part = part.part
+        digest = hashlib.sha256("\0".join(self.names).encode("utf-8", "surrogatepass"))
+        if isinstance(part, FilePart):
+            masks = [label for label in part.labels if isinstance(label, Path)]
+            for path in (*part.images, *masks):
+                found = path.stat()
+                digest.update(
+                    f"{path} {found.st_size} {found.st_mtime_ns}\0".encode("utf-8", "replace")
+                )
+        elif isinstance(part, ArrayPart):
+            for array in (part.images, part.labels):
+                digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
     def image(self, index: int) -> np.ndarray:
         """(H, W, 3) uint8 RGB of an item, not augmented, to draw on."""

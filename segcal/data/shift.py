@@ -46,8 +46,8 @@ class Shift:
         elif self.name not in (DOMAIN, DATA):
             known = ", ".join([ALL, *CORRUPTIONS, ROTATION, DOMAIN])
             raise ValueError(f"Expected shifts out of {known}, but got {self.name!r}")
-        elif not self.value:
-            raise ValueError(f"Expected {self.name}:NAME, but got no name")
+        elif not isinstance(self.value, str) or not self.value:
+            raise ValueError(f"Expected {self.name}:NAME, but got {self.value!r}")
 
     def __str__(self) -> str:
         return f"{self.name}:{_shown(self)}"

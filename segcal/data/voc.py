@@ -9,7 +9,7 @@ import numpy as np
 
 from segcal.data.image_files import FilePart
 from segcal.data.options import DataConfig
-from segcal.data.raw import RawDataset
+from segcal.data.raw import Part, RawDataset, or_absent
 from segcal.data.transforms import Augmentation
 from segcal.files import naming, one_line
 
@@ -46,14 +46,17 @@ def voc2012(config: DataConfig) -> RawDataset:
         raise ValueError(f"Expected ignore_index=255 for VOC, but got {config.ignore_index}")
     folder = Path(config.root) / "VOCdevkit" / "VOC2012"
     test = _official(config, folder, "val")
-    if config.train_split == "train":
-        train = _official(config, folder, "train")
-    else:
-        train = _listed(folder, config.train_split, {"test set": test})
-    holdout = None
-    if config.holdout_split is not None:
-        others = {"test set": test, "training set": train}
-        holdout = _listed(folder, config.holdout_split, others)
+    others: dict[str, Part] = {"test set": test}
+
+    def trained() -> FilePart:
+        if config.train_split == "train":
+            return _official(config, folder, "train")
+        return _listed(folder, config.train_split, others)
+
+    others["training set"] = train = or_absent(trained)
+    holdout: Part | None = None
+    if (name := config.holdout_split) is not None:
+        holdout = or_absent(lambda: _listed(folder, name, others))
     return RawDataset(
         train=train,
         holdout=holdout,
@@ -83,7 +86,7 @@ def _official(config: DataConfig, folder: Path, split: str) -> FilePart:
     return _part([Path(p) for p in found.images], [Path(p) for p in found.masks])
 
 
-def _listed(folder: Path, name: str, others: Mapping[str, FilePart]) -> FilePart:
+def _listed(folder: Path, name: str, others: Mapping[str, Part]) -> FilePart:
     """The images of a list in ImageSets/Segmentation, none of which is in the `others`."""
     path = _find_list(folder / "ImageSets" / "Segmentation", name)
     with naming(path):

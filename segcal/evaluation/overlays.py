@@ -14,7 +14,7 @@ from segcal.evaluation.evaluate import LogitMap, calibrated, count_batch, new_me
 from segcal.evaluation.sources import NamedPredictions
 from segcal.files import BadFile
 from segcal.metrics import Report
-from segcal.viz import Overlay, calibration_gap, overlay_panel
+from segcal.viz import Overlay, ShiftView, calibration_gap, overlay_panel, shift_panel
 
 log = logging.getLogger(__name__)
 WORST, RANDOM, NONE = "worst", "random", "none"
@@ -81,6 +81,49 @@ def draw(
             for name, scaler in scalers.items():
                 drawn[name].append(_draw(source, image, calibrated(batch, scaler)))
     return drawn
+
+
+def draw_shifts(
+    clean: NamedPredictions,
+    shifted: Mapping[str, NamedPredictions],
+    index: int,
+    scalers: Mapping[str, LogitMap | None],
+) -> Overlay | None:
+    """The panel of one image, clean and under shifts that kept its name and its labels.
+
+    Args:
+        clean: the images as they are.
+        shifted: the same under shifts, by what rows are called.
+        index: of the image in `clean`.
+        scalers: by name.
+
+    Returns:
+        None for classification.
+    """
+    name, labels = clean.names[index], clean[index].labels
+    if labels.ndim != 3:
+        return None
+    views = []
+    for title, source in {"clean": clean, **shifted}.items():
+        if name not in source.names or name in source.skipped:
+            continue
+        place = list(source.names).index(name)
+        batch = source[place]
+        if batch.labels.shape != labels.shape or (batch.labels != labels).any():
+            continue
+        probs = {
+            method: calibrated(batch, scaler).probs[0].float().cpu().numpy()
+            for method, scaler in scalers.items()
+        }
+        views.append(ShiftView(title, _image(source, place), probs))
+    png = shift_panel(
+        views,
+        labels[0].cpu().numpy(),
+        palette=clean.palette,
+        ignore_index=clean.ignore_index,
+        name=name,
+    )
+    return Overlay(name, png)
 
 
 def _image(source: NamedPredictions, index: int) -> np.ndarray | None:

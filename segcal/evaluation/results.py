@@ -4,9 +4,11 @@ report.json            the numbers, and all that the page says besides
 report.html            the page
 table.md  table.csv    the numbers as tables
 state.npz              the sums behind the numbers, for `segcal merge`; if asked for
+shift.json .md .csv    the scores under shift, if asked for; shift.png shows one image under it
 figures/               every diagram, as PNG and SVG
 overlays/              a panel for each chosen image, PNG, and the arrays behind it, NPZ
 posthoc/METHOD/        report.json and overlays/ of each post-hoc method, and the fitted scaler
+shift/NAME-VALUE/      report.json and state.npz under a shift, and posthoc/METHOD/ of the same
 """
 
 from __future__ import annotations
@@ -27,15 +29,21 @@ from typing import Any
 
 import numpy as np
 
+from segcal.data.shift import Shift
+from segcal.evaluation.evaluate import NONE
 from segcal.evaluation.overlays import Drawn
-from segcal.files import name_file
+from segcal.files import atomic_write, name_file
 from segcal.metrics import Report
 from segcal.metrics.rows import posthoc_markdown
 from segcal.viz import (
     Entry,
     Overlay,
+    Shifted,
     comparison_csv,
     comparison_markdown,
+    shift_csv,
+    shift_markdown,
+    shift_records,
     write_figures,
     write_page,
 )
@@ -43,10 +51,13 @@ from segcal.viz.entry import tell_apart
 
 EVAL, COMPARISON = "eval", "comparison"  # folders
 REPORT, PAGE, STATE, SCALER = "report.json", "report.html", "state.npz", "scaler.safetensors"
-OVERLAYS, POSTHOC = "overlays", "posthoc"
+OVERLAYS, POSTHOC, SHIFT = "overlays", "posthoc", "shift"
+SHIFT_SCORES, SHIFT_PANEL = "shift.json", "shift.png"
 _MAX_NAME = 200  # bytes; systems allow 255, and an ending comes after it
 _ABANDONED = 24 * 3600  # seconds
-_OWNED = ("figures", OVERLAYS, POSTHOC)  # folders that are replaced as a whole
+_SHIFT_FILES = (SHIFT_SCORES, SHIFT_PANEL, "shift.md", "shift.csv")
+# Replaced as a whole, or removed. Results under a shift are kept: they have keys.
+_OWNED = ("figures", OVERLAYS, POSTHOC, *_SHIFT_FILES)
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,18 @@ class Result:
 def state_path(path: Path) -> Path:
     """The saved state that `path` names: a file, or the one in a folder of results."""
     return path / STATE if path.is_dir() else path
+
+
+def method_folder(folder: Path, method: str) -> Path:
+    """The folder of a post-hoc method's results inside a folder of results."""
+    return folder if method == NONE else folder / POSTHOC / method
+
+
+def shift_folder(folder: Path, shift: Shift) -> Path:
+    """The folder of the results under a shift, for those in `folder`, of whatever method."""
+    if folder.parent.name == POSTHOC:
+        return method_folder(folder.parent.parent / SHIFT / shift.folder, folder.name)
+    return folder / SHIFT / shift.folder
 
 
 def require_writable(folder: Path) -> None:
@@ -120,12 +143,24 @@ def write_pages(results: Sequence[Result], folder: Path, title: str) -> None:
         tables += "\n" + posthoc_markdown(reports)
     (folder / "table.md").write_text(tables, encoding="utf-8")
     (folder / "table.csv").write_text(comparison_csv(entries), encoding="utf-8")
+    if any(entry.shifts for entry in entries):
+        scores = _finite({"scores": shift_records(entries)})
+        (folder / SHIFT_SCORES).write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
+        (folder / "shift.md").write_text(shift_markdown(entries), encoding="utf-8")
+        (folder / "shift.csv").write_text(shift_csv(entries), encoding="utf-8")
     write_figures(entries, folder / "figures")
     write_page(entries, folder / PAGE, title=title)
 
 
-def write_result(result: Result, drawn: Sequence[Drawn], folder: Path) -> Result:
-    """Write `report.json` and the images drawn for it; the result with these as its overlays."""
+def write_result(result: Result, drawn: Sequence[Drawn], folder: Path, *, key: str = "") -> Result:
+    """Write `report.json` and the images drawn for it; the result with these as its overlays.
+
+    Args:
+        result: what was found.
+        drawn: panels of images.
+        folder: where to write.
+        key: a digest of what the result depends on, by which `kept_report` knows it again.
+    """
     (folder / OVERLAYS if drawn else folder).mkdir(parents=True, exist_ok=True)
     overlays = []
     stems = tell_apart([file_name(image.overlay.name) for image in drawn])
@@ -134,16 +169,23 @@ def write_result(result: Result, drawn: Sequence[Drawn], folder: Path) -> Result
         overlays.append({"name": overlay.name, "file": f"{stem}.png", "ece": overlay.ece})
         (folder / OVERLAYS / f"{stem}.png").write_bytes(overlay.png)
         np.savez_compressed(folder / OVERLAYS / f"{stem}.npz", **image.arrays)
+    panel = result.entry.shift_overlay
+    if panel is not None:
+        (folder / SHIFT_PANEL).write_bytes(panel.png)
     about = {
         "run": result.run,
         "method": result.method,
+        "key": key,
+        "shifts": [[under.shift.name, under.shift.value] for under in result.entry.shifts],
+        "shift_overlay": None if panel is None else panel.name,
         "skipped": list(result.entry.skipped),
         "overlays": overlays,
         "config": result.entry.config,
         "history": [dict(record) for record in result.entry.history],
     }
     text = json.dumps(_finite({**result.entry.report.to_dict(), "about": about}), allow_nan=False)
-    (folder / REPORT).write_text(text + "\n", encoding="utf-8")
+    with atomic_write(folder / REPORT) as file:
+        file.write(text + "\n")
     return replace(result, entry=replace(result.entry, overlays=[d.overlay for d in drawn]))
 
 
@@ -164,10 +206,38 @@ def read_result(path: Path) -> Result:
             config=str(about.get("config", "")),
             overlays=_read_overlays(about.get("overlays", []), path.parent / OVERLAYS),
             skipped=[str(line) for line in about.get("skipped", [])],
+            shifts=_read_shifts(about.get("shifts", []), path.parent),
+            shift_overlay=_read_shift_overlay(about.get("shift_overlay"), path.parent),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: Expected a report of segcal, but got {error!r}") from None
     return Result(run, method, entry)
+
+
+def shift_states(folder: Path) -> dict[Shift, Path]:
+    """The states under each shift that the results in `folder` list.
+
+    Args:
+        folder: `eval` of a run, or `eval/posthoc/METHOD`.
+    """
+    entry = read_result(folder / REPORT).entry
+    states = {u.shift: shift_folder(folder, u.shift) / STATE for u in entry.shifts}
+    if not states:
+        raise ValueError(
+            f"Expected results under shift in {folder}, but there are none: segcal eval --shift"
+        )
+    return states
+
+
+def kept_report(folder: Path, key: str) -> Report | None:
+    """The report that `write_result` wrote to `folder` under `key`, with its state beside it."""
+    try:
+        data = json.loads((folder / REPORT).read_text(encoding="utf-8"))
+        if data["about"]["key"] == key and (folder / STATE).is_file():
+            return Report.from_dict(data)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # there is none, or it is damaged: it is made again
+    return None
 
 
 def entry_name(run: str, method: str) -> str:
@@ -190,6 +260,22 @@ def _read_overlays(listed: Sequence[Mapping[str, Any]], folder: Path) -> list[Ov
             ece = None if item["ece"] is None else float(item["ece"])
             found.append(Overlay(str(item["name"]), path.read_bytes(), ece))
     return found
+
+
+def _read_shifts(listed: Sequence[Sequence[Any]], folder: Path) -> list[Shifted]:
+    """The reports under shift that are still there."""
+    found = []
+    for name, value in listed:
+        shift = Shift(str(name), value)
+        path = shift_folder(folder, shift) / REPORT
+        if path.is_file():
+            found.append(Shifted(shift, Report.load(path)))
+    return found
+
+
+def _read_shift_overlay(name: str | None, folder: Path) -> Overlay | None:
+    path = folder / SHIFT_PANEL
+    return Overlay(str(name), path.read_bytes()) if name and path.is_file() else None
 
 
 def _name(path: Path) -> str:

@@ -177,6 +177,10 @@ class SplitPredictions(LoaderPredictions):
         """(H, W, 3) uint8 RGB."""
         return self._samples.image(index)
 
+    def fingerprint(self) -> str:
+        """A digest that changes when the images or labels do."""
+        return self._samples.fingerprint()
+
 
 class SavedPredictions:
     """Saved predictions, read one file at a time.

@@ -36,10 +36,10 @@ def to_markdown(reports: Mapping[str, Report]) -> str:
     """A Markdown table with one row per report, the best in bold; below it each protocol used."""
     every = list(reports.values())
     rows = [
-        (name, [_cell_markdown(cell) for cell in cells])
+        (name, [cell_markdown(cell) for cell in cells])
         for name, cells in zip(reports, cells_of(every), strict=True)
     ]
-    table = _markdown([score.heading for score in columns_of(every)], rows)
+    table = markdown_table([score.heading for score in columns_of(every)], rows)
     protocols = dict.fromkeys(protocol_sentence(report) for report in every)
     return "\n".join([table, *protocols]) + "\n"
 
@@ -59,8 +59,8 @@ def posthoc_markdown(reports: Mapping[tuple[str, str], Report]) -> str:
     for network in networks:
         found = [reports.get((network, method)) for method in methods]
         cells = [cell for score in _POSTHOC for cell in _cells(found, score)]
-        rows.append((network, [_cell_markdown(cell._replace(interval="")) for cell in cells]))
-    return _markdown([f"{s.heading} {method}" for s in _POSTHOC for method in methods], rows)
+        rows.append((network, [cell_markdown(cell._replace(interval="")) for cell in cells]))
+    return markdown_table([f"{s.heading} {method}" for s in _POSTHOC for method in methods], rows)
 
 
 def to_csv(reports: Mapping[str, Report]) -> str:
@@ -76,11 +76,14 @@ def to_csv(reports: Mapping[str, Report]) -> str:
         + [*protocol, "segcal version"]
     )
     for name, report in reports.items():
-        row: list[object] = [name, *(_repr(getattr(report, c.name) * c.scale) for c in columns)]
+        row: list[object] = [
+            name,
+            *(csv_number(getattr(report, c.name) * c.scale) for c in columns),
+        ]
         for column in intervals:
             interval = report.intervals.get(column.name)
             ends = (math.nan, math.nan) if interval is None else (interval.low, interval.high)
-            row += [_repr(end * column.scale) for end in ends]
+            row += [csv_number(end * column.scale) for end in ends]
         row += [getattr(report.protocol, key) for key in (*protocol, "version")]
         writer.writerow(row)
     return text.getvalue()
@@ -122,34 +125,48 @@ def best_of(values: Sequence[float], digits: int, *, higher: bool = False) -> se
     return {index for index, value in enumerate(printed) if value == best}
 
 
+def cells_of_values(values: Sequence[float], score: Score) -> list[TableCell]:
+    """The cells of one score, one per value, a fraction; the best marked."""
+    scaled = [value * score.scale for value in values]
+    ranked = score.better != "neither"
+    best = best_of(scaled, score.digits, higher=score.higher) if ranked else set()
+    return [
+        TableCell(value, number(value, score.digits), best=index in best)
+        for index, value in enumerate(scaled)
+    ]
+
+
 def _cells(reports: Sequence[Report | None], score: Score) -> list[TableCell]:
     """The cells of one score, one per report; a dash where there is no report."""
-    values = [math.nan if r is None else getattr(r, score.name) * score.scale for r in reports]
-    ranked = score.better != "neither"
-    best = best_of(values, score.digits, higher=score.higher) if ranked else set()
-    cells = []
-    for index, (report, value) in enumerate(zip(reports, values, strict=True)):
+    cells = cells_of_values(
+        [math.nan if report is None else getattr(report, score.name) for report in reports], score
+    )
+    for index, report in enumerate(reports):
         interval = None if report is None else report.intervals.get(score.name)
-        text = ""
         if interval is not None and not math.isnan(interval.low):
             text = f"[{score.number(interval.low)}, {score.number(interval.high)}]"
-        cells.append(TableCell(value, number(value, score.digits), text, index in best))
+            cells[index] = cells[index]._replace(interval=text)
     return cells
 
 
-def _cell_markdown(cell: TableCell) -> str:
+def cell_markdown(cell: TableCell) -> str:
+    """A cell of a Markdown table, the best in bold."""
     text = f"**{cell.text}**" if cell.best else cell.text
     return f"{text} {cell.interval}".strip()
 
 
-def _markdown(headings: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """A Markdown table of named rows."""
-    lines = ["| model | " + " | ".join(headings) + " |", "|---|" + "---:|" * len(headings)]
+def markdown_table(
+    headings: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], *, corner: str = "model"
+) -> str:
+    """A Markdown table of named rows; `corner` is the heading of their names."""
+    shown = " | ".join(_escape(heading) for heading in headings)
+    lines = [f"| {corner} | {shown} |", "|---|" + "---:|" * len(headings)]
     lines += [f"| {_escape(name)} | " + " | ".join(cells) + " |" for name, cells in rows]
     return "\n".join(lines) + "\n"
 
 
-def _repr(value: float) -> str:
+def csv_number(value: float) -> str:
+    """A number as CSV holds it, exactly; nothing for NaN."""
     return "" if math.isnan(value) else repr(value)
 
 

@@ -19,6 +19,13 @@ from segcal.viz.curves import convergence
 from segcal.viz.entry import Entry, distinct, tell_apart
 from segcal.viz.figure import png, svg, themed
 from segcal.viz.reliability import confidence_histogram, reliability_diagram, wrong_confidence
+from segcal.viz.severity import (
+    believed_accuracy,
+    kinds_and_severities,
+    severity_curve,
+    severity_curves,
+)
+from segcal.viz.shifts import shifted
 
 _WRONG_WORDS = (
     "Confidence of wrong predictions",
@@ -95,6 +102,43 @@ def training_drawings(entries: Sequence[Entry]) -> list[Drawing]:
     ]
 
 
+def shift_drawings(entries: Sequence[Entry]) -> list[Drawing]:
+    """The diagrams of models under shift, as far as they were evaluated there."""
+    if not shifted(entries):
+        return []
+    kinds, severities = kinds_and_severities(entries)
+    drawings = [
+        Drawing(
+            f"shift_{score}",
+            f"{word} against severity",
+            f"The mean over {len(kinds)} corruption{'s' if len(kinds) > 1 else ''}.",
+            partial(severity_curve, entries, score=score),
+        )
+        for score, word in (("ece", "ECE"), ("accuracy", "Accuracy"))
+        if kinds
+    ]
+    drawings.append(
+        Drawing(
+            "shift_belief",
+            "Accuracy that the network believes",
+            "A point a shift: mean confidence against true accuracy. Above the diagonal the "
+            "network believes itself better than it is; the ring marks the clean images.",
+            partial(believed_accuracy, entries),
+        )
+    )
+    if len(severities) > 1 and len(kinds) > 1:
+        drawings.append(
+            Drawing(
+                "shift_ece_by_corruption",
+                "ECE against severity, by corruption",
+                "The same for each corruption by itself.",
+                partial(severity_curves, entries),
+                wide=True,
+            )
+        )
+    return drawings
+
+
 def entry_drawings(entry: Entry, *, max_classes: int = 100) -> list[Drawing]:
     """The diagrams of one entry; of more than `max_classes` classes, the worst calibrated."""
     report = entry.report
@@ -144,6 +188,7 @@ def write_figures(entries: Sequence[Entry], folder: str | os.PathLike[str]) -> l
     """
     entries, folder = distinct(entries), Path(folder)
     together = [*comparison_drawings(entries), *training_drawings(entries)]
+    together += shift_drawings(entries)
     planned = [(folder, drawing) for drawing in together]
     parts = tell_apart([_slug(entry.name) for entry in entries])
     for entry, part in zip(entries, parts, strict=True):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from segcal.data.shift import Shift
 from segcal.files import utf8
 from segcal.metrics import Report, rows
 
@@ -29,6 +30,19 @@ class Overlay:
 
 
 @dataclass(frozen=True)
+class Shifted:
+    """A model under a shift.
+
+    Attributes:
+        shift: what was done to the test images.
+        report: its numbers on them.
+    """
+
+    shift: Shift
+    report: Report
+
+
+@dataclass(frozen=True)
 class Entry:
     """One row of a comparison: a run, or a run after a post-hoc method.
 
@@ -39,6 +53,8 @@ class Entry:
         config: the YAML of the run, if known.
         overlays: panels of some images.
         skipped: files that were left out, each with the reason.
+        shifts: the same model under shifts, if it was evaluated there too.
+        shift_overlay: the panel of one image, clean and under shifts.
     """
 
     name: str
@@ -47,6 +63,8 @@ class Entry:
     config: str = ""
     overlays: Sequence[Overlay] = ()
     skipped: Sequence[str] = ()
+    shifts: Sequence[Shifted] = ()
+    shift_overlay: Overlay | None = None
 
     def __post_init__(self) -> None:
         for field in ("name", "config"):

@@ -19,9 +19,16 @@ import segcal
 from segcal.files import atomic_write
 from segcal.metrics.rows import cells_of, columns_of
 from segcal.metrics.scores import SCORES
-from segcal.viz.drawings import Drawing, comparison_drawings, entry_drawings, training_drawings
+from segcal.viz.drawings import (
+    Drawing,
+    comparison_drawings,
+    entry_drawings,
+    shift_drawings,
+    training_drawings,
+)
 from segcal.viz.entry import Entry, Overlay, distinct
 from segcal.viz.figure import adaptive_svg
+from segcal.viz.shifts import mean_table, score_tables, shifted, shifts_of
 from segcal.viz.views import (
     class_columns,
     class_ece_table,
@@ -85,11 +92,31 @@ def render_page(entries: Sequence[Entry], *, title: str = "Calibration report") 
         figures=[_figure(drawing) for drawing in comparison_drawings(entries)],
         training=[_figure(drawing) for drawing in training_drawings(entries)],
         class_ece=class_ece_table(entries) if len(entries) > 1 else None,
+        shift=_shift_view(entries),
         region_columns=region_columns(),
         class_columns=class_columns(reports[0]),
         ece_heading=SCORES["ece"].heading,
         entries=[_view(entry) for entry in entries],
     )
+
+
+def _shift_view(entries: Sequence[Entry]) -> dict[str, Any] | None:
+    """What the template shows of models under shift; None if none was evaluated there."""
+    if not shifted(entries):
+        return None
+    figures = [_figure(drawing) for drawing in shift_drawings(entries)]
+    return {
+        "count": len(shifts_of(entries)),
+        "means": mean_table(entries),
+        "tables": score_tables(entries),
+        "figures": [figure for figure in figures if not figure["wide"]],
+        "wide_figures": [figure for figure in figures if figure["wide"]],
+        "overlays": [
+            {"model": entry.name, **_overlay(entry.shift_overlay)}
+            for entry in entries
+            if entry.shift_overlay is not None
+        ],
+    }
 
 
 def _view(entry: Entry) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from segcal.metrics import Interval, Report
 from segcal.metrics.scores import SCORES
 from segcal.viz.entry import Entry
 from segcal.viz.reading import class_names
+from segcal.viz.shifts import mean_over_shifts, shifted
 
 _EVEN = 0.0005  # mean confidence and accuracy that print alike (in %, one digit) are equal
 
@@ -24,7 +25,8 @@ class Phrase(NamedTuple):
 
 def headline(entries: Sequence[Entry]) -> list[Phrase]:
     """The main result, in a few sentences."""
-    return _one(entries[0].report) if len(entries) == 1 else _several(entries)
+    found = _one(entries[0].report) if len(entries) == 1 else _several(entries)
+    return [*found, *_under_shift(shifted(entries))]
 
 
 def verdict(report: Report) -> Phrase:
@@ -53,6 +55,25 @@ def _one(report: Report) -> list[Phrase]:
             f"with a class\u2011j\u2011ECE of {_value('class_ece', report.class_ece[worst])}."
         ),
     ]
+
+
+def _under_shift(entries: Sequence[Entry]) -> list[Phrase]:
+    """The mean over shifts, of the best model if there are several."""
+    if not entries:
+        return []
+    best = min(entries, key=lambda entry: mean_over_shifts(entry, "ece"))
+    ece, accuracy, confidence = (
+        _value(name, mean_over_shifts(best, name))
+        for name in ("ece", "accuracy", "mean_confidence")
+    )
+    count = len(best.shifts)
+    under = f" Under {count} shifts" if count > 1 else f" Under {best.shifts[0].shift}"
+    mean = "mean " if count > 1 else ""
+    if len(entries) == 1:
+        subject = f"{under} the {mean}ECE is {ece}"
+    else:
+        subject = f"{under} {best.name} has the lowest {mean}ECE, {ece}"
+    return [Phrase(f"{subject}: confidence {confidence}, accuracy {accuracy}.")]
 
 
 def _several(entries: Sequence[Entry]) -> list[Phrase]:

@@ -106,7 +106,7 @@ def test_shifts_by_name(text, expected):
         ("all:x", "Expected a severity of 1 to 5 for all, but got x"),
         ("rotation", "Expected degrees for rotation, but got ''"),
         ("rotation:nan", "Expected degrees for rotation, but got 'nan'"),
-        ("domain", "Expected domain:NAME, but got no name"),
+        ("domain", "Expected domain:NAME, but got ''"),
         ("3", "but got '3'"),
     ],
 )
@@ -120,7 +120,7 @@ def test_shifts_that_there_are_not(text, message):
 def test_labels_and_other_parts_stay(name, shift):
     config = DataConfig(name, augment=False, limit=3)
     data = build_data(config, seed=0)
-    test = build_shifted(data, config, shift)
+    test = build_shifted(data, config, shift).test
     assert test.names == data.test.names and len(test) == 3
     for index in (2, 0):
         (image, label), (clean, expected) = test[index], data.test[index]
@@ -147,10 +147,10 @@ def test_what_a_shift_draws_depends_on_the_image_not_on_its_place():
     data = build_data(few, seed=0)
     whole = build_data(DataConfig("scenes"), seed=7)
     noise = Shift("gaussian_noise", 2)
-    mine = build_shifted(data, few, noise)
+    mine = build_shifted(data, few, noise).test
     place = whole.test.names.index(data.test.names[1])
-    assert torch.equal(mine[1][0], build_shifted(whole, few, noise).shard(0, 1)[place][0])
-    assert not torch.equal(mine[1][0], build_shifted(data, few, noise, seed=1)[1][0])
+    assert torch.equal(mine[1][0], build_shifted(whole, few, noise).test[place][0])
+    assert not torch.equal(mine[1][0], build_shifted(data, few, noise, seed=1).test[1][0])
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from segcal.data.predictions import PredictionFolder
+from segcal.data.shift import Shift
 from segcal.evaluation.calibrate import fit_scalers
+from segcal.evaluation.shifted import evaluate_shift
 from segcal.evaluation.sources import SavedPredictions
 from tests.support.evaluated import reports
 from tests.support.networks import Network, network_source
@@ -59,3 +61,30 @@ def test_two_ranks_give_the_reports_and_the_fits_of_one(tmp_path):
         torch.testing.assert_close(
             result["scalers"]["vs"], alone["scalers"]["vs"], rtol=1e-3, atol=1e-3
         )
+
+
+def under_shift(rank, folder):
+    """Twice, so that the second finds what the first kept; no other rank sees the files."""
+    place, found = folder / f"rank{rank}", []
+    for _ in range(2):
+        source = network_source(Network())
+        reports = evaluate_shift(
+            source,
+            {"none": None},
+            place,
+            run="net",
+            shift=Shift("fog", 3),
+            key="weights",
+            resamples=0,
+        )
+        found.append({name: report.to_dict() for name, report in reports.items()})
+    return found, place.exists()
+
+
+def test_two_ranks_keep_the_results_of_one(tmp_path):
+    (first, again), _ = under_shift(0, tmp_path / "alone")
+    assert first == again and first["none"]["protocol"]["images"] == 23
+    (zero, wrote), (one, other_wrote) = run_on_ranks(under_shift, tmp_path / "two")
+    assert zero[0] == zero[1] and wrote
+    assert one == [{}, {}] and not other_wrote
+    assert_close(zero[0], first, 1e-5)

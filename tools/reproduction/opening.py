@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from reproduction.figures import FigureMaker, first_report
 from reproduction.plan import Method
 from reproduction.results import Setting
-from reproduction.worker import data_options
+from reproduction.worker import to_shift
 from segcal import viz
 from segcal.data.samples import Samples
+from segcal.evaluation.sources import SplitPredictions
 from segcal.run import open_run
 from segcal.viz.figure import new_figure, plain
 from segcal.viz.palette import run_style
@@ -37,13 +38,13 @@ class Answers:
     """What the networks say of a set of images.
 
     Attributes:
-        samples: the images.
+        source: the images.
         labels: (n,) their classes.
         probs: (n, C) by loss.
         class_names: C names.
     """
 
-    samples: Samples
+    source: SplitPredictions
     labels: Tensor
     probs: Mapping[str, Tensor]
     class_names: tuple[str, ...]
@@ -84,12 +85,16 @@ def answers(
     probs = {}
     for loss in LOSSES:
         folder = folder_of(setting, experiment, loss)
-        run = open_run(folder, shift=data_options(setting.shift(experiment, shift)))
-        batches = list(run.predictions(part, device=torch.device("cpu"), workers=0))
+        source = open_run(folder).predictions(
+            part,
+            device=torch.device("cpu"),
+            workers=0,
+            shift=to_shift(setting.shift(experiment, shift)),
+        )
+        batches = list(source)
         probs[loss] = torch.cat([batch.probs.float() for batch in batches])
     labels = torch.cat([batch.labels for batch in batches])
-    samples = getattr(run.data, part)
-    return Answers(samples, labels, probs, run.data.class_names)
+    return Answers(source, labels, probs, source.class_names)
 
 
 def folder_of(setting: Setting, experiment: str, loss: str) -> Path:
@@ -124,7 +129,7 @@ def image_and_answers(answered: Answers, index: int, rule: str) -> Figure:
     """An image, and the likeliest classes for it under both losses."""
     figure = new_figure(6.4, 2.8)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.6))
-    left.imshow(answered.samples.image(index))
+    left.imshow(answered.source.image(index))
     left.set_axis_off()
     label = int(answered.labels[index])
     left.set_title(f"label: {plain(answered.class_names[label])}")

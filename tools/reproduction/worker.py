@@ -13,6 +13,7 @@ from reproduction.experiments import CONFIGS
 from reproduction.plan import Evaluation, Training
 from reproduction.store import Store
 from segcal.config import load_config, parse_train
+from segcal.data.shift import Shift, parse_shifts
 from segcal.evaluation.calibrate import fit_scalers
 from segcal.evaluation.evaluate import measure, require_pixels
 from segcal.run import open_run, train_run
@@ -84,7 +85,7 @@ class TrainingWorker:
                 methods, lambda: open_run(folder).predictions("holdout", device=device)
             )
             for shift in dict.fromkeys(shift for _, shift in evaluations):
-                source = open_run(folder, shift=data_options(shift)).predictions(device=device)
+                source = open_run(folder).predictions(device=device, shift=to_shift(shift))
                 wanted = {name: scalers[name] for name, tested in evaluations if tested == shift}
                 for posthoc, found in measure(source, wanted).items():
                     path = store.report(run, (posthoc, shift))
@@ -101,9 +102,6 @@ def _output_to(path: Path) -> Iterator[None]:
         yield
 
 
-def data_options(shift: tuple[str, str] | None) -> dict[str, Any]:
-    """The options of the data that make the shift, such as rotation 45."""
-    if shift is None:
-        return {}
-    kind, value = shift
-    return {kind: float(value) if kind == "rotation" else value}
+def to_shift(named: tuple[str, str] | None) -> Shift | None:
+    """The shift that the paper's tables name, such as rotation 45."""
+    return None if named is None else parse_shifts(":".join(named))[0]

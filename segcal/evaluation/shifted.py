@@ -1,0 +1,124 @@
+"""Evaluation under shift: one pass over each changed test set, kept so that it is made once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import segcal
+from segcal import distributed
+from segcal.data.corruptions import CORRUPTIONS
+from segcal.data.shift import Shift
+from segcal.evaluation.evaluate import measure, require_pixels
+from segcal.evaluation.results import (
+    REPORT,
+    STATE,
+    Result,
+    entry_name,
+    kept_report,
+    method_folder,
+    write_result,
+)
+from segcal.evaluation.sources import SplitPredictions
+from segcal.metrics import Report
+from segcal.posthoc import Scaler
+from segcal.viz import Entry
+
+
+def evaluate_shift(
+    source: SplitPredictions,
+    scalers: Mapping[str, Scaler | None],
+    folder: Path,
+    *,
+    run: str,
+    shift: Shift,
+    key: str,
+    num_bins: int = 15,
+    resamples: int = 1000,
+) -> dict[str, Report]:
+    """Evaluate a network under one shift, after each post-hoc method.
+
+    Every report is kept in `folder` with the state behind it, under a digest of all that it
+    depends on, and read from there if it is asked for again.
+
+    Args:
+        source: the predictions on the changed images.
+        scalers: post-hoc methods by name, fitted on the clean hold-out; None for "none".
+        folder: of the results of this shift.
+        run: name of the network.
+        shift: the change.
+        key: names the network: a digest of its weights and settings.
+        num_bins: of the meters.
+        resamples: of the bootstrap over images; 0 for no intervals.
+
+    Returns:
+        A report for each scaler; on other processes than the first, nothing.
+    """
+    corruption = CORRUPTIONS.get(shift.name)
+    numbers = None if corruption is None else (corruption.large, corruption.small)
+    about = (segcal.__version__, key, source.fingerprint(), shift.name, str(shift.value), numbers)
+    keys = {
+        name: digest(*about, num_bins, resamples, _learned(scaler))
+        for name, scaler in scalers.items()
+    }
+    kept = {name: kept_report(method_folder(folder, name), keys[name]) for name in scalers}
+    missing = _agreed({name: report is None for name, report in kept.items()})
+    if missing:
+        measured = measure(
+            source,
+            {name: scalers[name] for name in missing},
+            num_bins=num_bins,
+            per_image=resamples > 0,
+            title=f"{run}, {shift}",
+        )
+        if distributed.rank() == 0:
+            for name, found in measured.items():
+                report = found.report(resamples=resamples)
+                kept[name] = require_pixels(report, f"{run} under {shift}")
+                entry = Entry(
+                    entry_name(f"{run}, {shift}", name),
+                    report,
+                    skipped=list(source.skipped.values()),
+                )
+                place = method_folder(folder, name)
+                # The report, which holds the key, is the last to come and the first to go.
+                (place / REPORT).unlink(missing_ok=True)
+                found.whole.save(place / STATE)
+                write_result(Result(f"{run}, {shift}", name, entry), (), place, key=keys[name])
+    return {name: report for name, report in kept.items() if report is not None}
+
+
+def digest(*parts: Any) -> str:
+    """A digest of plain values."""
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """A digest of the contents of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _learned(scaler: Scaler | None) -> list[Any]:
+    """What a scaler learned, to five digits: a fit that is made again may differ in the last."""
+    if scaler is None:
+        return []
+    tensors = scaler.state_dict().items()
+    return [
+        scaler.name,
+        *((name, [f"{v:.5g}" for v in t.flatten().tolist()]) for name, t in tensors),
+    ]
+
+
+def _agreed(missing: Mapping[str, bool]) -> list[str]:
+    """The names that are missing on the first process, which alone may see the files."""
+    flags = torch.zeros(len(missing), dtype=torch.int64, device=distributed.communication_device())
+    if distributed.rank() == 0:
+        flags += torch.tensor(list(missing.values()), device=flags.device)
+    distributed.sum_(flags)
+    return [name for name, flag in zip(missing, flags.tolist(), strict=True) if flag]
