@@ -33,15 +33,20 @@ class TableCell(NamedTuple):
 
 
 def to_markdown(reports: Mapping[str, Report]) -> str:
-    """A Markdown table with one row per report, the best in bold; below it each protocol used."""
+    """Two Markdown tables with one row per report, the best in bold; then each protocol used.
+
+    The first table has the main scores, the second one all others.
+    """
     every = list(reports.values())
-    rows = [
-        (name, [cell_markdown(cell) for cell in cells])
-        for name, cells in zip(reports, cells_of(every), strict=True)
-    ]
-    table = markdown_table([score.heading for score in columns_of(every)], rows)
+    tables = []
+    for columns in (columns_of(every), more_columns_of(every)):
+        rows = [
+            (name, [cell_markdown(cell) for cell in cells])
+            for name, cells in zip(reports, cells_of(every, columns), strict=True)
+        ]
+        tables.append(markdown_table([score.heading for score in columns], rows))
     protocols = dict.fromkeys(protocol_sentence(report) for report in every)
-    return "\n".join([table, *protocols]) + "\n"
+    return "\n".join([*tables, *protocols]) + "\n"
 
 
 def posthoc_markdown(reports: Mapping[tuple[str, str], Report]) -> str:
@@ -64,8 +69,9 @@ def posthoc_markdown(reports: Mapping[tuple[str, str], Report]) -> str:
 
 
 def to_csv(reports: Mapping[str, Report]) -> str:
-    """CSV with one row per report: the scores in the units of the header, then the protocol."""
-    columns = columns_of(list(reports.values()))
+    """CSV with one row per report: all scores in the units of the header, then the protocol."""
+    every = list(reports.values())
+    columns = [*columns_of(every), *more_columns_of(every)]
     intervals = [c for c in columns if any(c.name in r.intervals for r in reports.values())]
     protocol = ("region", "average", "num_bins", "edge_rule", "ignore_index", "images", "pixels")
     text = io.StringIO()
@@ -104,14 +110,24 @@ def protocol_sentence(report: Report) -> str:
 
 
 def columns_of(reports: Sequence[Report]) -> list[Score]:
-    """The scores that a table of these reports has as columns."""
+    """The columns of the first table of these reports."""
+    return [score for score in _known(reports) if score.table]
+
+
+def more_columns_of(reports: Sequence[Report]) -> list[Score]:
+    """The columns of the second table: all scores that the first one does not have."""
+    return [score for score in _known(reports) if not score.table]
+
+
+def _known(reports: Sequence[Report]) -> list[Score]:
     kept = any(report.images is not None for report in reports)
-    return [s for s in SCORES.values() if s.table and (kept or s.scope != "images")]
+    scopes = ("pixels", "images") if kept else ("pixels",)
+    return [score for score in SCORES.values() if score.scope in scopes]
 
 
-def cells_of(reports: Sequence[Report]) -> list[list[TableCell]]:
-    """One row per report, one cell per column of `columns_of`; the best of each column marked."""
-    by_column = [_cells(reports, score) for score in columns_of(reports)]
+def cells_of(reports: Sequence[Report], columns: Sequence[Score]) -> list[list[TableCell]]:
+    """One row per report, one cell per column; the best of each column marked."""
+    by_column = [_cells(reports, score) for score in columns]
     return [list(row) for row in zip(*by_column, strict=True)]
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, ov
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.fft import dct, idct
 from scipy.special import digamma
 
 if TYPE_CHECKING:
@@ -57,6 +58,12 @@ def mce(count: Array, hits: Array, confidence: Array) -> Array:
     return np.where(np.isinf(worst), np.nan, worst)
 
 
+def rms_ce(count: Array, hits: Array, confidence: Array) -> Array:
+    """Root mean square calibration error: sqrt(Σ_b n_b/n (acc_b - conf_b)²)."""
+    squares = np.nan_to_num(ratio((confidence - hits) ** 2, count))
+    return np.sqrt(ratio(squares.sum(-1), count.sum(-1)))
+
+
 def overconfidence(count: Array, hits: Array, confidence: Array) -> Array:
     """The part of ECE from bins with confidence above accuracy; the rest is `underconfidence`."""
     return ratio(np.maximum(confidence - hits, 0).sum(-1), count.sum(-1))
@@ -84,8 +91,22 @@ def class_iou(intersection: Array, predicted: Array, truth: Array) -> Array:
 
 def miou(intersection: Array, predicted: Array, truth: Array) -> Array:
     """Mean IoU over the classes that are predicted or in the truth; others do not count."""
-    iou = class_iou(intersection, predicted, truth)
-    return ratio(np.nansum(iou, -1), (~np.isnan(iou)).sum(-1))
+    return _mean_of_known(class_iou(intersection, predicted, truth))
+
+
+def class_dice(intersection: Array, predicted: Array, truth: Array) -> Array:
+    """(..., K) Dice, 2 intersection / (predicted + truth); NaN for a class in neither."""
+    return ratio(2 * intersection, predicted + truth)
+
+
+def dice(intersection: Array, predicted: Array, truth: Array) -> Array:
+    """Mean Dice over the classes that are predicted or in the truth; others do not count."""
+    return _mean_of_known(class_dice(intersection, predicted, truth))
+
+
+def _mean_of_known(values: Array) -> Array:
+    """The mean over the last axis of what is not NaN."""
+    return ratio(np.nansum(values, -1), (~np.isnan(values)).sum(-1))
 
 
 def adaptive_ece(correct: Array, wrong: Array, confidence: Array, num_bins: int) -> float:
@@ -107,6 +128,68 @@ def adaptive_ece(correct: Array, wrong: Array, confidence: Array, num_bins: int)
     cuts = np.linspace(0, total, num_bins + 1)
     gap = np.interp(cuts, count, _cumulate(confidence - correct))
     return float(np.abs(np.diff(gap)).sum() / total)
+
+
+def smece(correct: Array, wrong: Array, confidence: Array) -> float:
+    """Smooth ECE (Błasiok & Nakkiran 2024), from the fine histogram.
+
+    The residual confidence - correctness is smoothed along the confidence with a Gaussian of width
+    σ that is reflected at 0 and 1; smECE_σ is the integral of its absolute value. σ is the least
+    multiple of 2⁻¹⁰, from 2⁻⁹ on, with smECE_σ <= σ.
+
+    Grids and steps are those of the authors' package relplot, so that numbers compare with theirs.
+    Approximate: the pixels of a fine bin lie at their mean. docs/conventions.md reports the error.
+
+    Args:
+        correct: (F,) correctly predicted pixels of each fine bin, by rising confidence.
+        wrong: (F,) wrongly predicted pixels.
+        confidence: (F,) sum of the confidence of both.
+    """
+    count = correct + wrong
+    if not count.any():
+        return float("nan")
+    held = count > 0
+    place = confidence[held] / count[held]
+    masses = np.stack([(confidence - correct)[held], count[held].astype(np.float64)])
+    low, high = 1, 1024
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _smoothed_error(place, masses, middle / 1024) <= middle / 1024:
+            high = middle
+        else:
+            low = middle
+    return _smoothed_error(place, masses, high / 1024)
+
+
+def _smoothed_error(place: Array, masses: Array, width: float) -> float:
+    """smECE_σ of (2, F) masses of residual and of pixels at (F,) places in [0, 1]."""
+    points = max(2000, round(20 / width)) // 2 + 1
+    cell = np.minimum((place * (points - 1)).astype(np.int64), points - 2)
+    part = place * (points - 1) - cell
+    ends = np.concatenate([cell, cell + 1])
+    shares = np.concatenate([1 - part, part])
+    on_grid = np.stack([np.bincount(ends, shares * np.tile(mass, 2), points) for mass in masses])
+    grid = np.linspace(0, 1, points)
+    kernel = np.exp(-((grid / width) ** 2) / 2) * (grid <= 0.5)
+    # Cosine transforms: what they convolve is reflected at both ends.
+    smooth = idct(dct(on_grid, type=1) * dct(kernel, type=1), type=1)
+    mesh = np.linspace(0, 1, max(200, round(10 / width)))
+    residual, density = (np.interp(mesh, grid, row) for row in smooth)
+    return float(np.abs(residual).sum() / density.sum())
+
+
+def ks(correct: Array, wrong: Array, confidence: Array) -> float:
+    """Kolmogorov-Smirnov calibration error (Gupta et al. 2021), from the fine histogram.
+
+    The largest |Σ (confidence - correctness)| / n over the pixels up to any confidence.
+    Approximate: it is looked for at the edges of the fine bins.
+
+    Args:
+        correct: (F,) correctly predicted pixels of each fine bin, by rising confidence.
+        wrong: (F,) wrongly predicted pixels.
+        confidence: (F,) sum of the confidence of both.
+    """
+    return float(ratio(np.abs(_cumulate(confidence - correct)).max(), (correct + wrong).sum()))
 
 
 def auroc(correct: Array, wrong: Array) -> float:
@@ -134,16 +217,81 @@ def aurc(correct: Array, wrong: Array) -> float:
         correct: (F,) correctly predicted pixels of each fine bin, by rising confidence.
         wrong: (F,) wrongly predicted pixels.
     """
-    wrong, count = wrong[::-1], (correct + wrong)[::-1]  # most confident first
-    wrong, count = wrong[count > 0].astype(np.float64), count[count > 0].astype(np.float64)
-    if not len(count):
+    count, errors = risk_coverage(correct, wrong)
+    if len(count) == 1:
         return float("nan")
-    before, errors = _cumulate(count)[:-1], _cumulate(wrong)[:-1]
     # Within a bin of error rate r the expected risk at m is r + (errors - before r) / m, and the
     # sum of 1/m over m = before+1 .. before+count is a difference of digammas.
-    rate = wrong / count
-    harmonic = digamma(before + count + 1) - digamma(before + 1)
-    return float((wrong + (errors - before * rate) * harmonic).sum() / count.sum())
+    rate = np.diff(errors) / np.diff(count)
+    harmonic = np.diff(digamma(count + 1))
+    rest = (errors - np.append(rate, 0) * count)[:-1]
+    return float((np.diff(errors) + rest * harmonic).sum() / count[-1])
+
+
+def augrc(correct: Array, wrong: Array) -> float:
+    """Area under the generalised risk-coverage curve (Traub et al. 2024), from the fine histogram.
+
+    The mean over m = 1..n of the share of all pixels that are wrong and among the m most confident.
+    Approximate as `aurc`.
+
+    Args:
+        correct: (F,) correctly predicted pixels of each fine bin, by rising confidence.
+        wrong: (F,) wrongly predicted pixels.
+    """
+    count, errors = risk_coverage(correct, wrong)
+    size, new = np.diff(count), np.diff(errors)
+    return float(ratio((size * errors[:-1] + new * (size + 1) / 2).sum(), count[-1] ** 2))
+
+
+def risk_at_coverage(correct: Array, wrong: Array, coverage: float) -> float:
+    """The error rate among the most confident pixels, a share `coverage` of all.
+
+    Approximate as `aurc`.
+
+    Args:
+        correct: (F,) correctly predicted pixels of each fine bin, by rising confidence.
+        wrong: (F,) wrongly predicted pixels.
+        coverage: of the pixels, in (0, 1].
+    """
+    count, errors = risk_coverage(correct, wrong)
+    accepted = coverage * count[-1]
+    return float(ratio(np.interp(accepted, count, errors), accepted))
+
+
+def coverage_at_risk(correct: Array, wrong: Array, risk: float) -> float:
+    """The largest share of pixels, most confident first, with an error rate of at most `risk`.
+
+    Approximate as `aurc`.
+
+    Args:
+        correct: (F,) correctly predicted pixels of each fine bin, by rising confidence.
+        wrong: (F,) wrongly predicted pixels.
+        risk: error rate allowed, in [0, 1).
+    """
+    count, errors = risk_coverage(correct, wrong)
+    if len(count) == 1:
+        return float("nan")
+    excess = errors - risk * count
+    last = int(np.flatnonzero(excess <= 0)[-1])
+    if last == len(count) - 1:
+        return 1.0
+    # The excess is linear within a bin, so it passes 0 once in the bin after the last good edge.
+    reached = np.interp(0, excess[last : last + 2], count[last : last + 2])
+    return float(reached / count[-1])
+
+
+def risk_coverage(correct: Array, wrong: Array) -> tuple[Array, Array]:
+    """The risk-coverage curve at the edges of the fine bins that hold pixels.
+
+    Args:
+        correct: (F,) correctly predicted pixels of each fine bin, by rising confidence.
+        wrong: (F,) wrongly predicted pixels.
+
+    Returns:
+        (G + 1,) pixels accepted, most confident first, from 0 on, and (G + 1,) the wrong ones.
+    """
+    count = (correct + wrong)[::-1]
+    return _cumulate(count[count > 0]), _cumulate(wrong[::-1][count > 0])
 
 
 def _cumulate(values: Array) -> Array:
@@ -188,7 +336,7 @@ class Score(Generic[Value]):
         scope: "pixels" for one number of all pixels, "classes" for (K,) numbers, "images" for a
             number that exists only where the sums of each image were kept.
         dense: whether it is left out of lines about classification, where a label is one number.
-        table: whether tables and the page have a column for it.
+        table: whether the first table has a column for it; the others are in a second one.
         log: its place in the lines of the training log; 0 if it is not logged.
         name: its name in `ScoreTable`, on `Report`, in report.json and in log.jsonl.
     """
@@ -288,6 +436,15 @@ class ScoreTable:
         table=True,
         log=2,
     )
+    dice = Score(
+        "Dice",
+        "%",
+        lambda report: float(dice(*report.overlap)),
+        "mean of `class_dice` over the classes that occur in prediction or truth",
+        better="higher",
+        dense=True,
+        table=True,
+    )
     ece = Score(
         "ECE",
         "%",
@@ -314,14 +471,30 @@ class ScoreTable:
     adaptive_ece = Score(
         "adaptive ECE",
         "%",
-        lambda report: adaptive_ece(
-            report.fine.correct,
-            report.fine.wrong,
-            report.fine.confidence_sum,
-            report.protocol.num_bins,
-        ),
+        lambda report: adaptive_ece(*report.fine.sums, report.protocol.num_bins),
         "`ece` with B bins of equal mass; from the fine histogram",
         table=True,
+    )
+    smece = Score(
+        "smECE",
+        "%",
+        lambda report: smece(*report.fine.sums),
+        "the integral of |confidence − correctness| after smoothing by a reflected Gaussian of "
+        "width σ = smECE; from the fine histogram",
+        table=True,
+    )
+    rms_ce = Score(
+        "RMS-CE",
+        "%",
+        lambda report: float(rms_ce(*report.top.sums)),
+        "root of Σ_b n_b/n · (accuracy_b − confidence_b)²",
+    )
+    ks = Score(
+        "KS error",
+        "%",
+        lambda report: ks(*report.fine.sums),
+        "the largest |Σ (confidence − correctness)| / n over pixels up to any confidence; from "
+        "the fine histogram",
     )
     overconfidence = Score(
         "over-confidence",
@@ -375,6 +548,45 @@ class ScoreTable:
         lambda report: aurc(report.fine.correct, report.fine.wrong),
         "mean error rate among the m most confident pixels, m = 1..n; from the fine histogram",
     )
+    augrc = Score(
+        "AUGRC",
+        "1e-3",
+        lambda report: augrc(report.fine.correct, report.fine.wrong),
+        "mean over m = 1..n of the share of all pixels that are wrong and among the m most "
+        "confident; from the fine histogram",
+    )
+    risk_at_coverage_80 = Score(
+        "risk at 80 % coverage",
+        "%",
+        lambda report: risk_at_coverage(report.fine.correct, report.fine.wrong, 0.8),
+        "error rate of the 80 % most confident pixels; from the fine histogram",
+    )
+    risk_at_coverage_90 = Score(
+        "risk at 90 % coverage",
+        "%",
+        lambda report: risk_at_coverage(report.fine.correct, report.fine.wrong, 0.9),
+        "error rate of the 90 % most confident pixels; from the fine histogram",
+    )
+    risk_at_coverage_95 = Score(
+        "risk at 95 % coverage",
+        "%",
+        lambda report: risk_at_coverage(report.fine.correct, report.fine.wrong, 0.95),
+        "error rate of the 95 % most confident pixels; from the fine histogram",
+    )
+    coverage_at_risk_1 = Score(
+        "coverage at 1 % risk",
+        "%",
+        lambda report: coverage_at_risk(report.fine.correct, report.fine.wrong, 0.01),
+        "the largest share of pixels, most confident first, with an error rate of 1 % at most",
+        better="higher",
+    )
+    coverage_at_risk_5 = Score(
+        "coverage at 5 % risk",
+        "%",
+        lambda report: coverage_at_risk(report.fine.correct, report.fine.wrong, 0.05),
+        "the largest share of pixels, most confident first, with an error rate of 5 % at most",
+        better="higher",
+    )
     image_ece = Score(
         "image-averaged ECE",
         "%",
@@ -396,6 +608,15 @@ class ScoreTable:
         "%",
         lambda report: class_iou(*report.overlap),
         "intersection over union of each class; NaN where it is neither predicted nor in the truth",
+        better="higher",
+        scope="classes",
+    )
+    class_dice = Score(
+        "Dice of the class",
+        "%",
+        lambda report: class_dice(*report.overlap),
+        "2 · intersection / (predicted + truth) of each class; NaN where it is neither predicted "
+        "nor in the truth",
         better="higher",
         scope="classes",
     )

@@ -110,6 +110,11 @@ class FineHistogram:
     def __post_init__(self) -> None:
         _freeze(self, edges=np.float64, correct=np.int64, wrong=np.int64, confidence_sum=np.float64)
 
+    @property
+    def sums(self) -> tuple[Array, Array, Array]:
+        """(correct, wrong, confidence_sum), the arguments of the functions in `scores`."""
+        return self.correct, self.wrong, self.confidence_sum
+
 
 @dataclass(frozen=True)
 class Interval:

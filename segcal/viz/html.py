@@ -17,7 +17,7 @@ from PIL import Image
 
 import segcal
 from segcal.files import atomic_write
-from segcal.metrics.rows import cells_of, columns_of
+from segcal.metrics.rows import cells_of, columns_of, more_columns_of
 from segcal.metrics.scores import SCORES
 from segcal.viz.drawings import (
     Drawing,
@@ -86,8 +86,10 @@ def render_page(entries: Sequence[Entry], *, title: str = "Calibration report") 
         script=Markup(script),
         script_hash=f"sha256-{digest}",
         headline=headline(entries),
-        columns=columns_of(reports),
-        cells=cells_of(reports),
+        scores=[
+            {"columns": columns, "rows": cells_of(reports, columns)}
+            for columns in (columns_of(reports), more_columns_of(reports))
+        ],
         intervals=any(report.intervals for report in reports),
         figures=[_figure(drawing) for drawing in comparison_drawings(entries)],
         training=[_figure(drawing) for drawing in training_drawings(entries)],

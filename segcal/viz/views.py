@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from segcal.metrics import Report
-from segcal.metrics.rows import TableCell, best_of, cells_of, columns_of
+from segcal.metrics.rows import TableCell, best_of, cells_of
 from segcal.metrics.scores import SCORES, Score, number
 from segcal.viz.entry import Entry
 from segcal.viz.reading import class_names, counted
 
 _TILES = ("ece", "sce", "accuracy", "miou")
-_CLASS_SCORES = (SCORES["class_iou"], SCORES["accuracy"], SCORES["class_ece"])
+_CLASS_SCORES = tuple(SCORES[n] for n in ("class_iou", "class_dice", "accuracy", "class_ece"))
 
 
 class Heading(NamedTuple):
@@ -26,9 +26,8 @@ class Heading(NamedTuple):
 
 def tiles(report: Report) -> list[tuple[Score, TableCell]]:
     """The four scores to see first, and their cells."""
-    scores = columns_of([report])
-    cells = {s.name: (s, cell) for s, cell in zip(scores, cells_of([report])[0], strict=True)}
-    return [cells[name] for name in _TILES]
+    scores = [SCORES[name] for name in _TILES]
+    return list(zip(scores, cells_of([report], scores)[0], strict=True))
 
 
 def class_columns(report: Report) -> list[Heading]:
@@ -48,14 +47,15 @@ def class_rows(report: Report) -> list[dict[str, Any]]:
     right = report.confusion.diagonal()
     accuracy = np.divide(right, truth, out=np.full(len(truth), np.nan), where=truth > 0)
     bias = (report.classes.confidence_sum - report.classes.hits).sum(1) / total
-    scored = list(zip(_CLASS_SCORES, (report.class_iou, accuracy, report.class_ece), strict=True))
+    values = (report.class_iou, report.class_dice, accuracy, report.class_ece)
+    scored = list(zip(_CLASS_SCORES, values, strict=True))
     bars = np.nan_to_num(report.class_ece)
     bars = bars / max(bars.max(), 1e-12)
     rows = []
     for c, name in enumerate(class_names(report)):
         share = 100 * float(truth[c] / total)
         cells = [TableCell(c, str(c)), TableCell(share, number(share, 2))]
-        cells += [_cell(score, float(values[c])) for score, values in scored]
+        cells += [_cell(score, float(of_class[c])) for score, of_class in scored]
         cells.append(TableCell(100 * bias[c], _signed(100 * bias[c])))
         rows.append({"name": name, "cells": cells, "bar": f"{bars[c]:.3f}"})
     return rows
@@ -85,13 +85,11 @@ def region_rows(report: Report) -> list[dict[str, Any]]:
     if not report.regions:
         return []
     parts = {report.protocol.region: report, **report.regions}
-    cells = cells_of(list(parts.values()))
-    columns = columns_of(list(parts.values()))
-    shown = [index for index, score in enumerate(columns) if score.name in _TILES]
+    cells = cells_of(list(parts.values()), [s for n, s in SCORES.items() if n in _TILES])
     return [
         {
             "name": name,
-            "cells": [row[i]._replace(best=False) for i in shown],
+            "cells": [cell._replace(best=False) for cell in row],
             "pixels": f"{part.protocol.pixels:,}",
         }
         for (name, part), row in zip(parts.items(), cells, strict=True)

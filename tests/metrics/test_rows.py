@@ -10,25 +10,37 @@ from tests.support.synthetic_reports import constant_report, synthetic_report
 
 NAN = float("nan")
 # NLL: -(0.7 ln 0.9 + 0.3 ln 0.1) and -(0.7 ln 0.7 + 0.3 ln 0.3); Brier: 2 (0.7 0.1² + 0.3 0.9²)
-# and 2 (0.7 0.3² + 0.3 0.7²).
+# and 2 (0.7 0.3² + 0.3 0.7²). Dice: (14/17 + 0) / 2. All pixels are ties: the expected risk is 0.3
+# at any coverage, and AUGRC is the mean of 0.3 m/10 over m = 1..10.
 SURE, RIGHT = constant_report(0.9, 7), constant_report(0.7, 7)
 
 
 def table(markdown):
-    """The cells of a Markdown table by heading, one dict per row."""
-    lines = [line for line in markdown.splitlines() if line.startswith("|")]
+    """The cells of the first Markdown table by heading, one dict per row."""
+    lines = markdown.split("\n\n")[0].splitlines()
     header, _, *rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 def test_markdown_by_hand():
     assert to_markdown({"sure": SURE, "a|b\nc": RIGHT}).splitlines() == [
-        "| model | accuracy (%) | mIoU (%) | ECE (%) | SCE (1e-3) | MCE (%) | adaptive ECE (%) "
-        "| NLL (nats) | Brier (0-2) | error AUROC (%) |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-        "| sure | 70.00 | 35.00 | 20.00 | 200.00 | 20.00 | 20.00 | 0.7645 | 0.5000 | 50.00 |",
-        "| a\\|b c | 70.00 | 35.00 | **0.00** | **0.00** | **0.00** | **0.00** "
+        "| model | accuracy (%) | mIoU (%) | Dice (%) | ECE (%) | SCE (1e-3) | MCE (%) "
+        "| adaptive ECE (%) | smECE (%) | NLL (nats) | Brier (0-2) | error AUROC (%) |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| sure | 70.00 | 35.00 | 41.18 | 20.00 | 200.00 | 20.00 | 20.00 | 20.00 "
+        "| 0.7645 | 0.5000 | 50.00 |",
+        "| a\\|b c | 70.00 | 35.00 | 41.18 | **0.00** | **0.00** | **0.00** | **0.00** | **0.00** "
         "| **0.6109** | **0.4200** | 50.00 |",
+        "",
+        "| model | test error (%) | RMS-CE (%) | KS error (%) | over-confidence (%) "
+        "| under-confidence (%) | mean confidence (%) | AURC (1e-3) | AUGRC (1e-3) "
+        "| risk at 80 % coverage (%) | risk at 90 % coverage (%) | risk at 95 % coverage (%) "
+        "| coverage at 1 % risk (%) | coverage at 5 % risk (%) |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| sure | 30.00 | 20.00 | 20.00 | 20.00 | 0.00 | 90.00 | 300.00 | 165.00 "
+        "| 30.00 | 30.00 | 30.00 | 0.00 | 0.00 |",
+        "| a\\|b c | 30.00 | **0.00** | **0.00** | **0.00** | 0.00 | 70.00 | 300.00 | 165.00 "
+        "| 30.00 | 30.00 | 30.00 | 0.00 | 0.00 |",
         "",
         "Pixel-averaged over 10 pixels of 1 images, region all, 2 classes, 15 equal bins (lo, hi], "
         f"label 255 ignored; segcal {SURE.protocol.version}.",
@@ -64,8 +76,8 @@ def test_each_protocol_is_stated_once():
     reports = {"one": SURE, "two": RIGHT, "three": constant_report(0.7, 7, num_bins=9)}
     lines = to_markdown(reports).splitlines()
     assert [line.split("|")[1].strip() for line in lines[2:5]] == ["one", "two", "three"]
-    assert len(lines) == 6 + 2
-    assert "15 equal bins" in lines[6] and "9 equal bins" in lines[7]
+    assert len(lines) == 2 * 6 + 2
+    assert "15 equal bins" in lines[12] and "9 equal bins" in lines[13]
 
 
 def test_higher_is_better_where_it_is():

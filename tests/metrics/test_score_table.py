@@ -51,7 +51,7 @@ def test_no_two_scores_print_alike():
 @pytest.mark.parametrize("name", [n for n, s in SCORES.items() if s.better != "neither"])
 def test_directions(name):
     """A calibrated network beats one that is less accurate, too sure here and too unsure there."""
-    good = report_of_groups((0.98, 294, 300), (0.4, 40, 100))
+    good = report_of_groups((0.995, 398, 400), (0.4, 40, 100))
     bad = report_of_groups((0.98, 100, 200), (0.45, 130, 200))
     sign = 1 if SCORES[name].higher else -1
     assert np.all(sign * (getattr(good, name) - getattr(bad, name)) > 0)

@@ -13,7 +13,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from segcal.metrics import CalibrationMeter
-from segcal.metrics.rows import cells_of
+from segcal.metrics.rows import cells_of, columns_of, more_columns_of
 from segcal.viz import Entry, Overlay, overlay_panel, write_page
 from segcal.viz.html import render_page
 from segcal.viz.words import headline, verdict
@@ -123,7 +123,8 @@ def test_policy_allows_our_script_alone(evil_page, evil):
 def test_page_holds_what_it_must(evil):
     words = " ".join(evil.words)
     report = entry().report
-    (cells, _) = cells_of([report, entry("calm", 1.0).report])
+    reports = [report, entry("calm", 1.0).report]
+    (cells, _) = cells_of(reports, columns_of(reports) + more_columns_of(reports))
     for needed in (
         *(cell.text for cell in cells),
         *(cell.interval for cell in cells),
