@@ -47,7 +47,8 @@ from segcal.viz import (
     write_figures,
     write_page,
 )
-from segcal.viz.entry import tell_apart
+from segcal.viz.drawings import Drawings
+from segcal.viz.entry import distinct, tell_apart
 
 EVAL, COMPARISON = "eval", "comparison"  # folders
 REPORT, PAGE, STATE, SCALER = "report.json", "report.html", "state.npz", "scaler.safetensors"
@@ -148,8 +149,9 @@ def write_pages(results: Sequence[Result], folder: Path, title: str) -> None:
         (folder / SHIFT_SCORES).write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
         (folder / "shift.md").write_text(shift_markdown(entries), encoding="utf-8")
         (folder / "shift.csv").write_text(shift_csv(entries), encoding="utf-8")
-    write_figures(entries, folder / "figures")
-    write_page(entries, folder / PAGE, title=title)
+    drawings = Drawings.of(distinct(entries))
+    write_figures(entries, folder / "figures", drawings=drawings)
+    write_page(entries, folder / PAGE, title=title, drawings=drawings)
 
 
 def write_result(result: Result, drawn: Sequence[Drawn], folder: Path, *, key: str = "") -> Result:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -51,6 +51,7 @@ class Drawing:
     draw: Callable[[], Axes | Figure]
     wide: bool = False
 
+    @cached_property
     def figure(self) -> Figure:
         """The diagram, drawn in the project's style."""
         with themed():
@@ -58,6 +59,34 @@ class Drawing:
         figure = drawn.figure if isinstance(drawn, Axes) else drawn
         assert isinstance(figure, Figure)
         return figure
+
+    @cached_property
+    def svg(self) -> bytes:
+        """The diagram as SVG."""
+        return svg(self.figure)
+
+
+@dataclass(frozen=True)
+class Drawings:
+    """All diagrams of some entries; each is drawn once, for its file and for the page.
+
+    Attributes:
+        together: that show all entries, by the part of the page that they belong to.
+        own: of each entry by itself.
+    """
+
+    together: Mapping[str, list[Drawing]]
+    own: list[list[Drawing]]
+
+    @classmethod
+    def of(cls, entries: Sequence[Entry]) -> Drawings:
+        """The diagrams of entries whose names differ; none is drawn yet."""
+        together = {
+            "comparison": comparison_drawings(entries),
+            "training": training_drawings(entries),
+            "shift": shift_drawings(entries),
+        }
+        return cls(together, [entry_drawings(entry) for entry in entries])
 
 
 def comparison_drawings(entries: Sequence[Entry]) -> list[Drawing]:
@@ -180,27 +209,35 @@ def entry_drawings(entry: Entry, *, max_classes: int = 100) -> list[Drawing]:
     ]
 
 
-def write_figures(entries: Sequence[Entry], folder: str | os.PathLike[str]) -> list[Path]:
+def write_figures(
+    entries: Sequence[Entry],
+    folder: str | os.PathLike[str],
+    *,
+    drawings: Drawings | None = None,
+) -> list[Path]:
     """Write every diagram as PNG and SVG; several entries get a folder each for their own ones.
+
+    Args:
+        entries: at least one; repeated names get a number.
+        folder: where the files go.
+        drawings: of the entries, if they are at hand.
 
     Returns:
         The paths of the files.
     """
     entries, folder = distinct(entries), Path(folder)
-    together = [*comparison_drawings(entries), *training_drawings(entries)]
-    together += shift_drawings(entries)
-    planned = [(folder, drawing) for drawing in together]
-    parts = tell_apart([_slug(entry.name) for entry in entries])
-    for entry, part in zip(entries, parts, strict=True):
-        place = folder / part if len(entries) > 1 else folder
-        planned += [(place, drawing) for drawing in entry_drawings(entry)]
+    drawings = drawings or Drawings.of(entries)
+    planned = [(folder, drawing) for part in drawings.together.values() for drawing in part]
+    names = tell_apart([_slug(entry.name) for entry in entries])
+    for name, own in zip(names, drawings.own, strict=True):
+        place = folder / name if len(entries) > 1 else folder
+        planned += [(place, drawing) for drawing in own]
     written = []
     for place, drawing in planned:
-        figure = drawing.figure()
-        for suffix, encode in ((".png", png), (".svg", svg)):
+        for suffix, content in ((".png", png(drawing.figure)), (".svg", drawing.svg)):
             path = place / (drawing.stem + suffix)
             with atomic_write(path, "wb") as file:
-                file.write(encode(figure))
+                file.write(content)
             written.append(path)
     return written
 

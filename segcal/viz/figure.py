@@ -105,13 +105,13 @@ def svg(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def adaptive_svg(figure: Figure) -> bytes:
-    """A figure drawn in `themed` as SVG that follows the light or dark scheme of the reader.
+def adaptive_svg(drawn: bytes) -> bytes:
+    """An SVG of `svg` that follows the light or dark scheme of the reader.
 
     Each colour of the light style becomes a CSS variable with a value for either scheme. The
     background is part of the picture, so it stays readable where the scheme is not known.
     """
-    text = svg(figure).decode()
+    text = drawn.decode()
     for name, color in _LIGHT.items():
         text = text.replace(color, f"var(--{name})")
 

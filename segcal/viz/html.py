@@ -21,10 +21,8 @@ from segcal.metrics.rows import cells_of, columns_of, more_columns_of
 from segcal.metrics.scores import SCORES
 from segcal.viz.drawings import (
     Drawing,
-    comparison_drawings,
+    Drawings,
     entry_drawings,
-    shift_drawings,
-    training_drawings,
 )
 from segcal.viz.entry import Entry, Overlay, distinct
 from segcal.viz.figure import adaptive_svg
@@ -50,6 +48,7 @@ def write_page(
     path: str | os.PathLike[str],
     *,
     title: str = "Calibration report",
+    drawings: Drawings | None = None,
 ) -> None:
     """Write one self-contained HTML file about one entry, or a comparison of several.
 
@@ -60,15 +59,22 @@ def write_page(
         entries: at least one; repeated names get a number.
         path: the file, written completely or not at all.
         title: the page's heading.
+        drawings: of the entries, if they are at hand.
     """
-    text = render_page(entries, title=title)
+    text = render_page(entries, title=title, drawings=drawings)
     with atomic_write(path) as file:
         file.write(text)
 
 
-def render_page(entries: Sequence[Entry], *, title: str = "Calibration report") -> str:
+def render_page(
+    entries: Sequence[Entry],
+    *,
+    title: str = "Calibration report",
+    drawings: Drawings | None = None,
+) -> str:
     """The page of `write_page` as text."""
     entries = distinct(entries)
+    drawings = drawings or Drawings.of(entries)
     reports = [entry.report for entry in entries]
     script = _part("sort.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -91,22 +97,22 @@ def render_page(entries: Sequence[Entry], *, title: str = "Calibration report") 
             for columns in (columns_of(reports), more_columns_of(reports))
         ],
         intervals=any(report.intervals for report in reports),
-        figures=[_figure(drawing) for drawing in comparison_drawings(entries)],
-        training=[_figure(drawing) for drawing in training_drawings(entries)],
+        figures=[_figure(drawing) for drawing in drawings.together["comparison"]],
+        training=[_figure(drawing) for drawing in drawings.together["training"]],
         class_ece=class_ece_table(entries) if len(entries) > 1 else None,
-        shift=_shift_view(entries),
+        shift=_shift_view(entries, drawings.together["shift"]),
         region_columns=region_columns(),
         class_columns=class_columns(reports[0]),
         ece_heading=SCORES["ece"].heading,
-        entries=[_view(entry) for entry in entries],
+        entries=[_view(*pair) for pair in zip(entries, drawings.own, strict=True)],
     )
 
 
-def _shift_view(entries: Sequence[Entry]) -> dict[str, Any] | None:
+def _shift_view(entries: Sequence[Entry], drawings: Sequence[Drawing]) -> dict[str, Any] | None:
     """What the template shows of models under shift; None if none was evaluated there."""
     if not shifted(entries):
         return None
-    figures = [_figure(drawing) for drawing in shift_drawings(entries)]
+    figures = [_figure(drawing) for drawing in drawings]
     return {
         "count": len(shifts_of(entries)),
         "means": mean_table(entries),
@@ -121,9 +127,12 @@ def _shift_view(entries: Sequence[Entry]) -> dict[str, Any] | None:
     }
 
 
-def _view(entry: Entry) -> dict[str, Any]:
+def _view(entry: Entry, drawings: Sequence[Drawing]) -> dict[str, Any]:
     """The values that the template shows of one entry."""
-    figures = [_figure(drawing) for drawing in entry_drawings(entry, max_classes=_MAX_CLASSES)]
+    if entry.report.protocol.num_classes > _MAX_CLASSES:  # its wide diagrams would be too large
+        smaller = entry_drawings(entry, max_classes=_MAX_CLASSES)
+        drawings = [small if small.wide else d for d, small in zip(drawings, smaller, strict=True)]
+    figures = [_figure(drawing) for drawing in drawings]
     return {
         "name": entry.name,
         "verdict": verdict(entry.report),
@@ -143,13 +152,12 @@ def _view(entry: Entry) -> dict[str, Any]:
 
 
 def _figure(drawing: Drawing) -> dict[str, Any]:
-    figure = drawing.figure()
-    width, height = (round(96 * inches) for inches in figure.get_size_inches())
+    width, height = (round(96 * inches) for inches in drawing.figure.get_size_inches())
     return {
         "title": drawing.title,
         "caption": drawing.caption,
         "wide": drawing.wide,
-        "uri": _uri(adaptive_svg(figure), "image/svg+xml"),
+        "uri": _uri(adaptive_svg(drawing.svg), "image/svg+xml"),
         "width": width,
         "height": height,
     }

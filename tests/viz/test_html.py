@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -14,7 +15,8 @@ from selenium.webdriver.common.keys import Keys
 
 from segcal.metrics import CalibrationMeter
 from segcal.metrics.rows import cells_of, columns_of, more_columns_of
-from segcal.viz import Entry, Overlay, overlay_panel, write_page
+from segcal.viz import Entry, Overlay, overlay_panel, write_figures, write_page
+from segcal.viz.drawings import Drawings
 from segcal.viz.html import render_page
 from segcal.viz.words import headline, verdict
 from tests.support.synthetic_reports import constant_report, predictor, synthetic_report
@@ -288,3 +290,24 @@ def test_browser_follows_light_and_dark(opened, scheme, dark):
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     color = opened.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", color)[:3])) < 3 * 128) == dark
+
+
+def test_files_and_page_share_one_drawing_of_each_diagram(tmp_path):
+    drawn = []
+    entries = [Entry("a", synthetic_report())]
+    drawings = Drawings.of(entries)
+
+    def counted(drawing):
+        def draw():
+            drawn.append(drawing.stem)
+            return drawing.draw()
+
+        return replace(drawing, draw=draw)
+
+    drawings = Drawings(
+        {part: list(map(counted, some)) for part, some in drawings.together.items()},
+        [list(map(counted, own)) for own in drawings.own],
+    )
+    write_figures(entries, tmp_path / "figures", drawings=drawings)
+    write_page(entries, tmp_path / "page.html", drawings=drawings)
+    assert sorted(drawn) == sorted(path.stem for path in (tmp_path / "figures").glob("*.svg"))

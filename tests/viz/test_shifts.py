@@ -119,7 +119,7 @@ def test_believed_against_true_accuracy():
 def test_diagrams_that_shifts_get(shifts, stems):
     drawings = shift_drawings([entry("a", shifts), Entry("never shifted", CLEAN)])
     assert {drawing.stem for drawing in drawings} == stems | {"shift_belief"}
-    assert all(drawing.figure().axes for drawing in drawings)
+    assert all(drawing.figure.axes for drawing in drawings)
     assert shift_drawings([Entry("never shifted", CLEAN)]) == []
 
 
