@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -183,7 +185,7 @@ class SplitPredictions(LoaderPredictions):
 
 
 class SavedPredictions:
-    """Saved predictions, read one file at a time.
+    """Saved predictions, read file by file: the next one while this one is looked at.
 
     Args:
         folder: where they are.
@@ -202,16 +204,25 @@ class SavedPredictions:
 
     def __iter__(self) -> Iterator[Predictions]:
         self.skipped = {}
-        for index in range(distributed.rank(), len(self.names), distributed.world_size()):
-            try:
-                batch = self._folder[index]
-            except BadFile as error:
-                if not self._skip_bad:
-                    raise
-                self.skipped[self.names[index]] = str(error)
-            else:
-                yield batch
-                del batch  # before the next is read: one file in memory at a time
+        indices = iter(range(distributed.rank(), len(self.names), distributed.world_size()))
+        with ThreadPoolExecutor(1) as reader:  # reads the next file while this one is counted
+            coming = [reader.submit(self._read, index) for index in islice(indices, 1)]
+            while coming:
+                batch = coming.pop().result()
+                coming = [reader.submit(self._read, index) for index in islice(indices, 1)]
+                if batch is not None:
+                    yield batch
+                del batch  # two files are in memory at most
+
+    def _read(self, index: int) -> Predictions | None:
+        """A file's predictions; None if it is bad and such files are left out."""
+        try:
+            return self._folder[index]
+        except BadFile as error:
+            if not self._skip_bad:
+                raise
+            self.skipped[self.names[index]] = str(error)
+            return None
 
     def __getitem__(self, index: int) -> Predictions:
         return self._folder[index]

@@ -92,13 +92,13 @@ def test_no_pixels_are_an_error(tmp_path):
         require_pixels(report, "it")
 
 
-def test_one_file_at_a_time_is_in_memory(tmp_path, monkeypatch):
+def test_the_file_at_hand_and_the_next_one_are_in_memory(tmp_path, monkeypatch):
     alive = []
     read = PredictionFolder.__getitem__
 
     def watched(self, index):
         gc.collect()
-        assert not [values for values in alive if values() is not None]
+        assert len([values for values in alive if values() is not None]) <= 1
         batch = read(self, index)
         alive.append(weakref.ref(batch.values))
         return batch
