@@ -50,7 +50,9 @@ def _with_hyper_parameters(options: type[_T]) -> type[_T]:
         first = terms[0].hyper[name]
         options.__annotations__[name] = first.kind | None
         setattr(options, name, None)
-        usual = ", ".join(f"{part.hyper[name].default:g} for {part.name}" for part in terms)
+        usual = ", ".join(
+            f"{str(part.hyper[name].default).lower()} for {part.name}" for part in terms
+        )
         meaning = first.meaning[0].upper() + first.meaning[1:]
         lines.append(f"    {name}: {meaning}; null is {usual}.")
     options.__doc__ = "\n".join(lines)

@@ -191,6 +191,22 @@ def fold_multilabel(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([torch.zeros_like(z), z], 1), labels.flatten(0, 1)
 
 
+def label_mass(
+    labels: Tensor, ignore_index: int, weight: Tensor | None = None, *, multilabel: bool = False
+) -> Tensor:
+    """The number of valid labels, or the sum of their classes' (K,) weights, as a scalar."""
+    # Counts of a batch are whole in float32 up to 2**24; devices without float64 have no better.
+    wide = torch.float32 if labels.device.type == "mps" else torch.float64
+    valid = (labels != ignore_index).to(wide)
+    if weight is None:
+        return valid.sum()
+    if multilabel:  # (N, K, *S), or (N, *S) for K = 1
+        each = weight.view(-1, *[1] * (labels.ndim - 2)) if len(weight) > 1 else weight
+    else:
+        each = weight[labels.long().clamp(0, len(weight) - 1)]
+    return (valid * each).sum()
+
+
 def expected_labels(num_classes: int, ignore_index: int) -> str:
     """How every error about a label's value begins."""
     return (

@@ -64,8 +64,8 @@ def test_no_config_at_all_is_the_scenes():
 
 def test_only_what_is_set_reaches_the_loss():
     assert parse_train(["--loss", "nll"])[0].hyper == {}
-    arguments = ["--loss", "LS+MMCE", "--alpha", "0.2", "--sample", "64"]
-    assert parse_train(arguments)[0].hyper == {"alpha": 0.2, "sample": 64}
+    arguments = ["--loss", "LS+MMCE+ACE", "--alpha", "0.2", "--sample", "64", "--soft", "true"]
+    assert parse_train(arguments)[0].hyper == {"alpha": 0.2, "sample": 64, "soft": True}
 
 
 @pytest.mark.parametrize("text", ["mdca=1,MMCE=0.1", "{mdca: 1, mmce: 0.1}"])

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segcal.pixels import flatten
+from segcal.pixels import flatten, label_mass
 
 
 def test_compact_view_lists_valid_pixels_in_image_order():
@@ -126,3 +126,12 @@ def test_accelerator_masks_and_counts_labels_out_of_range_without_waiting(spatia
 def test_the_stand_in_for_an_accelerator_notices_a_look():
     with pytest.raises(AssertionError, match="waits for the device"):
         bool(torch.ones(2).as_subclass(OnAccelerator).any())
+
+
+def test_mass_of_labels_counts_what_is_valid_by_its_class():
+    labels = torch.tensor([[0, 2, 255], [1, 1, 255]])
+    assert label_mass(labels, 255) == 4
+    assert label_mass(labels, 255, torch.tensor([1.0, 10.0, 100.0])) == 121
+    several = torch.tensor([[[0, 1], [1, 255]]])  # (1, K = 2, 2)
+    assert label_mass(several, 255, torch.tensor([1.0, 10.0]), multilabel=True) == 12
+    assert label_mass(several[:, 0], 255, torch.tensor([3.0]), multilabel=True) == 6

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from segcal.losses.softmax import statistics
 from segcal.losses.terms import hyper_names, parse_spec, term
-from segcal.pixels import Pixels, expected_labels, flatten
+from segcal.pixels import Pixels, expected_labels, flatten, label_mass
 
 _LARGEST = 1e30  # what lies beyond it masks something, or is as good as infinite
 
@@ -139,6 +139,14 @@ class Criterion(nn.Module):
             if logits.device.type == "cpu" and not total.abs() < _LARGEST:
                 _explain(parts, pixels)
         return {**parts, "loss": total}
+
+    def mass(self, labels: Tensor) -> Tensor:
+        """What a batch with these labels weighs in a mean over batches: a scalar.
+
+        That is its number of valid pixels, or the sum of their class weights. Of a batch that
+        comes in parts, the mean of the parts' losses weighted so is the base loss of the whole.
+        """
+        return label_mass(labels, self.ignore_index, self.weight, multilabel=self.multilabel)
 
     def extra_repr(self) -> str:
         """What printing the module shows."""

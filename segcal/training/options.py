@@ -98,8 +98,10 @@ class TrainOptions:
         batch_size: Samples of one optimizer step, over all processes and micro-batches together,
             so that a config means the same on one GPU and on eight.
         accumulate: Micro-batches that a process splits its share of a batch into, to save memory;
-            batch statistics (batch normalisation, mdca, dca, mmce) are then those of a
-            micro-batch.
+            means over pixels are still those of the whole batch, but statistics of a batch (batch
+            normalisation, dice, mdca, dca, mmce, ace, dece) are those of a micro-batch.
+        mixup: Mix the images of a batch in pairs, and their losses with them, with a share drawn
+            from Beta(mixup, mixup), such as 0.2; null is no mixup.
         optim: The optimizer.
         schedule: The schedule of the learning rate.
         precision: fp32, or automatic mixed precision with bf16 or fp16.
@@ -120,6 +122,7 @@ class TrainOptions:
     epochs: int = 8
     batch_size: int = 16
     accumulate: int = 1
+    mixup: float | None = None
     optim: OptimConfig = OptimConfig(name="adamw", lr=0.004, weight_decay=0.01)
     schedule: ScheduleConfig = ScheduleConfig(name="cosine", warmup=2.5, warmup_factor=0.04)
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -143,5 +146,7 @@ class TrainOptions:
         for key in ("workers", "seed"):
             if getattr(self, key) < 0:
                 raise ValueError(f"Expected {key} >= 0, but got {getattr(self, key)}")
+        if self.mixup is not None and not 0 < self.mixup < math.inf:
+            raise ValueError(f"Expected mixup > 0, but got {self.mixup}")
         if self.ema is not None and not 0 < self.ema < 1:
             raise ValueError(f"Expected ema between 0 and 1, but got {self.ema}")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -18,6 +19,16 @@ from segcal.training.optim import build_optimizer, set_lr
 from segcal.training.options import TrainOptions
 
 _AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_MIXUP = 0x6D6978  # keeps its random numbers apart from those of the order and the augmentation
+
+
+def partners(samples: int, device: torch.device) -> Tensor:
+    """(N,) which sample each one is mixed with: its neighbour in the batch, whose order is random.
+
+    Pairs stay together however an even batch is divided among processes and micro-batches. The
+    last of an odd number stays alone.
+    """
+    return (torch.arange(samples, device=device) ^ 1).clamp_max_(samples - 1)
 
 
 def averaged_weights(model: nn.Module, decay: float) -> Any:
@@ -82,25 +93,54 @@ class Learner:
         """Take one step on a batch given as micro-batches; the loss terms stay on the device."""
         self.model.train()
         set_lr(self.optimizer, lr_factor)
+        labels = [labels.to(self.device, non_blocking=True) for _, labels in batches]
+        shares = self._shares(labels)
+        mixed = self._mixed_share()
         totals: dict[str, Tensor] = {}
-        for number, (images, labels) in enumerate(batches, 1):
-            with self._without_sync(number < len(batches)):
-                terms = self._terms(images, labels)
-                self.scaler.scale(terms["loss"] / len(batches)).backward()
+        for number, (images, _) in enumerate(batches):
+            with self._without_sync(number < len(batches) - 1):
+                terms = self._terms(images, labels[number], mixed)
+                terms = {name: term * shares[number] for name, term in terms.items()}
+                self.scaler.scale(terms["loss"]).backward()
             for name, term in terms.items():
-                share = term.detach() / len(batches)
-                totals[name] = totals[name] + share if name in totals else share
+                totals[name] = totals[name] + term.detach() if name in totals else term.detach()
         self._update()
         return totals
 
-    def _terms(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def _shares(self, labels: Sequence[Tensor]) -> Sequence[Tensor | float]:
+        """What each micro-batch counts, so that means over pixels are those of the whole batch."""
+        if len(labels) == 1:
+            return [1.0]
+        masses = torch.stack([self.criterion.mass(part) for part in labels])
+        distributed.sum_(masses)
+        return (masses / torch.where(masses.sum() > 0, masses.sum(), 1)).unbind()
+
+    def _mixed_share(self) -> float | None:
+        """λ of this step, the same on every process and in every micro-batch; None: no mixup.
+
+        It depends on the seed and the step alone, so that a resumed run draws what the whole did.
+        """
+        if self.options.mixup is None:
+            return None
+        generator = np.random.default_rng((self.options.seed, self.steps, _MIXUP))
+        return float(generator.beta(self.options.mixup, self.options.mixup))
+
+    def _terms(self, images: Tensor, labels: Tensor, mixed: float | None) -> dict[str, Tensor]:
         layout = self._layout if images.ndim == 4 else torch.preserve_format
         images = images.to(self.device, non_blocking=True, memory_format=layout)
-        labels = labels.to(self.device, non_blocking=True)
+        partner = partners(len(images), self.device)
+        if mixed is not None:
+            if not images.is_floating_point():
+                raise ValueError(f"Expected images to mix with mixup, but got {images.dtype}")
+            images = mixed * images + (1 - mixed) * images[partner]
         amp = _AMP.get(self.options.precision)
         with torch.autocast(self.device.type, dtype=amp, enabled=amp is not None):
             logits = self._forward(images)
-        return self.criterion.terms(logits, labels)
+        terms = self.criterion.terms(logits, labels)
+        if mixed is None:
+            return terms
+        others = self.criterion.terms(logits, labels[partner])
+        return {name: mixed * term + (1 - mixed) * others[name] for name, term in terms.items()}
 
     def _without_sync(self, wanted: bool) -> AbstractContextManager[Any]:
         """Reduce no gradients, if `wanted`: the last micro-batch reduces the sum of all."""

@@ -95,6 +95,8 @@ class Trainer:
                 f"Expected select to be one of {', '.join(self.scores)}, but got {options.select}"
             )
         self.steps_per_epoch = self._order().steps_per_epoch
+        if options.mixup and options.batch_size == distributed.world_size() * options.accumulate:
+            raise ValueError("Expected micro-batches of 2 samples or more with mixup, but got 1")
         self.total_steps = options.epochs * self.steps_per_epoch
         self.learner = Learner(model, criterion, options, self.device)
         self.history: list[Record] = []  # one record an epoch, when it is evaluated and logged

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES, all_terms, build_loss
+from tests.support import ROOT
 from tests.support.loss_batches import batch
 
 
@@ -17,6 +18,16 @@ def test_terms_add_up_and_call_gives_the_total():
     assert float(parts["loss"]) == pytest.approx(float(parts["fl"] + 5 * parts["mdca"]), abs=1e-12)
     assert torch.equal(criterion(logits, labels), parts["loss"])
     assert set(build_loss("nll").terms(logits, labels)) == {"nll", "loss"}
+
+
+@pytest.mark.parametrize("term", all_terms(), ids=lambda term: term.name)
+def test_the_page_on_choosing_lists_every_loss_as_it_is(term):
+    defaults = {n: str(h.default).lower() for n, h in term.hyper.items() if n != "seed"}
+    hyper = ", ".join(f"`{n}` {d.removesuffix('.0')}" for n, d in defaults.items())
+    beta = f"{term.beta:g}" if term.name in AUXILIARY_LOSSES else "base"
+    summary = term.summary.rstrip(".").replace("|", "\\|")
+    row = f"| `{term.name}` | {summary} | {hyper or 'none'} | {beta} |"
+    assert row in (ROOT / "docs/choosing.md").read_text().splitlines()
 
 
 @pytest.mark.parametrize("beta", [None, {"dca": 3.0}, {"mdca": 2.0, "dca": 0.5, "mmce": 0.0}])

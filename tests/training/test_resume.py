@@ -11,7 +11,7 @@ from segcal.training import checkpoint
 from tests.support.small_run import expect_equal, outcome
 from tests.support.tiny import Patches, trainer
 
-RUN = {"epochs": 2, "ema": 0.9, "save_every": 3}  # 8 steps of 8 reads
+RUN = {"epochs": 2, "ema": 0.9, "save_every": 3, "mixup": 0.3}  # 8 steps of 8 reads
 
 
 class Cut(BaseException):

@@ -1,7 +1,9 @@
 """The trainer against a loop written out, and its logs, selection, averages and alarms."""
 
+import copy
 import json
 import math
+import statistics
 from typing import get_args, get_type_hints
 
 import pytest
@@ -17,8 +19,9 @@ from segcal.training.loader import permutation
 from segcal.training.log import Diverged
 from segcal.training.optim import lr_factor
 from segcal.training.options import OptimConfig, ScheduleConfig, TrainOptions
+from segcal.training.step import partners
 from segcal.training.trainer import best_record
-from tests.support.tiny import OPTIONS, NothingIgnored, Patches, network, steady_network, trainer
+from tests.support.tiny import OPTIONS, Patches, Uneven, network, steady_network, trainer
 
 
 def batches(epochs=3, size=36, batch_size=8):
@@ -63,22 +66,108 @@ def test_it_learns():
     assert history[-1]["holdout/accuracy"] > 0.8
 
 
-def test_pieces_of_a_batch_add_up_to_it():
-    whole, pieces = (
+class Tokens(Patches):
+    """Text: numbers of words, which have no mean."""
+
+    def __getitem__(self, key):
+        image, label = super().__getitem__(key)
+        return image.long(), label
+
+
+# Those that are means over pixels; the others are statistics of a micro-batch.
+PIXEL_MEANS = ["nll", "ls", "fl", "flsd", "dual", "brier", "svls", "nll+cp", "nll+mbls", "nll+nacl"]
+
+
+@pytest.mark.parametrize("spec", PIXEL_MEANS)
+@pytest.mark.parametrize("options", [{}, {"mixup": 0.4}], ids=str)
+def test_micro_batches_add_up_to_the_batch_whatever_is_labelled(spec, options):
+    whole, parts = (
         trainer(
             accumulate=accumulate,
-            loss="nll",
+            loss=spec,
             model=steady_network,
-            train=NothingIgnored(),
+            train=Uneven(),
+            epochs=1,
+            **options,
         )
         for accumulate in (1, 4)
     )
-    one, other = whole.fit(), pieces.fit()
-    assert [r["train/loss"] for r in one] == pytest.approx([r["train/loss"] for r in other])
-    for a, b in zip(
-        whole.learner.model.parameters(), pieces.learner.model.parameters(), strict=True
-    ):
+    one, other = whole.fit(), parts.fit()
+    assert one[0]["train/loss"] == pytest.approx(other[0]["train/loss"], rel=1e-5)
+    pairs = (t.learner.model.parameters() for t in (whole, parts))
+    for a, b in zip(*pairs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_micro_batches_follow_class_weights():
+    weighted = segcal.build_loss("nll", weight=[0.1, 1.0, 5.0])
+    weights = []
+    for count in (1, 4):
+        run = trainer(model=steady_network)
+        run.learner.criterion = weighted
+        images, labels = next(batches())
+        run.learner.step(list(zip(images.chunk(count), labels.chunk(count), strict=True)), 1.0)
+        weights.append(run.learner.model.state_dict()["4.weight"].clone())
+    torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("spec", ["nll+mdca", "dicece+ace"])
+def test_a_micro_batch_without_labels_does_not_change_the_step(spec):
+    images, labels = next(batches())
+    steps = []
+    for empty in (False, True):
+        run = trainer(loss=spec, model=steady_network)
+        micro = [(images[:4], labels[:4]), (images[4:], labels[4:])]
+        if empty:
+            micro.insert(1, (images[4:], torch.full_like(labels[4:], 255)))
+        terms = run.learner.step(micro, 1.0)
+        steps.append((terms["loss"], run.learner.model.state_dict()["4.weight"].clone()))
+    torch.testing.assert_close(*steps, rtol=1e-5, atol=1e-7)
+
+
+def test_mixup_mixes_images_and_losses_in_pairs():
+    """One step against the formula, each mask with its own ignored pixels."""
+    run = trainer(loss="fl+mdca", model=steady_network, mixup=0.4)
+    model, criterion = copy.deepcopy(run.learner.model), segcal.build_loss("fl+mdca")
+    images, labels = next(batches())
+    share = run.learner._mixed_share()
+    terms = run.learner.step([(images, labels)], 1.0)
+    partner = [1, 0, 3, 2, 5, 4, 7, 6]
+    logits = model(share * images + (1 - share) * images[partner])
+    loss = share * criterion(logits, labels) + (1 - share) * criterion(logits, labels[partner])
+    assert 0 < share < 1 and (labels != labels[partner]).any()
+    assert float(terms["loss"]) == pytest.approx(float(loss.detach()), abs=1e-6)
+    assert terms.keys() == {"fl", "mdca", "loss"}
+
+
+def test_mixup_draws_a_share_from_beta_at_every_step():
+    run = trainer(mixup=0.5)
+    shares = []
+    for step in range(2000):
+        run.learner.steps = step
+        shares.append(run.learner._mixed_share())
+    # The variance of Beta(a, a) is 1 / (4 (2 a + 1)).
+    assert statistics.mean(shares) == pytest.approx(0.5, abs=0.03)
+    assert statistics.variance(shares) == pytest.approx(1 / 8, abs=0.01)
+    run.learner.steps = 7
+    assert run.learner._mixed_share() == shares[7]
+    assert trainer(mixup=0.5, seed=1).learner._mixed_share() != shares[0]
+
+
+def test_mixup_of_an_odd_number_leaves_the_last_alone():
+    assert partners(5, torch.device("cpu")).tolist() == [1, 0, 3, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"batch_size": 4, "accumulate": 4}, "micro-batches of 2 samples or more"),
+        ({"train": Tokens()}, "Expected images to mix with mixup, but got torch.int64"),
+    ],
+)
+def test_mixup_says_what_it_cannot_mix(changes, says):
+    with pytest.raises(ValueError, match=says):
+        trainer(mixup=0.2, **changes).fit()
 
 
 def test_gradients_are_clipped():

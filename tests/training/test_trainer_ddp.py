@@ -14,13 +14,13 @@ from segcal.runtime import Interrupted
 from segcal.training import checkpoint
 from tests.support import ROOT
 from tests.support.ranks import run_on_ranks
-from tests.support.tiny import NothingIgnored, Patches, network, steady_network, trainer
+from tests.support.tiny import Patches, Uneven, network, steady_network, trainer
 
 
 def fit(*, folder=None, data=None, **options):
     """Train, or go on training; losses and scores, weights, and the signal that stopped it."""
     options = {"epochs": 2, "model": steady_network, **options}
-    run = trainer(folder, train=data or NothingIgnored(), **options)
+    run = trainer(folder, train=data or Uneven(), **options)
     if folder is not None and (folder / "last.pt").exists():
         run.restore(checkpoint.load_last(folder))
     stopped = 0
@@ -37,8 +37,11 @@ ALIKE = {
     "global batch statistics": {"loss": "fl+mdca", "data": Patches()},
     "average of the weights": {"loss": "nll+mmce", "ema": 0.9, "data": Patches()},
     "pieces": {"loss": "nll"},
+    "mixup in pieces": {"loss": "svls", "mixup": 0.4},
 }
-PIECES = {"pieces": {"accumulate": 2}}  # what the two processes do otherwise
+PIECES = {
+    name: {"accumulate": 2} for name in ("pieces", "mixup in pieces")
+}  # what the two processes do otherwise
 
 
 def on_one_rank(rank, folder):

@@ -45,10 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
 
         return once
 
-    specs = arguments.specs or [
-        *BASE_LOSSES,
-        *(f"{base}+{aux}" for base in BASE_LOSSES for aux in AUXILIARY_LOSSES),
-    ]
+    specs = arguments.specs or [*BASE_LOSSES, *(f"nll+{name}" for name in AUXILIARY_LOSSES)]
     work = {BASELINE: step(lambda z, y: F.cross_entropy(z, y, ignore_index=255))}
     work |= {spec: step(build_loss(spec)) for spec in specs}
     threads = torch.get_num_threads()
