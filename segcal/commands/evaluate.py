@@ -13,7 +13,14 @@ from segcal.commands.subjects import Subject, run_subject, saved_subject
 from segcal.data.shift import DATA, Shift
 from segcal.evaluation.calibrate import fit_scalers
 from segcal.evaluation.evaluate import measure, require_pixels
-from segcal.evaluation.overlays import choose, draw, draw_shifts, require_images
+from segcal.evaluation.overlays import (
+    RANDOM,
+    WORST,
+    choose,
+    draw,
+    draw_shifts,
+    require_images,
+)
 from segcal.evaluation.results import (
     COMPARISON,
     EVAL,
@@ -103,7 +110,7 @@ def _evaluate_one(
     if distributed.rank() != 0:
         return []
     indices = choose(options.overlays, options.num_overlays, subject.source, reports["none"])
-    panel = _shift_overlay(subject, shifted, indices, scalers)
+    panel = _shift_overlay(subject, shifted, scalers, reports["none"], options)
     drawn = draw(subject.source, indices, scalers)
     skipped = list(subject.source.skipped.values())
     results = []
@@ -176,10 +183,16 @@ def _shifts(options: argparse.Namespace) -> list[Shift]:
 def _shift_overlay(
     subject: Subject,
     shifted: Mapping[Shift, SplitPredictions],
-    indices: Sequence[int],
     scalers: Mapping[str, Scaler | None],
+    report: Report,
+    options: argparse.Namespace,
 ) -> Overlay | None:
-    """The panel of the first image that is drawn: each corruption at its middle severity."""
+    """The panel of one image, with each corruption at its middle severity.
+
+    It is the first that was named, or a random one: in the worst, a shift has little left to do.
+    """
+    which = RANDOM if options.overlays == WORST else options.overlays
+    indices = choose(which, min(options.num_overlays, 1), subject.source, report)
     if not shifted or not indices:
         return None
     kinds: dict[str, list[Shift]] = {}

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -206,6 +207,19 @@ def test_results_are_read_again(digits):
     assert main(["report", str(digits), "--out", str(digits / "again")]) == 0
     again, first = (folder / "shift.csv" for folder in (digits / "again", evaluated))
     assert again.read_text() == first.read_text()
+
+
+@pytest.mark.parametrize(
+    "shifts", [[["fog", 99]], [["fog"]], [[1, 2, 3]], 7, [["domain", ["a"]]], [["rain", 3]]]
+)
+def test_reports_that_name_no_shift(shifts, digits):
+    assert main(["eval", str(digits), *QUICK]) == 0
+    path = digits / "eval" / "report.json"
+    data = json.loads(path.read_text())
+    data["about"]["shifts"] = shifts
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match=re.escape(str(path))):
+        results.read_result(path)
 
 
 def test_the_panel_of_one_image(seg):

@@ -1,12 +1,17 @@
 """Data read from files: layouts, palettes, hold-outs, and one clear sentence for each fault."""
 
+import shutil
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from segcal.data import DATASETS, DataConfig, build_data
+from segcal.data.build import build_shifted
 from segcal.data.image_files import read_class_mask
+from segcal.data.shift import Shift
 from segcal.data.voc import palette
 
 
@@ -279,6 +284,28 @@ def test_class_folder_faults_are_named(class_root, tmp_path):
     (class_root / "train" / "cow").mkdir()
     with pytest.raises(ValueError, match=r"Expected images .* in .*cow, but got none"):
         folders(class_root)
+
+
+@pytest.mark.parametrize("kind", ["voc", "class"])
+def test_a_folder_of_other_test_images_needs_no_training_images(kind, request, tmp_path):
+    root = request.getfixturevalue(f"{kind}_root")
+    names = {"voc": "voc2012", "class": "folders"}
+    config = DataConfig(names[kind], root=str(root), limit=3)
+    data = build_data(config, seed=0)
+    other = tmp_path / "other"
+    shutil.copytree(root, other, ignore=shutil.ignore_patterns("other"))
+    if kind == "voc":
+        lists = other / "VOCdevkit" / "VOC2012" / "ImageSets" / "Segmentation"
+        (lists / "train.txt").unlink()
+        reason = "ImageSets/Segmentation/train.txt"
+    else:
+        shutil.rmtree(other / "train")
+        reason = "Expected class folders in .*train, but there is no such folder"
+    found = build_shifted(data, config, Shift("data", str(other))).test
+    assert found.names == data.test.names and found.part.images != data.test.part.images
+    assert all(torch.equal(a, b) for a, b in zip(found[1], data.test[1], strict=True))
+    with pytest.raises(ValueError, match=reason):
+        build_data(replace(config, root=str(other)), seed=0)
 
 
 def test_limit_is_spread_over_the_classes(class_root):
