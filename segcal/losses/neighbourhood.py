@@ -83,7 +83,7 @@ class _SmoothedLogit(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, pixels: Pixels, sigma: float) -> Tensor:
         dtype = torch.promote_types(logits.dtype, torch.float32)
-        flat = logits.reshape(len(logits), -1)
+        flat = logits.flatten(1)
         own = logits.gather(1, pixels.target.unsqueeze(1)).squeeze(1).to(dtype)
         total, mass = torch.zeros_like(own), torch.zeros_like(own)
         for weight, place, valid in _neighbours(pixels, sigma, dtype):
@@ -104,7 +104,7 @@ class _SmoothedLogit(torch.autograd.Function):
         middle = sum(_weights(pixels, ctx.sigma)) or 1.0
         grad = (grad / (mass + middle)).masked_fill_(~pixels.valid, 0)
         out = torch.zeros(pixels.dense.shape, dtype=grad.dtype, device=grad.device)
-        flat = out.view(len(out), -1)
+        flat = out.flatten(1)  # a view
         for weight, place, valid in _neighbours(pixels, ctx.sigma, grad.dtype):
             flat.scatter_add_(1, place, valid.mul_(grad).mul_(weight))
         out.scatter_add_(1, pixels.target.unsqueeze(1), -(grad * mass).unsqueeze(1))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import segcal
-from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES, build_loss
+from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES, build_loss, softmax
 from segcal.losses.sampled import _sample
 from segcal.pixels import flatten
 from tests.support.loss_batches import LOSSES, batch
@@ -272,6 +272,40 @@ def test_memory_layout_does_not_matter(loss):
         value.backward()
         results.append((value.detach(), z.grad))
     torch.testing.assert_close(results[0], results[1], atol=1e-12, rtol=0)
+
+
+@every_loss
+@pytest.mark.parametrize("block", [7, 40, 10**6])
+def test_blocks_of_a_batch_change_nothing(loss, block, monkeypatch):
+    logits, labels = batch(5, 6)
+    logits.requires_grad_()
+    results = []
+    for size in (softmax._BLOCK, block):
+        monkeypatch.setattr(softmax, "_BLOCK", size)
+        value = loss.build()(logits, labels)
+        results.append((value.detach(), torch.autograd.grad(value, logits)[0]))
+    torch.testing.assert_close(results[0], results[1], atol=1e-12, rtol=0)
+
+
+def test_blocks_cover_a_batch_once_and_an_accelerator_has_one(monkeypatch):
+    monkeypatch.setattr(softmax, "_BLOCK", 12)
+    for shape in [(5, 4, 1), (2, 3, 11), (3, 20, 2), (0, 3, 4), (2, 3, 0)]:
+        seen = torch.zeros(shape[0], shape[2])
+        for rows, columns in softmax.blocks(torch.Size(shape), torch.device("cpu")):
+            seen[rows, columns] += 1
+            part = seen[rows, columns].numel() * shape[1]
+            assert part <= max(12, shape[1])
+        assert (seen == 1).all()
+    assert len(list(softmax.blocks(torch.Size((5, 4, 9)), torch.device("meta")))) == 1
+
+
+@every_loss
+@pytest.mark.parametrize("shape", [(0, 3, 4, 4), (2, 3, 0, 4)], ids=str)
+def test_a_batch_without_pixels_is_zero(loss, shape):
+    logits = torch.zeros(shape, requires_grad=True)
+    value = loss.build()(logits, torch.zeros(shape[0], *shape[2:]).long())
+    value.backward()
+    assert value == 0
 
 
 @every_loss
