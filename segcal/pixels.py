@@ -154,16 +154,21 @@ def flatten(
     length = math.prod(sides)
     spatial = tuple(side for side in sides if side != 1)
     dense = logits.reshape(n, c, length)
-    given = labels.reshape(n, length).long()
-    ignored = given == ignore_index
-    target = given.masked_fill(ignored, 0)
+    given, valid = flatten_labels(labels, ignore_index)
+    target = given.masked_fill(~valid, 0)
     if target.device.type == "cpu":
         _check_range(target, c, ignore_index)
         none = torch.zeros((), dtype=torch.int64)
-        return Pixels(dense, target, ~ignored, none, spatial)
+        return Pixels(dense, target, valid, none, spatial)
     outside = (target < 0) | (target >= c)
-    valid = ~(ignored | outside)
+    valid = valid & ~outside
     return Pixels(dense, target.masked_fill(outside, 0), valid, outside.sum(), spatial)
+
+
+def flatten_labels(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """(N, L) labels as int64, and which of them are not ignored; their range is not checked."""
+    given = labels.reshape(len(labels), math.prod(labels.shape[1:])).long()
+    return given, given != ignore_index
 
 
 def fold_multilabel(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

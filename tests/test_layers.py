@@ -117,6 +117,7 @@ def test_no_test_skips_for_want_of_a_package(path):
 
 def test_import_is_light():
     heavy = ["segmentation_models_pytorch", "timm", "albumentations", "matplotlib", "sklearn"]
+    heavy += ["numba"]
     code = (
         "import sys, segcal; segcal.build_loss('fl+mdca'); "
         f"print([m for m in {heavy} if m in sys.modules])"

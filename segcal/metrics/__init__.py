@@ -1,6 +1,6 @@
 """How calibrated a model is: a streaming meter, the scores of its sums, and the report."""
 
-from segcal.metrics.meter import CalibrationMeter
+from segcal.metrics.meter import CalibrationMeter, update_together
 from segcal.metrics.paired import Difference, paired_differences
 from segcal.metrics.report import Report
 from segcal.metrics.tables import BinTable, FineHistogram, Interval, Protocol
@@ -14,4 +14,5 @@ __all__ = [
     "Protocol",
     "Report",
     "paired_differences",
+    "update_together",
 ]

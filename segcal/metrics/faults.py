@@ -1,4 +1,4 @@
-"""The place for batches that cannot be counted: kept out, and explained when there is time to."""
+"""Sentences that say which pixel of a batch cannot be counted, and why."""
 
 from __future__ import annotations
 
@@ -9,17 +9,8 @@ import torch
 from torch import Tensor
 
 from segcal.files import is_distribution
-from segcal.metrics.sums import ImageSums, Sums
+from segcal.metrics.sums import MOST_NLL
 from segcal.pixels import flatten
-
-
-def neutralise(sums: Sums, images: ImageSums | None) -> None:
-    """Make a batch with faults add nothing but the faults, without asking the device."""
-    bad = sums.faults.sum() > 0
-    for tensors in (sums, images):
-        for name, tensor in tensors.tensors().items() if tensors is not None else ():
-            if name != "faults":
-                tensor.masked_fill_(bad, 0)
 
 
 def explain_labels(values: Tensor, labels: Tensor, ignore_index: int) -> str:
@@ -27,7 +18,7 @@ def explain_labels(values: Tensor, labels: Tensor, ignore_index: int) -> str:
     try:
         flatten(values, labels, ignore_index)
     except ValueError as error:
-        flat = labels.reshape(len(labels), -1)
+        flat = labels.reshape(len(labels), -1).long()
         bad = ((flat < 0) | (flat >= values.shape[1])) & (flat != ignore_index)
         return f"{error}, first at {_place(bad, values)}"
     raise AssertionError("the labels are fine")
@@ -38,20 +29,28 @@ def explain_values(values: Tensor, labels: Tensor, ignore_index: int, *, logits:
     pixels = flatten(values, labels, ignore_index)
     wide = pixels.dense.to(torch.promote_types(values.dtype, torch.float32)).movedim(1, 0)
     wide = wide.flatten(1)  # (K, N L)
-    rounded_to = values.dtype
-    fine = wide.isfinite().all(0) if logits else is_distribution(wide, 0, rounded_to=rounded_to)
-    bad = ~fine.view_as(pixels.valid) & pixels.valid
-    column = wide[:, int(bad.flatten().nonzero()[0])]
+    target = pixels.target.flatten()
     if logits:
-        c = int((~column.isfinite()).nonzero()[0])
-        return (
-            f"Expected finite logits, but got {column[c].item():g} at {_place(bad, values)}, "
-            f"class {c}"
-        )
+        true = wide.gather(0, target.unsqueeze(0)).squeeze(0)
+        near = wide.amax(0).double() - true.double() <= MOST_NLL
+        fine = near & (wide < torch.inf).all(0)  # not so for NaN
+    else:
+        fine = is_distribution(wide, 0, rounded_to=values.dtype)
+    bad = ~fine.view_as(pixels.valid) & pixels.valid
+    first = int(bad.flatten().nonzero()[0])
+    column, place = wide[:, first], _place(bad, values)
+    if logits:
+        odd = (~(column < torch.inf)).nonzero().flatten().tolist()
+        if odd:
+            got = f"{column[odd[0]].item():g} at {place}, class {odd[0]}"
+            return f"Expected finite logits, or -inf for masked classes, but got {got}"
+        c = int(target[first])
+        got = f"{column[c].item():g} at {place}, class {c}"
+        return f"Expected a logit of finite NLL for the class of the label, but got {got}"
     low, high, total = column.min().item(), column.max().item(), column.sum().item()
     return (
         f"Expected probabilities, in 0..1 and of sum 1 over dimension 1, but got values in "
-        f"{low:g}..{high:g} of sum {total:g} at {_place(bad, values)}; logits go to update()"
+        f"{low:g}..{high:g} of sum {total:g} at {place}; logits go to update()"
     )
 
 

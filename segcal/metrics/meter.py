@@ -1,10 +1,11 @@
-"""The place for `CalibrationMeter`: batches in, sums kept, a `Report` out."""
+"""`CalibrationMeter`: counts batches of predictions, and gives a `Report`."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import torch
@@ -12,10 +13,9 @@ from torch import Tensor
 
 import segcal
 from segcal import distributed
-from segcal.metrics import device
 from segcal.metrics.bootstrap import image_statistics
 from segcal.metrics.counting import count
-from segcal.metrics.faults import explain_labels, explain_values, neutralise
+from segcal.metrics.faults import explain_labels, explain_values
 from segcal.metrics.report import Report
 from segcal.metrics.state import (
     Settings,
@@ -25,9 +25,13 @@ from segcal.metrics.state import (
     read_state,
     write_state,
 )
-from segcal.metrics.sums import ImageSums, Sums, fine_edges
+from segcal.metrics.sums import BatchSums, ImageSums, Sums, fine_edges
 from segcal.metrics.tables import BinTable, FineHistogram, ImageStatistics, Protocol
 from segcal.pixels import check_shapes
+
+# Held while the sums of a meter are read or replaced, never while pixels are counted. One for all
+# meters, because a meter that holds a lock could not be copied or sent to another process.
+_LOCK = threading.RLock()
 
 
 class CalibrationMeter:
@@ -40,7 +44,7 @@ class CalibrationMeter:
 
     An update that fails leaves the meter as it was. On the CPU it raises at once; on an
     accelerator, where looking would stall the queue, a batch with bad values adds nothing and
-    `compute` raises.
+    `compute` raises. Several threads may update one meter.
 
     Args:
         num_classes: K.
@@ -73,12 +77,12 @@ class CalibrationMeter:
 
     def reset(self) -> None:
         """Forget all pixels."""
-        self._sums = Sums.zeros(self.settings.num_classes, self.settings.num_bins)
-        self._images: list[ImageSums] = []
-        self._names: list[str] = []
-        self._synced = False
+        with _LOCK:
+            self._sums = Sums.zeros(self.settings.num_classes, self.settings.num_bins)
+            self._images: list[ImageSums] = []
+            self._names: list[str] = []
+            self._synced = False
 
-    @torch.no_grad()
     def update(self, logits: Tensor, labels: Tensor, *, names: Sequence[str] | None = None) -> None:
         """Count a batch of logits.
 
@@ -91,9 +95,8 @@ class CalibrationMeter:
             ValueError: a wrong shape or dtype, labels out of range, or values that are not finite
                 at a pixel that counts. The meter is then as it was.
         """
-        self._update(logits, labels, names, logits_given=True)
+        update_together([self], logits, labels, names=names)
 
-    @torch.no_grad()
     def update_probs(
         self, probs: Tensor, labels: Tensor, *, names: Sequence[str] | None = None
     ) -> None:
@@ -111,47 +114,17 @@ class CalibrationMeter:
         Raises:
             ValueError: as for `update`, or `probs` are no probabilities.
         """
-        self._update(probs, labels, names, logits_given=False)
+        update_together([self], probs, labels, names=names, probs=True)
 
-    def _update(
-        self, values: Tensor, labels: Tensor, names: Sequence[str] | None, logits_given: bool
-    ) -> None:
-        s = self.settings
-        if self._synced:
-            raise ValueError("Expected a meter that was not synced, but got one: reset() it first")
-        if values.device.type == "mps":  # has no float64
-            values, labels = values.cpu(), labels.cpu()
-        values = values.detach()
-        check_shapes(values, labels)
-        n, k = values.shape[:2]
-        if k != s.num_classes:
-            raise ValueError(
-                f"Expected {s.num_classes} classes in dimension 1, but got {tuple(values.shape)}"
-            )
-        if names is not None and (isinstance(names, str) or len(names) != n):
-            raise ValueError(f"Expected {n} names, one an image, but got {names!r}")
-        try:
-            sums, images = count(
-                values,
-                labels,
-                s.ignore_index,
-                s.num_bins,
-                s.edge_rule,
-                logits=logits_given,
-                per_image=s.per_image,
-            )
-        except ValueError as error:
-            raise ValueError(explain_labels(values, labels, s.ignore_index)) from error
-        if not device.on_cpu(values):
-            neutralise(sums, images)
-        elif sums.faults.any():
-            raise ValueError(explain_values(values, labels, s.ignore_index, logits=logits_given))
-        # Nothing below can fail, so a batch is counted wholly or not at all.
-        sums.add_(self._sums)
-        self._sums = sums
-        if images is not None:
-            self._images.append(images)
-            self._names += [""] * n if names is None else [str(name) for name in names]
+    def _add(self, batch: BatchSums, names: Sequence[str]) -> None:
+        with _LOCK:
+            device = batch.sums.nll.device
+            if device.type != "cpu":
+                self._sums = self._sums.to(device)
+            batch.add_to(self._sums)
+            if batch.images is not None:
+                self._images.append(batch.images)
+                self._names += names
 
     def compute(self, *, resamples: int = 1000, seed: int = 0) -> Report:
         """The report of everything counted so far; scores are NaN if that is nothing.
@@ -163,9 +136,12 @@ class CalibrationMeter:
         Raises:
             ValueError: bad values were met on an accelerator.
         """
-        self._raise_faults()
         s = self.settings
-        sums = {name: tensor.cpu().numpy() for name, tensor in self._sums.tensors().items()}
+        with _LOCK:
+            self._raise_faults()
+            copy = self._sums.to("cpu", copy=True)
+            images = self._image_statistics(resamples, seed) if s.per_image else None
+        sums = {name: tensor.numpy() for name, tensor in copy.tensors().items()}
         edges = np.arange(s.num_bins + 1) / s.num_bins
         return Report(
             protocol=Protocol(
@@ -193,7 +169,7 @@ class CalibrationMeter:
             nll_sum=float(sums["nll"]),
             brier_sum=float(sums["brier"]),
             class_names=s.class_names,
-            images=self._image_statistics(resamples, seed) if s.per_image else None,
+            images=images,
         )
 
     @property
@@ -226,11 +202,12 @@ class CalibrationMeter:
             return NotImplemented
         self.settings.require_equal(other.settings)
         merged = CalibrationMeter(**asdict(self.settings))
-        merged._sums = self._sums.clone()
-        merged._sums.add_(other._sums)
-        merged._images = self._images + other._images
-        merged._names = self._names + other._names
-        merged._synced = self._synced or other._synced
+        with _LOCK:
+            merged._sums = self._sums.to(self._sums.nll.device, copy=True)
+            merged._sums.add_(other._sums)
+            merged._images = self._images + other._images
+            merged._names = self._names + other._names
+            merged._synced = self._synced or other._synced
         return merged
 
     def sync(self) -> CalibrationMeter:
@@ -242,7 +219,7 @@ class CalibrationMeter:
         if self._synced or not distributed.is_distributed():
             return self
         device = distributed.communication_device()
-        self._sums = self._sums.clone().to(device)  # tensors of inference mode are read-only
+        self._sums = self._sums.to(device)
         distributed.sum_(*self._sums.tensors().values())
         if self.settings.per_image:
             images = self.image_sums().tensors().items()
@@ -256,11 +233,12 @@ class CalibrationMeter:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything, as plain tensors on the CPU that share nothing with the meter."""
-        state = {name: t.to("cpu", copy=True) for name, t in self._sums.tensors().items()}
-        for name, tensor in self.image_sums().tensors().items():
-            state[f"image.{name}"] = tensor.clone()
-        state["names"] = encode_names(self._names)
-        state["synced"] = torch.tensor(self._synced)
+        with _LOCK:
+            state = self._sums.to("cpu", copy=True).tensors()
+            for name, tensor in self.image_sums().tensors().items():
+                state[f"image.{name}"] = tensor.clone()
+            state["names"] = encode_names(self._names)
+            state["synced"] = torch.tensor(self._synced)
         state["settings"] = self.settings.encode()
         return state
 
@@ -275,10 +253,12 @@ class CalibrationMeter:
         images = {k[6:]: v.clone() for k, v in state.items() if k.startswith("image.")}
         if any(len(tensor) != len(names) for tensor in images.values()):
             raise ValueError(f"Expected sums of {len(names)} images, but got another number")
-        self._sums = Sums(**{name: state[name].clone() for name in self._sums.tensors()})
-        self._images = [ImageSums(**images)]
-        self._names = names
-        self._synced = bool(state["synced"])
+        sums = Sums(**{name: state[name] for name in self._sums.tensors()})
+        with _LOCK:
+            self._sums = sums.to("cpu", copy=True)
+            self._images = [ImageSums(**images)]
+            self._names = names
+            self._synced = bool(state["synced"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state as npz (no pickle inside); `path` is never half-written."""
@@ -298,3 +278,84 @@ class CalibrationMeter:
         except ValueError as error:
             raise ValueError(f"{path}: expected a saved CalibrationMeter: {error}") from None
         return meter
+
+
+@torch.no_grad()
+def update_together(
+    meters: Sequence[CalibrationMeter],
+    values: Tensor,
+    labels: Tensor,
+    *,
+    inside: Sequence[Tensor | None] | None = None,
+    names: Sequence[str] | None = None,
+    probs: bool = False,
+) -> None:
+    """Count one batch in several meters that differ in the pixels they count: one softmax for all.
+
+    update_together([whole, edges], logits, labels, inside=[None, boundary(3)(labels)])
+
+    Args:
+        meters: of equal settings, but for class names and region.
+        values: (N, C, *S) logits, as for `CalibrationMeter.update`.
+        labels: (N, *S).
+        inside: for each meter, (N, *S) bool: the pixels it counts; None for all.
+        names: of the N images.
+        probs: the values are probabilities, as for `CalibrationMeter.update_probs`.
+
+    Raises:
+        ValueError: as for an update of one meter. All meters are then as they were.
+    """
+    inside = [None] * len(meters) if inside is None else inside
+    if len(inside) != len(meters) or not meters:
+        raise ValueError(
+            f"Expected a mask or None for each meter, but got {len(inside)} for {len(meters)}"
+        )
+    s = meters[0].settings
+    for meter in meters:
+        alike = replace(meter.settings, class_names=s.class_names, region=s.region)
+        s.require_equal(alike)
+        if meter._synced:
+            raise ValueError("Expected a meter that was not synced, but got one: reset() it first")
+    if values.device.type == "mps":  # has no float64
+        values, labels = values.cpu(), labels.cpu()
+        inside = [None if mask is None else mask.cpu() for mask in inside]
+    values = values.detach()
+    check_shapes(values, labels)
+    n, k = values.shape[:2]
+    if k != s.num_classes:
+        raise ValueError(
+            f"Expected {s.num_classes} classes in dimension 1, but got {tuple(values.shape)}"
+        )
+    for mask in inside:
+        if mask is not None and (mask.shape != labels.shape or mask.dtype != torch.bool):
+            raise ValueError(
+                f"Expected masks of bool and the labels' shape {tuple(labels.shape)}, "
+                f"but got {mask.dtype} {tuple(mask.shape)}"
+            )
+    if names is not None and (isinstance(names, str) or len(names) != n):
+        raise ValueError(f"Expected {n} names, one an image, but got {names!r}")
+    try:
+        batches = count(
+            values,
+            labels,
+            inside,
+            ignore_index=s.ignore_index,
+            num_bins=s.num_bins,
+            edge_rule=s.edge_rule,
+            logits=not probs,
+            per_image=s.per_image,
+        )
+    except ValueError as error:
+        raise ValueError(explain_labels(values, labels, s.ignore_index)) from error
+    if _can_look(values) and any(batch.sums.faults.any() for batch in batches):
+        raise ValueError(explain_values(values, labels, s.ignore_index, logits=not probs))
+    # Nothing below can fail, so a batch is counted wholly or not at all.
+    text = [""] * n if names is None else [str(name) for name in names]
+    with _LOCK:
+        for meter, batch in zip(meters, batches, strict=True):
+            meter._add(batch, text)
+
+
+def _can_look(tensor: Tensor) -> bool:
+    """Whether looking at a value is free; on an accelerator it waits for all queued work."""
+    return tensor.device.type == "cpu"

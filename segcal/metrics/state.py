@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,13 @@ class Settings:
     region: str
 
     def __post_init__(self) -> None:
-        for name, least in (("num_classes", 2), ("num_bins", 1)):
+        for name, least in (("num_classes", 2), ("num_bins", 1), ("ignore_index", None)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"Expected {name} to be an integer >= {least}, but got {value!r}")
+            whole = isinstance(value, Integral) and not isinstance(value, bool)
+            if not whole or (least is not None and value < least):
+                bound = "" if least is None else f" >= {least}"
+                raise ValueError(f"Expected {name} to be an integer{bound}, but got {value!r}")
+            object.__setattr__(self, name, int(value))  # numpy's integers are not JSON's
         check_num_classes(self.num_classes)
         if self.edge_rule not in EDGE_RULES:
             raise ValueError(f"Expected edge_rule in {EDGE_RULES}, but got {self.edge_rule!r}")

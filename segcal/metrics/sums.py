@@ -1,4 +1,4 @@
-"""The place for what a meter adds up: sums over pixels, and the few sums kept for each image."""
+"""What a meter keeps: sums over all pixels, and a few sums of each image."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from torch import Tensor
 OCTAVES = 24  # down to q = 2**-24, the last step below 1 that float32 has
 STEPS = 64  # bins an octave
 FINE_BINS = OCTAVES * STEPS + 1  # the last one holds 1 - 2**-24 < p <= 1
+
+MOST_NLL = 1e300  # of a pixel; the sum over pixels must stay finite too
 
 
 def fine_edges() -> Tensor:
@@ -44,11 +46,21 @@ class Sums:
     nll: Tensor  # () sum of -log p_y
     brier: Tensor  # () sum of |p - onehot(y)|^2
     images: Tensor  # () images with at least one counted pixel
-    faults: Tensor  # (3,) pixels refused on an accelerator: see counting.FAULTS
+    faults: Tensor  # (3,) pixels refused on an accelerator for labels, logits, probabilities
 
     @classmethod
-    def zeros(cls, num_classes: int, num_bins: int, device: torch.device | str = "cpu") -> Sums:
-        """No pixels yet."""
+    def zeros(
+        cls,
+        num_classes: int,
+        num_bins: int,
+        device: torch.device | str = "cpu",
+        *,
+        confusion: bool = True,
+    ) -> Sums:
+        """No pixels yet; tensors that can be changed in and out of inference mode.
+
+        Without `confusion` that matrix is empty.
+        """
         k, b, f = num_classes, num_bins, FINE_BINS
 
         def count(*shape: int) -> Tensor:
@@ -57,31 +69,32 @@ class Sums:
         def total(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float64, device=device)
 
-        return cls(
-            *(count(k, b), count(k, b), total(k, b)),
-            *(count(b), count(b), total(b)),
-            count(k, k),
-            *(count(f), count(f), total(f)),
-            *(total(), total()),
-            *(count(), count(3)),
-        )
+        with torch.inference_mode(False):
+            return cls(
+                *(count(k, b), count(k, b), total(k, b)),
+                *(count(b), count(b), total(b)),
+                count(k, k) if confusion else count(0, 0),
+                *(count(f), count(f), total(f)),
+                *(total(), total()),
+                *(count(), count(3)),
+            )
 
     def tensors(self) -> dict[str, Tensor]:
         """The sums by name; the tensors themselves, not copies."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def add_(self, other: Sums) -> None:
-        """Add `other` in place."""
+        """Add `other` in place; an empty confusion matrix adds nothing."""
         for name, tensor in self.tensors().items():
-            tensor += getattr(other, name).to(tensor.device)
+            more = getattr(other, name)
+            if more.numel():
+                tensor += more.to(tensor.device)
 
-    def clone(self) -> Sums:
-        """A copy that shares nothing."""
-        return Sums(**{name: tensor.clone() for name, tensor in self.tensors().items()})
-
-    def to(self, device: torch.device | str) -> Sums:
-        """The sums on `device`."""
-        return Sums(**{name: tensor.to(device) for name, tensor in self.tensors().items()})
+    def to(self, device: torch.device | str, *, copy: bool = False) -> Sums:
+        """The sums on `device`; with `copy`, they share nothing with these."""
+        with torch.inference_mode(False):
+            moved = {name: t.to(device, copy=copy) for name, t in self.tensors().items()}
+        return Sums(**moved)
 
 
 @dataclass
@@ -129,3 +142,25 @@ class ImageSums:
         """Add the sums of the same images in place."""
         for name, tensor in self.tensors().items():
             tensor += getattr(other, name)
+
+
+@dataclass
+class BatchSums:
+    """What one batch adds to a meter.
+
+    A confusion matrix has more cells than a batch has pixels if there are many classes, so the
+    batch may list its cells instead: one a pixel.
+    """
+
+    sums: Sums  # without confusion if there are cells
+    images: ImageSums | None
+    cells: Tensor | None = None  # (P,) label · K + prediction
+    counted: Tensor | None = None  # (P,) bool, which of the cells to count
+
+    def add_to(self, total: Sums) -> None:
+        """Add to the sums of all batches."""
+        if self.cells is not None and self.counted is not None:
+            confusion = total.confusion.view(-1)
+            cells, counted = self.cells.to(confusion.device), self.counted.to(confusion)
+            confusion.index_add_(0, cells, counted)
+        total.add_(self.sums)

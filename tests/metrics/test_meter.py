@@ -8,9 +8,22 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from segcal import CalibrationMeter
-from segcal.metrics import chunks, device
+from segcal.metrics import counting, meter
+from segcal.metrics.counting import cpu
+from segcal.metrics.counting import device as torch_pass
 from tests.support import metric_oracles as oracle
 from tests.support.ranks import run_on_ranks
+
+
+@pytest.fixture(scope="module", params=["compiled", "torch"], autouse=True)
+def counted_by(request):
+    """Every law holds for both passes."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(counting, "counting_pass", lambda device_type: torch_pass.count_in_torch)
+        else:
+            assert counting.counting_pass("cpu") is cpu.count_compiled
+        yield request.param
 
 
 def batch(seed, n=2, k=5, space=(6, 7), dtype=torch.float64, scale=3.0, ignored=0.2):
@@ -136,7 +149,8 @@ def test_streamed_is_merged_is_one_shot(per_image, data):
 def test_chunks_leave_no_trace(monkeypatch, space):
     logits, labels = batch(1, n=4, space=space)
     whole = measured(logits, labels, per_image=True)
-    monkeypatch.setattr(chunks, "CHUNK", 700)
+    monkeypatch.setattr(cpu, "PIECE", 130)
+    monkeypatch.setattr(torch_pass, "PIECE", 700)
     assert_same(measured(logits, labels, per_image=True), whole)
 
 
@@ -181,8 +195,12 @@ BAD_BATCHES = {
         "got nan at image 1 of the batch, pixel \\(2, 4\\), class 3",
     ),
     "inf": (
-        lambda z, y: z[0, 2, 5, 6].fill_(-torch.inf),
-        "got -inf at image 0 of the batch, pixel \\(5, 6\\), class 2",
+        lambda z, y: z[0, 2, 5, 6].fill_(torch.inf),
+        "got inf at image 0 of the batch, pixel \\(5, 6\\), class 2",
+    ),
+    "label's -inf": (
+        lambda z, y: z[1, y[1, 2, 3], 2, 3].fill_(-torch.inf),
+        "class of the label, but got -inf at image 1 of the batch, pixel \\(2, 3\\), class",
     ),
     "label": (lambda z, y: y[0, 0, :2].fill_(5), "labels in 0..4 .* but got 5 in 2 pixels"),
 }
@@ -344,18 +362,8 @@ def test_synced_meter_takes_no_updates_until_reset():
 @pytest.fixture
 def as_accelerator(monkeypatch):
     """Take the path of an accelerator, where no value may be looked at, on CPU tensors."""
-    monkeypatch.setattr(device, "on_cpu", lambda tensor: False)
-
-
-@pytest.mark.parametrize("edge_rule", ["right", "left"])
-@pytest.mark.parametrize(("k", "space"), [(5, (6, 7)), (21, (9, 8)), (300, (3,)), (4, ())])
-def test_accelerator_path_is_the_cpu_path(request, k, space, edge_rule):
-    logits, labels = batch(k, n=3, k=k, space=space)
-    logits.movedim(1, -1)[labels == 255] = torch.nan
-    settings = {"edge_rule": edge_rule, "per_image": True}
-    expected = measured(logits, labels, **settings)
-    request.getfixturevalue("as_accelerator")
-    assert_same(measured(logits, labels, **settings), expected)
+    monkeypatch.setattr(counting, "counting_pass", lambda device_type: torch_pass.count_in_torch)
+    monkeypatch.setattr(meter, "_can_look", lambda tensor: False)
 
 
 def test_bad_batch_on_an_accelerator_adds_nothing_and_is_reported(as_accelerator):
@@ -377,12 +385,9 @@ def test_bad_batch_on_an_accelerator_adds_nothing_and_is_reported(as_accelerator
 def test_threads_leave_no_trace(monkeypatch, threads):
     logits, labels = batch(1, n=5, space=(40, 50))
     expected = measured(logits, labels, per_image=True)
-    monkeypatch.setattr(chunks, "CHUNK", 3000)
+    monkeypatch.setattr(cpu, "_WORTH_A_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    set_threads = []
-    monkeypatch.setattr(torch, "set_num_threads", set_threads.append)
     assert_same(measured(logits, labels, per_image=True), expected)
-    assert set_threads[-1] == threads
 
 
 def test_autocast_changes_nothing():

@@ -27,7 +27,7 @@ def test_scores_of_a_real_network(predictions):
         meter.update(z, y)
     report = meter.compute()
     valid = labels != 255
-    probs = logits.softmax(1).movedim(1, -1)[valid].double().numpy()  # (P, K)
+    probs = logits.double().softmax(1).movedim(1, -1)[valid].numpy()  # (P, K)
     truth = labels[valid].numpy()
     confidence, predicted = probs.max(1), probs.argmax(1)
     correct = predicted == truth
@@ -35,10 +35,11 @@ def test_scores_of_a_real_network(predictions):
     gaps = [abs((confidence - correct)[bins == b].sum()) for b in range(15)]
     assert report.protocol.pixels == len(truth)
     assert report.accuracy == correct.mean()
-    assert report.ece == pytest.approx(sum(gaps) / len(truth), abs=1e-12)
+    # The float32 of torch.softmax would be off by 4e-8: it loses small terms of its sums.
+    assert report.ece == pytest.approx(sum(gaps) / len(truth), abs=1e-9)
     onehot = np.eye(21)[truth]
-    assert report.brier == pytest.approx(((probs - onehot) ** 2).sum(1).mean(), abs=1e-12)
+    assert report.brier == pytest.approx(((probs - onehot) ** 2).sum(1).mean(), abs=1e-9)
     nll = -np.log(probs[np.arange(len(truth)), truth])
-    assert report.nll == pytest.approx(nll.mean(), rel=1e-5)
+    assert report.nll == pytest.approx(nll.mean(), rel=1e-9)
     # What docs/conventions.md says of the fine histogram.
     assert report.auroc == pytest.approx(roc_auc_score(correct, confidence), abs=1e-5)

@@ -1,0 +1,43 @@
+"""Edges of the bins, and the bin of a probability."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from segcal.metrics.sums import FINE_BINS, OCTAVES, STEPS
+
+
+def bin_edges(num_bins: int, edge_rule: str, dtype: torch.dtype) -> Tensor:
+    """(B + 1,) edges of bins (lo, hi] over [0, 1] in float32 at least; the outer ones are infinite.
+
+    A bin [lo, hi) holds the same numbers as (lo, hi] with lo and hi one step of the dtype smaller,
+    so that the comparison is the same for both rules.
+
+    Args:
+        num_bins: B.
+        edge_rule: "right" for (lo, hi], "left" for [lo, hi).
+        dtype: of the probabilities; k/B is rounded to it, so that a probability written as k/B
+            lies on the edge whatever its precision.
+    """
+    edges = torch.arange(num_bins + 1, dtype=torch.float64) / num_bins
+    edges = edges.to(dtype).to(torch.promote_types(dtype, torch.float32))
+    if edge_rule == "left":
+        edges = edges.nextafter(-torch.ones_like(edges))
+    edges[0], edges[-1] = -torch.inf, torch.inf
+    return edges
+
+
+def bin_of(probs: Tensor, edges: Tensor) -> Tensor:
+    """Number of each probability's bin, 0..B-1."""
+    return torch.bucketize(probs, edges[1:-1])
+
+
+def fine_bin(confidence: Tensor) -> Tensor:
+    """Number of the fine bin of each confidence p, from the leading bits of 1 - p."""
+    if confidence.dtype == torch.float64:
+        bits, mantissa, bias = (1 - confidence).view(torch.int64), 52, 1023
+    else:
+        bits, mantissa, bias = (1 - confidence).view(torch.int32), 23, 127
+    step = bits >> (mantissa - STEPS.bit_length() + 1)
+    return (FINE_BINS - 2 + (bias - OCTAVES) * STEPS - step).clamp_(0, FINE_BINS - 1).long()

@@ -1,0 +1,488 @@
+"""The counting pass on the CPU, compiled: one walk over the pixels, a block of them at a time.
+
+A block is a (K, P) piece of the logits that the cache holds. It is loaded once, becomes
+probabilities in place, and leaves behind everything that the meter keeps. In each pixel fewer than
+B classes can have a probability past the first bin edge, and mostly one or two do: only those are
+sorted into bins, and the rest of a row belongs to the first bin.
+
+The loops over the pixels of a block are written such that LLVM makes vector code of them. numba
+compiles again when the file of a function has changed, and looks at no other: so all compiled code
+stands in this one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit, types
+from numba.extending import intrinsic, overload
+from numpy.typing import NDArray
+
+from segcal.metrics.sums import FINE_BINS, MOST_NLL, OCTAVES, STEPS
+
+BLOCK_VALUES = 1 << 15  # K · P of a block, which the second-level cache holds
+LEAST_BLOCK, MOST_BLOCK = 32, 512  # P
+BAD_LABELS, BAD_VALUES = -1, -2  # instead of a number of pixels
+
+# "contract" rounds a product and a sum once instead of twice. Nothing more: NaN must stay NaN, and
+# the subtraction of a constant that was just added must not be left out.
+_EXACT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
+# For sums in float64, whose order may suit the vectors.
+_ANY_ORDER: dict[str, Any] = {**_EXACT, "fastmath": {"contract", "reassoc", "nsz"}}
+
+_STEP_BITS = STEPS.bit_length() - 1
+
+
+class Tables(NamedTuple):
+    """What `count_pixels` adds to: sums of A groups of pixels, all float64, counts too.
+
+    A count and a sum that belong together lie side by side: one step adds to both. The first axis
+    is that of groups, or of images and then groups if images are told apart.
+    """
+
+    classes: NDArray[np.float64]  # (R A, K, B, 2) count and Σ p; the first bin's count stays 0
+    hits: NDArray[np.float64]  # (R A, K, B)
+    top: NDArray[np.float64]  # (R A, B, 2, 2) wrong and right, count and Σ p
+    predicted: NDArray[np.float64]  # (R A, K, 2) wrong and right; only if images are told apart
+    fine: NDArray[np.float64]  # (A, F, 2, 2) like `top`
+    confusion: NDArray[np.int64]  # (A, K K), or (A, 0) to get a list of cells
+    scores: NDArray[np.float64]  # (A, 2) NLL and Brier
+
+
+@intrinsic
+def _bits_as_float(context, bits):
+    """The float that has the bits of an int32 or int64."""
+    result = types.float32 if bits.bitwidth == 32 else types.float64
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], context.get_value_type(result))
+
+    return result(bits), generate
+
+
+@intrinsic
+def _float_as_bits(context, number):
+    """The bits of a float, as int32 or int64."""
+    result = types.int32 if number.bitwidth == 32 else types.int64
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], context.get_value_type(result))
+
+    return result(number), generate
+
+
+def _exp(x):
+    """exp(x) for x <= 0, float32 or float64, to 1 ulp; libm would take one number at a time.
+
+    exp(x) = 2^n exp(r) with n = round(x / ln 2) and |r| <= ln(2) / 2, where a short Taylor series
+    is exact to a tenth of an ulp. NaN stays NaN.
+    """
+    raise NotImplementedError("for compiled code alone")
+
+
+@overload(_exp)
+def _exp_of(x):
+    single = x.bitwidth == 32
+    real, whole = (np.float32, np.int32) if single else (np.float64, np.int64)
+    mantissa, bias, degree = (23, 127, 7) if single else (52, 1023, 13)
+    least = real(-104 if single else -746)  # exp of anything less is 0
+    # ln 2 in two parts, the first with so few bits that n times it is exact.
+    high = real(355 / 512 if single else 6.93147180369123816490e-01)
+    low = real(-2.12194440054690583e-04 if single else 1.90821492927058770002e-10)
+    per_ln2 = real(1 / math.log(2))
+    # A number of this size has no bits for a fraction: added, it rounds to n, in its last bits.
+    rounding = real(1.5 * 2.0**mantissa)
+    rounding_bits = whole(np.array(rounding).view(whole)[()])
+    # 2^n can be too small for a normal number: 64 exponents more, and a factor to undo them.
+    raised, undo, shift = whole(bias + 64), real(2.0**-64), whole(mantissa)
+    taylor = tuple(real(1 / math.factorial(i)) for i in range(degree, -1, -1))
+
+    def implementation(x):
+        x = least if x < least else x
+        rounded = x * per_ln2 + rounding
+        n = rounded - rounding
+        r = (x - n * high) - n * low
+        y = taylor[0]
+        for i in range(degree):
+            y = y * r + taylor[i + 1]
+        exponent = whole(_float_as_bits(rounded) - rounding_bits + raised)
+        return y * _bits_as_float(whole(exponent << shift)) * undo
+
+    return implementation
+
+
+def _widened(x, bfloat16):
+    """A number as float32 or float64; uint16 holds the bits of float16, or of bfloat16."""
+    raise NotImplementedError("for compiled code alone")
+
+
+@overload(_widened)
+def _widened_of(x, bfloat16):
+    if isinstance(x, types.Float):
+
+        def unchanged(x, bfloat16):
+            return x
+
+        return unchanged
+    rebias = np.float32(2.0 ** (127 - 15))  # of the exponent
+
+    def widened(x, bfloat16):
+        bits = np.int32(x)
+        if bfloat16:
+            return _bits_as_float(np.int32(bits << np.int32(16)))
+        # The product is exact, for the numbers below the normal ones of float16 too.
+        size = _bits_as_float(np.int32(np.int32(bits & 0x7FFF) << np.int32(13))) * rebias
+        special = np.int32(np.int32(bits & 0x7C00) == 0x7C00) * np.int32(0x7F800000)
+        sign = np.int32(np.int32(bits & 0x8000) << np.int32(16))
+        return _bits_as_float(np.int32(_float_as_bits(size) | special | sign))
+
+    return widened
+
+
+@njit(**_EXACT)
+def _collect(code, groups, target, k, strides, length, stop, place, ints, longs, seen):
+    """Find the next pixels that count, as many as a block holds; returns how many.
+
+    Returns BAD_LABELS instead if one of them has a label that is no class.
+
+    Args:
+        code: of all pixels.
+        groups: of all codes.
+        target: of all pixels.
+        k: classes.
+        strides: of the values.
+        length: pixels an image.
+        stop: the pixel not to go beyond.
+        place: the number of the first pixel, its image, and its number there; gets those of the
+            next.
+        ints: the first row gets groups, the second where in the memory of a class the values are.
+        longs: the first row gets labels.
+        seen: see `count_pixels`.
+    """
+    group, at, y = ints[0], ints[1], longs[0]
+    position, image, pixel = place
+    offset = image * strides[0] + pixel * strides[2]
+    n = 0
+    while n < len(group) and position < stop:
+        a = groups[code[position]]
+        group[n], at[n], y[n] = a, offset, target[position]
+        n += a >= 0
+        seen[image, a + 1] = True
+        position += 1
+        pixel += 1
+        offset += strides[2]
+        if pixel == length:
+            image, pixel = image + 1, 0
+            offset = image * strides[0]
+    place[0], place[1], place[2] = position, image, pixel
+    classes = True
+    for j in range(n):
+        classes &= 0 <= y[j] < k
+    return n if classes else BAD_LABELS
+
+
+@njit(**_EXACT)
+def _sort_by_group(n, ints, longs, starts):
+    """Order the pixels of `_collect` by group; returns the lowest and the highest group.
+
+    starts[a] and starts[a + 1] get where group a starts and ends.
+    """
+    group = ints[0, :n]
+    lowest, highest = group[0], group[0]
+    for j in range(n):
+        lowest, highest = min(lowest, group[j]), max(highest, group[j])
+    starts[:] = 0
+    if lowest == highest:
+        starts[lowest + 1 :] = n
+        return lowest, highest
+    for j in range(n):
+        starts[group[j] + 1] += 1
+    for a in range(len(starts) - 1):
+        starts[a + 1] += starts[a]
+    at, given_at, y, given_y = ints[1], ints[3], longs[0], longs[1]
+    given_at[:n], given_y[:n] = at[:n], y[:n]
+    for j in range(n):
+        i = starts[group[j]]
+        at[i], y[i] = given_at[j], given_y[j]
+        starts[group[j]] = i + 1
+    for a in range(len(starts) - 1, 0, -1):  # each is where its group ends, and the next starts
+        starts[a] = starts[a - 1]
+    starts[0] = 0
+    return lowest, highest
+
+
+@njit(**_EXACT)
+def _load(values, step, at, contiguous, bfloat16, block, high):
+    """Fill the (K, P) block with the values `at` each class's memory; find the largest."""
+    pixels, real = len(at), block.dtype.type
+    for j in range(pixels):
+        high[j] = -np.inf
+    for c in range(len(block)):
+        row, given = block[c], values[c * step :]
+        if contiguous:
+            given = given[at[0] :]
+            for j in range(pixels):
+                row[j] = real(_widened(given[j], bfloat16))
+        else:
+            for j in range(pixels):
+                row[j] = real(_widened(given[at[j]], bfloat16))
+        for j in range(pixels):
+            high[j] = row[j] if row[j] > high[j] else high[j]
+
+
+@njit(**_EXACT)
+def _softmax(block, high, total, norm, top, best):
+    """Make probabilities of logits.
+
+    Args:
+        block: (K, P) logits.
+        high: (P,) the largest.
+        total: (P,) float64, gets Σ exp(z_c - high).
+        norm: (P,) is used.
+        top: (P,) gets the largest probability.
+        best: (P,) gets the first class that has it.
+    """
+    k, pixels, real = np.int32(len(block)), len(high), block.dtype.type
+    for j in range(pixels):
+        total[j] = 0.0
+    for c in range(k):
+        row = block[c]
+        for j in range(pixels):
+            e = _exp(row[j] - high[j])
+            row[j] = e
+            total[j] += e
+    for j in range(pixels):
+        norm[j] = total[j]
+        top[j] = real(1) / norm[j]
+        best[j] = k
+    for c in range(k):
+        row, behind = block[c], np.int32(k - c)
+        for j in range(pixels):
+            p = row[j] / norm[j]
+            row[j] = p
+            # The least c with p == top, without the masked store that would become of an `if`.
+            best[j] = min(best[j], np.int32(k - np.int32(p == top[j]) * behind))
+
+
+@njit(**_EXACT)
+def _clamp(block, high, low, total, top, best):
+    """Bring probabilities back that rounding took out of 0..1.
+
+    Args:
+        block: (K, P) probabilities.
+        high: (P,) the largest, as given.
+        low: (P,) gets the least, as given.
+        total: (P,) float64, gets their sum, as given.
+        top: (P,) gets the largest.
+        best: (P,) gets the first class that has it.
+    """
+    k, pixels, real = np.int32(len(block)), len(high), block.dtype.type
+    for j in range(pixels):
+        total[j] = 0.0
+        low[j] = np.inf
+        top[j] = min(max(high[j], real(0)), real(1))
+        best[j] = k
+    for c in range(k):
+        row, behind = block[c], np.int32(k - c)
+        for j in range(pixels):
+            x = row[j]
+            total[j] += x
+            low[j] = x if x < low[j] else low[j]
+            p = min(max(x, real(0)), real(1))
+            row[j] = p
+            best[j] = min(best[j], np.int32(k - np.int32(p == top[j]) * behind))
+
+
+@njit(**_EXACT)
+def _usable_logits(distance, total):
+    """Whether all is finite that must be: not so after NaN or +inf, or -inf at the label."""
+    usable = True
+    for j in range(len(total)):
+        usable &= distance[j] <= MOST_NLL and total[j] >= 1
+    return usable
+
+
+@njit(**_EXACT)
+def _usable_probs(low, total, rounding):
+    """Whether all are distributions; see `segcal.files.is_distribution`."""
+    below, off = rounding
+    usable = True
+    for j in range(len(total)):
+        usable &= low[j] >= -below and abs(total[j] - 1) <= off
+    return usable
+
+
+@njit(**_EXACT)
+def _bin(p, edges):
+    """The b with edges[b] < p <= edges[b + 1]."""
+    last = len(edges) - 2
+    # The product is off by a rounding, and so are the edges: comparisons decide.
+    b = min(int(p * edges.dtype.type(last + 1)), last)
+    while p > edges[b + 1]:
+        b += 1
+    while p <= edges[b]:
+        b -= 1
+    return b
+
+
+@njit(**_ANY_ORDER)
+def _row_sums(row, edge):
+    """(Σ p where p <= edge, Σ p²) of a row of probabilities."""
+    below, squares = 0.0, 0.0
+    for j in range(len(row)):
+        p = np.float64(row[j])
+        squares += p * p
+        below += p if row[j] <= edge else 0.0
+    return below, squares
+
+
+@njit(**_EXACT)
+def _count_classes(row, edges, past, table):
+    """Put a class's probabilities into the bins of `table` (B, 2); returns Σ p²."""
+    below, squares = _row_sums(row, edges[1])
+    table[0, 1] += below
+    found = 0
+    for j in range(len(row)):  # without a branch, which would often be mispredicted
+        past[found] = row[j]
+        found += row[j] > edges[1]
+    for i in range(found):
+        p = past[i]
+        b = _bin(p, edges)
+        table[b, 0] += 1.0
+        table[b, 1] += p
+    return squares
+
+
+@njit(**_EXACT)
+def _count_labels(block, target, top, best, edges, per_image, a, r, tables, cells):
+    """Count what the labels tell: hits, and the confusion. Returns Σ of the label's p."""
+    k, single = len(block), block.itemsize == 4
+    shift = (23 if single else 52) - _STEP_BITS  # of the bits of 1 - p; see `bins.fine_bin`
+    top_step = ((127 if single else 1023) - OCTAVES) * STEPS + FINE_BINS - 2
+    top_table, fine_table, hits = tables.top[r], tables.fine[a], tables.hits[r]
+    sum_true = 0.0
+    for j in range(len(target)):
+        y, c, p = target[j], best[j], top[j]
+        right = np.int64(c == y)
+        cell = top_table[_bin(p, edges), right]
+        cell[0] += 1.0
+        cell[1] += p
+        step = np.int64(_float_as_bits(block.dtype.type(1) - p) >> shift)
+        cell = fine_table[min(max(top_step - step, 0), FINE_BINS - 1), right]
+        cell[0] += 1.0
+        cell[1] += p
+        true = block[y, j]
+        hits[y, _bin(true, edges)] += 1.0
+        sum_true += true
+        if per_image:
+            tables.predicted[r, c, right] += 1.0
+        if tables.confusion.shape[1]:
+            tables.confusion[a, y * k + c] += 1
+        else:
+            cells[j] = (a * k + y) * k + c
+    return sum_true
+
+
+@njit(**_ANY_ORDER)
+def _nll(distance, factor, run):
+    """Σ distance + log(factor), with one logarithm for `run` factors, whose product is finite."""
+    total = 0.0
+    for start in range(0, len(factor), run):
+        product = 1.0
+        for j in range(start, min(start + run, len(factor))):
+            product *= factor[j]
+            total += distance[j]
+        total += math.log(product)
+    return total
+
+
+def _compiled_once(function):
+    """Compile a function and keep it on the disk: in the package's folder, or the user's cache."""
+    try:
+        return njit(**_EXACT, cache=True)(function)
+    except RuntimeError:  # neither can be written
+        return njit(**_EXACT)(function)
+
+
+@_compiled_once
+def count_pixels(
+    values, strides, length, bfloat16, target, code, groups, logits, rounding, largest, edges,
+    per_image, tables, cells, seen,
+):  # fmt: skip
+    """Add pixels to `tables`.
+
+    Args:
+        values: the memory of (n, K, l) logits or probabilities; uint16 for half precision.
+        strides: steps in it to the next image, class and pixel.
+        length: l.
+        bfloat16: whether half precision is that.
+        target: (n l,) labels.
+        code: (n l,) uint8, an index for `groups`.
+        groups: (256,) which of the A groups a code means; -1 for none.
+        logits: whether the values are logits.
+        rounding: how far a probability may be below 0, and their sum from 1.
+        largest: 1 / p can be for the NLL: K for logits.
+        edges: (B + 1,) of bins (edges[b], edges[b + 1]] from -inf to inf, in the dtype that all is
+            computed in.
+        per_image: whether to tell images apart.
+        tables: what to add to.
+        cells: (n l,) gets (group · K + label) · K + prediction of each pixel that counts, if
+            `tables.confusion` is empty.
+        seen: (n, A + 1) gets whether there are pixels of no group, and of each group.
+
+    Returns:
+        The number of pixels counted, or BAD_LABELS or BAD_VALUES; the tables then mean nothing.
+    """
+    k, num_groups = tables.hits.shape[1], len(tables.scores)
+    width = min(max(BLOCK_VALUES // k // 16 * 16, LEAST_BLOCK), MOST_BLOCK)
+    run = max(int(300 / math.log10(largest)), 1)
+    memory = np.empty(k * width, edges.dtype)
+    floats = np.empty((5, width), edges.dtype)
+    doubles = np.empty((2, width), np.float64)
+    ints = np.empty((4, width), np.int32)
+    longs = np.empty((2, width), np.int64)
+    starts = np.empty(num_groups + 1, np.int64)
+    place = np.zeros(3, np.int64)  # the next pixel: its number, its image, its number there
+    counted = 0
+    while place[0] < len(target):
+        first_row = place[1] * num_groups if per_image else 0
+        stop = (place[1] + 1) * length if per_image else len(target)
+        n = _collect(code, groups, target, k, strides, length, stop, place, ints, longs, seen)
+        if n == BAD_LABELS:
+            return BAD_LABELS
+        if not n:
+            continue
+        lowest, highest = _sort_by_group(n, ints, longs, starts)
+        at, best, y = ints[1, :n], ints[2, :n], longs[0, :n]
+        high, low, norm, top = floats[0, :n], floats[1, :n], floats[2, :n], floats[3, :n]
+        total, distance = doubles[0, :n], doubles[1, :n]
+        block = memory[: k * n].reshape(k, n)
+        contiguous = strides[2] == 1 and lowest == highest and at[n - 1] - at[0] == n - 1
+        _load(values, strides[1], at, contiguous, bfloat16, block, high)
+        if logits:
+            for j in range(n):
+                distance[j] = np.float64(high[j]) - np.float64(block[y[j], j])
+            _softmax(block, high, total, norm, top, best)
+            usable = _usable_logits(distance, total)
+        else:
+            _clamp(block, high, low, total, top, best)
+            usable = _usable_probs(low, total, rounding)
+            for j in range(n):
+                distance[j] = 0.0
+                total[j] = 1 / max(np.float64(block[y[j], j]), 1 / largest)
+        if not usable:
+            return BAD_VALUES
+        for a in range(lowest, highest + 1):
+            i, e, r = starts[a], starts[a + 1], first_row + a
+            brier = e - i - 2 * _count_labels(
+                block[:, i:e], y[i:e], top[i:e], best[i:e], edges, per_image, a, r, tables,
+                cells[counted + i :],
+            )  # fmt: skip
+            for c in range(k):
+                brier += _count_classes(block[c, i:e], edges, floats[4], tables.classes[r, c])
+            tables.scores[a, 0] += _nll(distance[i:e], total[i:e], run)
+            tables.scores[a, 1] += brier
+        counted += n
+    return counted

@@ -1,0 +1,285 @@
+"""The compiled pass over a batch: pieces of it are shared among threads, and their sums added."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from segcal.files import rounding_of
+from segcal.metrics.counting.bins import bin_edges
+from segcal.metrics.counting.compiled import BAD_LABELS, BAD_VALUES, Tables, count_pixels
+from segcal.metrics.counting.cuts import Cut, as_rows, cut
+from segcal.metrics.sums import FINE_BINS, BatchSums, ImageSums, Sums
+from segcal.pixels import flatten, flatten_labels
+
+log = logging.getLogger(__name__)
+
+PIECE = 2**15  # pixels; torch works on as many labels without threads of its own
+_WORTH_A_THREAD = 2**18  # values
+_IMAGE_BINS = 2**20  # of the images of a piece together
+_CONFUSION = 2**18  # cells; with more, the cell of every pixel is listed
+_ANNOUNCED_AFTER = 1.0  # seconds of compiling
+_FARTHEST = 2**31 - 1  # a step from one pixel to another that compiled code can take
+
+# The dtypes that compiled code reads, and as what.
+_READ_AS = {
+    torch.float16: torch.uint16,
+    torch.bfloat16: torch.uint16,
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+}
+
+
+def count_compiled(
+    values: Tensor,
+    labels: Tensor,
+    inside: Sequence[Tensor | None],
+    *,
+    ignore_index: int,
+    num_bins: int,
+    edge_rule: str,
+    logits: bool,
+    per_image: bool,
+) -> list[BatchSums]:
+    """See `counting.count`."""
+    values = values if values.dtype in _READ_AS else values.float()
+    _load_code(values.dtype)
+    n, k = values.shape[:2]
+    rows, flat = as_rows(values, labels)
+    masks = _Masks(inside, flat)
+    compute = torch.promote_types(values.dtype, torch.float32)
+    edges = bin_edges(num_bins, edge_rule, compute if logits else values.dtype).numpy()
+    rounding = rounding_of(values.dtype)
+    largest = float(k) if logits else 1 / torch.finfo(compute).tiny
+
+    def work(cuts: Sequence[Cut]) -> _Share:
+        share = _Share(masks, n, k, num_bins, per_image=per_image)
+        for images, part in cuts:
+            target, valid = flatten_labels(flat[images, part], ignore_index)  # (n, l)
+            code = masks.code(valid, images, part)
+            tables = share.tables(len(code))
+            cells = np.empty(0 if tables.confusion.size else code.numel(), dtype=np.int64)
+            counted = count_pixels(
+                *_memory(rows[images, :, part].reshape(len(code), k, -1)),
+                code.shape[1],
+                values.dtype == torch.bfloat16,
+                target.flatten().numpy(),
+                code.flatten().numpy(),
+                masks.groups,
+                logits,
+                rounding,
+                largest,
+                edges,
+                per_image,
+                tables,
+                cells,
+                share.seen[images],
+            )
+            if counted == BAD_LABELS:
+                flatten(rows[images, :, part], flat[images, part], ignore_index)  # raises
+            if counted == BAD_VALUES:
+                share.refused = True
+                break
+            share.add(tables, cells[:counted], images)
+        return share
+
+    threads = max(min(torch.get_num_threads(), values.numel() // _WORTH_A_THREAD), 1)
+    most_images = max(_IMAGE_BINS // (k * num_bins * masks.num_groups), 1) if per_image else n
+    pixels = min(PIECE, _FARTHEST // k, -(-flat.numel() // threads))
+    cuts = cut(rows.shape, max(pixels, 1), most_images=most_images)
+    shares = [cuts[thread::threads] for thread in range(threads)]
+    if threads == 1:
+        return work(cuts).finish(logits=logits)
+    with ThreadPoolExecutor(threads) as pool:
+        share, *others = pool.map(work, shares)
+    for other in others:
+        share.merge(other)
+    return share.finish(logits=logits)
+
+
+@functools.cache
+def _load_code(dtype: torch.dtype) -> None:
+    """Have `count_pixels` ready for a dtype: from the disk, or compiled and written there."""
+    message = "compiling the meter for %s: once on this machine"
+    timer = threading.Timer(_ANNOUNCED_AFTER, log.info, (message, str(dtype)))
+    timer.daemon = True
+    timer.start()
+    nothing = torch.zeros(0, dtype=dtype)
+    edges = bin_edges(1, "right", torch.promote_types(dtype, torch.float32)).numpy()
+    none = np.zeros(0, dtype=np.int64)
+    count_pixels(
+        *(nothing.view(_READ_AS[dtype]).numpy(), (0, 0, 0), 0, False),
+        *(none, none.astype(np.uint8), none.astype(np.int32), True, (0.0, 0.0), 2.0, edges, False),
+        *(_new_tables(1, 1, 1, 1), none, np.zeros((0, 2), dtype=np.bool_)),
+    )
+    timer.cancel()
+
+
+def _memory(dense: Tensor) -> tuple[NDArray[np.generic], tuple[int, ...]]:
+    """The memory from an (n, K, l) tensor's first number to its last, and the tensor's strides."""
+    steps = [(n - 1) * step for n, step in zip(dense.shape, dense.stride(), strict=True)]
+    if steps[0] + steps[2] > _FARTHEST:
+        return _memory(dense.contiguous())
+    line = dense.as_strided((1 + sum(steps),), (1,))
+    return line.view(_READ_AS[dense.dtype]).numpy(), dense.stride()
+
+
+class _Masks:
+    """Several masks over the same pixels as disjoint groups, so that each pixel counts once.
+
+    A code of one bit a mask says which masks hold a pixel, and pixels of equal code are a group.
+
+    Args:
+        inside: masks that can be reshaped like `labels`; None holds all pixels.
+        labels: (N, rows, *).
+
+    Attributes:
+        num_groups: A, at least 1.
+        groups: (256,) the group that a code means; -1 for code 0.
+        members: which groups each mask has.
+    """
+
+    def __init__(self, inside: Sequence[Tensor | None], labels: Tensor) -> None:
+        self._codes: Tensor | None = None
+        seen = np.ones(1, dtype=np.int64)
+        if len(inside) > 1 or inside[0] is not None:
+            codes = np.zeros(labels.shape, dtype=np.uint8)
+            for i, mask in enumerate(inside):
+                whole = np.uint8(1) if mask is None else mask.reshape(labels.shape).numpy()
+                codes |= whole.view(np.uint8) << np.uint8(i)
+            self._codes = torch.from_numpy(codes)
+            seen = self._codes.flatten().bincount(minlength=2).numpy()
+            seen = np.flatnonzero(seen[1:]) + 1
+        self.num_groups = max(len(seen), 1)
+        self.groups = np.full(256, -1, dtype=np.int32)
+        self.groups[seen] = np.arange(len(seen))
+        self.members = [np.flatnonzero(seen >> i & 1) for i in range(len(inside))]
+
+    def code(self, valid: Tensor, images: slice, part: slice) -> Tensor:
+        """(n, l) uint8 of a piece's pixels; 0 if no mask counts them, or if they are not valid."""
+        code = valid.view(torch.uint8)
+        if self._codes is not None:
+            code = code * self._codes[images, part].reshape(code.shape)
+        return code
+
+
+def _new_tables(images: int, groups: int, k: int, b: int, *, dense: bool = True) -> Tables:
+    """Empty tables of K classes and B bins, with a confusion matrix if `dense`."""
+    r, f = images * groups, FINE_BINS
+    return Tables(
+        classes=np.zeros((r, k, b, 2)),
+        hits=np.zeros((r, k, b)),
+        top=np.zeros((r, b, 2, 2)),
+        predicted=np.zeros((r, k, 2)),
+        fine=np.zeros((groups, f, 2, 2)),
+        confusion=np.zeros((groups, k * k if dense else 0), dtype=np.int64),
+        scores=np.zeros((groups, 2)),
+    )
+
+
+_BY_IMAGE = ("classes", "hits", "top", "predicted")  # tables that tell images apart
+
+
+class _Share:
+    """What one thread counts.
+
+    Args:
+        masks: that pixels are counted for.
+        images: N, of the batch.
+        k: classes.
+        b: bins.
+        per_image: whether to keep sums of each image.
+
+    Attributes:
+        refused: whether pixels were met that cannot be counted.
+        seen: (N, A + 1) bool, whether an image has pixels of no group, and of each group.
+    """
+
+    def __init__(self, masks: _Masks, images: int, k: int, b: int, *, per_image: bool) -> None:
+        self.refused = False
+        self.seen = np.zeros((images, masks.num_groups + 1), dtype=np.bool_)
+        self._masks, self._k, self._b = masks, k, b
+        dense = masks.num_groups * k * k <= _CONFUSION
+        self._total = _new_tables(1, masks.num_groups, k, b, dense=dense)
+        self._cells = [np.zeros(0, dtype=np.int64)]
+        self._images = [ImageSums.zeros(images, k, b) for _ in masks.members] if per_image else []
+
+    def tables(self, images: int) -> Tables:
+        """Where to count a piece that has some of the images."""
+        if not self._images:
+            return self._total
+        fresh = _new_tables(images, self._masks.num_groups, self._k, self._b, dense=False)
+        return self._total._replace(**{name: getattr(fresh, name) for name in _BY_IMAGE})
+
+    def add(self, tables: Tables, cells: NDArray[np.int64], at: slice) -> None:
+        """Take in a piece that was counted: its tables, its cells, and the images it has."""
+        self._cells.append(cells)
+        if not self._images:
+            return
+        by_image = {}  # (n, A, ...)
+        for name in _BY_IMAGE:
+            table = getattr(tables, name)
+            by_image[name] = table.reshape(-1, self._masks.num_groups, *table.shape[1:])
+            getattr(self._total, name)[...] += by_image[name].sum(0)
+        for sums, groups in zip(self._images, self._masks.members, strict=True):
+            part = {name: torch.from_numpy(t[:, groups].sum(1)) for name, t in by_image.items()}
+            top, classes, predicted = part["top"], part["classes"], part["predicted"]
+            sums.pixels[at] += top[..., 0].sum((1, 2)).long()
+            sums.top_gap[at] += top[..., 1].sum(2) - top[..., 1, 0]
+            sums.class_gap[at] += classes[..., 1] - part["hits"]
+            sums.truth[at] += part["hits"].sum(2).int()
+            sums.predicted[at] += predicted.sum(2).int()
+            sums.intersection[at] += predicted[..., 1].int()
+
+    def merge(self, other: _Share) -> None:
+        """Add what another thread counted."""
+        self.refused |= other.refused
+        self.seen |= other.seen
+        self._cells += other._cells
+        for name in Tables._fields:
+            getattr(self._total, name)[...] += getattr(other._total, name)
+        for images, more in zip(self._images, other._images, strict=True):
+            images.add_(more)
+
+    def finish(self, *, logits: bool) -> list[BatchSums]:
+        """What to add to the meter of each mask."""
+        return [self._batch_sums(i, logits) for i in range(len(self._masks.members))]
+
+    def _batch_sums(self, mask: int, logits: bool) -> BatchSums:
+        k, groups = self._k, self._masks.members[mask]
+        tables = [torch.as_tensor(table[groups].sum(0)) for table in self._total]
+        classes, hits, top, _, fine, confusion, scores = tables
+        class_count, top_count = classes[..., 0].long(), top[..., 0].sum(1).long()
+        class_count[:, 0] = top_count.sum() - class_count.sum(1)
+        faults = torch.zeros(3, dtype=torch.int64)
+        faults[1 if logits else 2] = self.refused
+        sums = Sums(
+            class_count=class_count,
+            class_hits=hits.long(),
+            class_confidence=classes[..., 1],
+            top_count=top_count,
+            top_hits=top[:, 1, 0].long(),
+            top_confidence=top[..., 1].sum(1),
+            confusion=confusion.view(-1, k),  # no rows if cells are listed
+            fine_correct=fine[:, 1, 0].long(),
+            fine_wrong=fine[:, 0, 0].long(),
+            fine_confidence=fine[..., 1].sum(1),
+            nll=scores[0],
+            brier=scores[1],
+            images=torch.tensor(self.seen[:, 1 + groups].any(1).sum()),
+            faults=faults,
+        )
+        images = self._images[mask] if self._images else None
+        if confusion.numel():
+            return BatchSums(sums, images)
+        group, cells = np.divmod(np.concatenate(self._cells), k * k)
+        counted = np.isin(group, groups)
+        return BatchSums(sums, images, torch.from_numpy(cells), torch.from_numpy(counted))

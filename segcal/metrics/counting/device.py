@@ -1,0 +1,221 @@
+"""The counting pass in torch, for accelerators: nothing in it waits for the device.
+
+A piece of the batch is seen as (K, P): K probabilities of P pixels. In each pixel fewer than B
+classes can have a probability past the first bin edge. Only those are sorted into bins; the first
+bin gets what remains, and pixels that do not count go to spare slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from segcal.files import is_distribution
+from segcal.metrics.counting.bins import bin_edges, bin_of, fine_bin
+from segcal.metrics.counting.cuts import as_rows, cut
+from segcal.metrics.sums import FINE_BINS, MOST_NLL, BatchSums, ImageSums, Sums
+from segcal.pixels import Pixels, flatten
+
+PIECE = 2**21  # probabilities worked on at a time
+_SPARE = 1024  # slots for what is not counted; many, so that atomic additions do not queue up
+
+
+@dataclass(frozen=True)
+class _Predictions:
+    """What is known of the P pixels of a piece once their probabilities are."""
+
+    probs: Tensor  # (K, P); 0 where ignored
+    target: Tensor  # (P,) labels; 0 where ignored
+    confidence: Tensor  # (P,) largest probability
+    predicted: Tensor  # (P,) its class; the first if there are several
+    true_prob: Tensor  # (P,) probability of the label
+    nll: Tensor  # (P,) float64, -log of it
+    usable: Tensor  # (P,) whether the values can be counted
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Bins of some probabilities, for each of G images."""
+
+    count: Tensor  # (G, ..., B) int64
+    hits: Tensor  # (G, ..., B) int64
+    confidence: Tensor  # (G, ..., B) float64
+
+
+def count_in_torch(
+    values: Tensor,
+    labels: Tensor,
+    inside: Sequence[Tensor | None],
+    *,
+    ignore_index: int,
+    num_bins: int,
+    edge_rule: str,
+    logits: bool,
+    per_image: bool,
+) -> list[BatchSums]:
+    """See `counting.count`. Where faults were met, all sums but those are 0."""
+    n, k = values.shape[:2]
+    place = values.device
+    compute = torch.promote_types(values.dtype, torch.float32)
+    edges = bin_edges(num_bins, edge_rule, compute if logits else values.dtype).to(place)
+    rows, flat = as_rows(values, labels)
+    masks = [None if mask is None else mask.reshape(flat.shape) for mask in inside]
+    most_images = max(PIECE // (k * num_bins), 1) if per_image else n
+    found = [
+        BatchSums(
+            Sums.zeros(k, num_bins, place, confusion=False),
+            ImageSums.zeros(n, k, num_bins, place) if per_image else None,
+        )
+        for _ in inside
+    ]
+    cells: list[Tensor] = []
+    counted: list[list[Tensor]] = [[] for _ in inside]
+    pixels = torch.zeros(len(inside), n, dtype=torch.int64, device=place)
+    for images, part in cut(rows.shape, max(PIECE // k, 1), most_images=most_images):
+        piece = flatten(rows[images, :, part], flat[images, part], ignore_index)
+        seen = _predictions(piece, values.dtype, logits=logits)
+        cells.append(seen.target * k + seen.predicted)
+        for i, batch in enumerate(found):
+            mask = None if (m := masks[i]) is None else m[images, part].reshape_as(piece.valid)
+            valid = piece.valid if mask is None else piece.valid & mask  # (G, P / G)
+            counted[i].append(valid.flatten())
+            pixels[i, images] += valid.sum(1)
+            batch.sums.faults[0] += piece.out_of_range
+            batch.sums.faults[1 if logits else 2] += (valid.flatten() & ~seen.usable).sum()
+            _tally(seen, valid if per_image else valid.view(1, -1), edges, batch, images)
+    for i, batch in enumerate(found):
+        batch.sums.images += (pixels[i] > 0).sum()
+        if batch.images is not None:
+            batch.images.pixels += pixels[i]
+        batch.cells = torch.cat(cells) if cells else flat.new_zeros(0, dtype=torch.int64)
+        batch.counted = torch.cat(counted[i]) if cells else flat.new_zeros(0, dtype=torch.bool)
+        _neutralise(batch)
+    return found
+
+
+def _neutralise(batch: BatchSums) -> None:
+    """Make a batch with faults add nothing but the faults, without asking the device."""
+    bad = batch.sums.faults.sum() > 0
+    for sums in (batch.sums, batch.images):
+        for name, tensor in sums.tensors().items() if sums is not None else ():
+            if name != "faults":
+                tensor.masked_fill_(bad, 0)
+    assert batch.counted is not None
+    batch.counted.masked_fill_(bad, False)
+
+
+def _predictions(piece: Pixels, given: torch.dtype, *, logits: bool) -> _Predictions:
+    wide = piece.dense.to(torch.promote_types(given, torch.float32))
+    values = wide.movedim(1, 0).flatten(1)  # (K, P)
+    target, valid = piece.target.flatten(), piece.valid.flatten()
+    high, true = values.amax(0), values.gather(0, target.unsqueeze(0)).squeeze(0)
+    if logits:
+        exp = (values - high).exp_()
+        norm = exp.sum(0, dtype=torch.float64)
+        probs = exp.div_(norm.to(exp))
+        # The log-softmax of the label, from the largest logit: nothing underflows.
+        nll = high.double() - true.double() + norm.log()
+        usable = nll <= MOST_NLL  # not so for NaN or +inf anywhere, and for -inf at the label
+    else:
+        probs = values.clamp(0, 1)
+        usable = is_distribution(values, 0, rounded_to=given)
+        nll = -true.clamp(torch.finfo(values.dtype).tiny, 1).double().log()
+    probs = probs.masked_fill(~(valid & usable), 0)
+    confidence = probs.amax(0)
+    return _Predictions(
+        probs=probs,
+        target=target,
+        confidence=confidence,
+        predicted=_first_equal(probs, confidence),
+        true_prob=probs.gather(0, target.unsqueeze(0)).squeeze(0),
+        nll=nll,
+        usable=usable,
+    )
+
+
+def _first_equal(probs: Tensor, confidence: Tensor) -> Tensor:
+    """(P,) the first class whose probability is `confidence`: argmax, with ties defined."""
+    k = len(probs)
+    rank = torch.arange(k, 0, -1, device=probs.device).unsqueeze(1)  # largest for the first
+    return k - (rank * (probs == confidence)).amax(0)
+
+
+def _tally(seen: _Predictions, valid: Tensor, edges: Tensor, batch: BatchSums, at: slice) -> None:
+    """Add the pixels that are `valid` (G, P / G) to the sums, and to the `at` images if kept."""
+    flat = valid.flatten()
+    sums, images = batch.sums, batch.images
+    sums.nll += seen.nll.masked_fill(~flat, 0).sum()
+    top = _top_table(seen, valid, edges)
+    classes = _class_table(seen, valid, edges)
+    squares = seen.probs.double().square().sum(0) - 2 * seen.true_prob.double() + 1
+    sums.brier += squares.masked_fill(~flat, 0).sum()
+    for name, table in (("top", top), ("class", classes)):
+        for part in ("count", "hits", "confidence"):
+            getattr(sums, f"{name}_{part}").add_(getattr(table, part).sum(0))
+
+    correct = seen.predicted == seen.target
+    slot = (fine_bin(seen.confidence) * 2 + correct).masked_fill(~flat, FINE_BINS * 2)
+    fine = _histogram(slot, FINE_BINS * 2).view(FINE_BINS, 2)
+    sums.fine_wrong += fine[:, 0]
+    sums.fine_correct += fine[:, 1]
+    confidence = _histogram(slot, FINE_BINS * 2, seen.confidence)
+    sums.fine_confidence += confidence.view(FINE_BINS, 2).sum(1)
+
+    if images is not None:
+        images.top_gap[at] += top.confidence - top.hits
+        images.class_gap[at] += classes.confidence - classes.hits
+        images.truth[at] += classes.hits.sum(2)
+        g, k = len(valid), len(seen.probs)
+        slot = (_group(valid) * k + seen.predicted).masked_fill(~flat, g * k)
+        images.predicted[at] += _histogram(slot, g * k).view(g, k)
+        slot = slot.masked_fill(~correct, g * k)
+        images.intersection[at] += _histogram(slot, g * k).view(g, k)
+
+
+def _group(valid: Tensor) -> Tensor:
+    """(P,) which of the G images each pixel of (G, P / G) is of."""
+    return torch.arange(len(valid), device=valid.device).repeat_interleave(valid.shape[1])
+
+
+def _top_table(seen: _Predictions, valid: Tensor, edges: Tensor) -> _Table:
+    """(G, B): the largest probability against whether its class is the label."""
+    g, b = len(valid), len(edges) - 1
+    slot = (bin_of(seen.confidence, edges) + _group(valid) * b) * 2
+    slot = (slot + (seen.predicted == seen.target)).masked_fill(~valid.flatten(), g * b * 2)
+    table = _histogram(slot, g * b * 2).view(g, b, 2)
+    total = _histogram(slot, g * b * 2, seen.confidence).view(g, b, 2)
+    return _Table(table.sum(2), table[..., 1], total.sum(2))
+
+
+def _class_table(seen: _Predictions, valid: Tensor, edges: Tensor) -> _Table:
+    """(G, K, B): each class's probability against whether it is the label."""
+    (k, p), g, b = seen.probs.shape, len(valid), len(edges) - 1
+    group, flat = _group(valid), valid.flatten()
+    slot = bin_of(seen.true_prob, edges) + (seen.target + group * k) * b
+    hits = _histogram(slot.masked_fill(~flat, g * k * b), g * k * b).view(g, k, b)
+
+    above = (seen.probs > edges[1]) & flat  # (K, P)
+    row = torch.arange(k, device=flat.device).unsqueeze(1) + k * group
+    spare = g * k * b + torch.arange(p, device=flat.device) % _SPARE
+    slot = torch.where(above, row * b + bin_of(seen.probs, edges), spare).flatten()
+    count = _histogram(slot, g * k * b).view(g, k, b)
+    total = _histogram(slot, g * k * b, seen.probs.flatten()).view(g, k, b)
+    count[..., 0] = valid.sum(1, keepdim=True) - count.sum(2)
+    below = seen.probs.double().masked_fill(above | ~flat, 0)
+    total[..., 0] = below.view(k, g, -1).sum(2).T
+    return _Table(count, hits, total)
+
+
+def _histogram(slot: Tensor, size: int, weight: Tensor | None = None) -> Tensor:
+    """(size,) how often each slot occurs, or the sum of its weights, in float64.
+
+    Slots from `size` to `size + _SPARE - 1` are not counted. torch.bincount would wait for the
+    device.
+    """
+    dtype = torch.int64 if weight is None else torch.float64
+    out = torch.zeros(size + _SPARE, dtype=dtype, device=slot.device)
+    weight = torch.ones_like(slot) if weight is None else weight.to(dtype)
+    return out.scatter_add_(0, slot, weight)[:size]
