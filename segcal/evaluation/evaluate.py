@@ -20,8 +20,8 @@ from tqdm import tqdm
 from segcal import distributed
 from segcal.data.predictions import Predictions
 from segcal.evaluation.sources import LoaderPredictions, PredictionSource, eval_mode
-from segcal.metrics import CalibrationMeter, Report
-from segcal.metrics.regions import Region, restrict
+from segcal.metrics import CalibrationMeter, Report, update_together
+from segcal.metrics.regions import Region
 from segcal.posthoc import Scaler
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,11 @@ class Measured:
 
     whole: CalibrationMeter
     regions: Mapping[str, CalibrationMeter]
+
+    @property
+    def meters(self) -> list[CalibrationMeter]:
+        """That of whole images, then those of the regions."""
+        return [self.whole, *self.regions.values()]
 
     def report(self, *, resamples: int = 1000) -> Report:
         """The report of whole images, with those of the regions inside."""
@@ -164,16 +169,13 @@ def measure(
         for name in scalers
     }
     for batch in with_progress(source, title, progress):
-        labels = {n: restrict(batch.labels, r, source.ignore_index) for n, r in regions.items()}
+        inside = [None, *(region(batch.labels) for region in regions.values())]
         for name, scaler in scalers.items():
-            scaled = calibrated(batch, scaler)
-            count_batch(measured[name].whole, scaled)
-            for region, part in labels.items():
-                count_batch(measured[name].regions[region], replace(scaled, labels=part))
-        del batch, scaled, labels  # before the next batch is made
+            count_batch(measured[name].meters, calibrated(batch, scaler), inside)
+        del batch, inside  # before the next batch is made
     _share(source.skipped)
     for found in measured.values():
-        for one in (found.whole, *found.regions.values()):
+        for one in found.meters:
             one.sync()
     return measured
 
@@ -222,10 +224,20 @@ def new_meter(
     )
 
 
-def count_batch(meter: CalibrationMeter, batch: Predictions) -> None:
-    """Count a batch of logits or of probabilities."""
-    update = meter.update if batch.kind == "logits" else meter.update_probs
-    update(batch.values, batch.labels, names=batch.names)
+def count_batch(
+    meters: Sequence[CalibrationMeter],
+    batch: Predictions,
+    inside: Sequence[Tensor | None] | None = None,
+) -> None:
+    """Count a batch of logits or of probabilities, in each meter the pixels inside its mask."""
+    update_together(
+        meters,
+        batch.values,
+        batch.labels,
+        inside=inside,
+        names=batch.names,
+        probs=batch.kind == "probs",
+    )
 
 
 @torch.inference_mode()

@@ -137,7 +137,7 @@ def _image(source: NamedPredictions, index: int) -> np.ndarray | None:
 def _draw(source: NamedPredictions, image: np.ndarray | None, batch: Predictions) -> Drawn:
     assert batch.names is not None  # images are drawn by name
     meter = new_meter(source)
-    count_batch(meter, batch)
+    count_batch([meter], batch)
     probs, labels = batch.probs[0].float().cpu().numpy(), batch.labels[0].cpu().numpy()
     png = overlay_panel(
         image,

@@ -47,11 +47,6 @@ def class_group(classes: Iterable[int]) -> Region:
     return lambda labels: torch.isin(labels, torch.tensor(group, device=labels.device))
 
 
-def restrict(labels: Tensor, region: Region, ignore_index: int) -> Tensor:
-    """The (N, *S) labels as int64, with the ignore index outside `region`."""
-    return labels.long().masked_fill(~region(labels), ignore_index)
-
-
 def _window_max(values: Tensor, width: int) -> Tensor:
     """The largest value within `width` rows and columns, one axis after the other for speed."""
     side = 2 * width + 1

@@ -14,7 +14,7 @@ from segcal.evaluation import evaluate as evaluating
 from segcal.evaluation.evaluate import measure, require_pixels
 from segcal.evaluation.sources import SavedPredictions, SplitPredictions
 from segcal.files import BadFile
-from segcal.metrics.regions import boundary, interior, restrict
+from segcal.metrics.regions import boundary, interior
 from tests.support.evaluated import reports
 from tests.support.networks import Halve
 from tests.support.saved import CLASSES, logits_and_labels, save_folder
@@ -132,7 +132,7 @@ def test_regions_are_counted_in_the_same_pass_after_every_scaler(tmp_path):
             )
             for index in range(6):
                 logits, labels = map(torch.from_numpy, logits_and_labels(index))
-                part = restrict(labels[None], region, 255)
+                part = labels[None].masked_fill(~region(labels[None]), 255)
                 meter.update(scale * logits[None], part, names=[f"im{index:03d}"])
             assert found.report().regions[name] == meter.compute()
 
