@@ -1,7 +1,7 @@
 """Regions of an image to evaluate separately: boundaries, interiors, groups of classes.
 
-A region is a function from labels to a mask. Outside the mask the labels are replaced by the ignore
-index, so an ordinary meter evaluates the region alone.
+A region is a function from labels to a mask of the pixels that a meter counts; see
+`segcal.metrics.update_together`.
 """
 
 from __future__ import annotations
