@@ -24,6 +24,10 @@ def compare_states(options: argparse.Namespace) -> None:
     ]
     print(f"difference from {paths[0]} (95 % interval over images); * where it leaves out 0\n")
     print(to_table(rows))
+    for name, score in SCORES.items():
+        for why in dict.fromkeys(found[name].withheld for _, found in rows if name in found):
+            if why:
+                print(f"\nno interval for {score.label}: {why}")
 
 
 def _compare_shifts(folders: Sequence[Path], resamples: int) -> None:

@@ -1,14 +1,24 @@
-"""The place for what sums kept per image tell: intervals by bootstrap, and the worst images.
+"""What the sums of each image tell: intervals of the scores, debiased scores, the worst images.
 
-Pixels of one image are not independent, so the unit that is resampled is the image.
+The pixels of an image are not independent, so images are left out and resampled, never pixels. The
+interval of a score is for its large-sample value: the score of infinitely many such images.
+
+A calibration error is a sum of absolute gaps, and noise in the gaps adds to it. Two estimates take
+that into account: one is at most the true error on average, the other about at least the true error
+(`error_range`). The interval reaches from the first minus a margin to the second plus a margin. The
+margins are those of a t interval over images (`_margins`). The interval of a difference between
+models is made of the same parts (`combine`). docs/conventions.md has the measured coverage.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import t as student
 
 from segcal.metrics import scores
 from segcal.metrics.scores import Array
@@ -16,42 +26,66 @@ from segcal.metrics.sums import ImageSums
 from segcal.metrics.tables import ImageScore, ImageStatistics, Interval
 
 LEVEL = 0.95
-TAIL = (1 - LEVEL) / 2
 WORST = 20  # images listed in a report
+MIN_LABELLED = 2  # images that must show a class for an interval of mIoU
+_FADE = 0.5  # standard errors within which the sign of a gap fades to 0
+_PATTERNS = 0.95  # quantile of the margins over the resampled signs
 _BLOCK = 100  # resamples at a time, which bounds memory
-Sums = Mapping[str, Array]  # sums of images by their names in `ImageSums`, images first
+ImageArrays = Mapping[str, Array]  # the sums of I images by their names in `ImageSums`
+
+
+class Estimate(NamedTuple):
+    """A score of the images, and the ends of a range for its large-sample value."""
+
+    value: float
+    low: float
+    high: float
 
 
 def image_statistics(
     images: ImageSums, names: Sequence[str], *, resamples: int = 1000, seed: int = 0
 ) -> ImageStatistics:
-    """Image-averaged ECE, 95 % intervals and the worst images; images without pixels are left out.
+    """Statistics over images; those without pixels are left out.
 
     The result does not depend on the order of the images if their names differ.
 
     Args:
         images: the sums of I images.
         names: I names.
-        resamples: bootstrap resamples; 0 for no intervals.
-        seed: of the resampling.
+        resamples: number of resamples that tell which signs the gaps may have; 0 for no intervals.
+        seed: seed of the resamples.
     """
     names, sums = sorted_sums(images, names)
-    ece = np.abs(sums["top_gap"]).sum(1) / sums["pixels"]  # (I,)
+    pixels = sums["pixels"]
+    ece = np.abs(sums["top_gap"]).sum(1) / pixels  # (I,)
     worst = np.argsort(-ece, kind="stable")[:WORST]
-    intervals: dict[str, Interval] = {}
-    if len(ece) > 1 and resamples > 0:
-        (drawn,) = resample([sums], resamples=resamples, seed=seed)
-        intervals = drawn.intervals()
+    found: dict[str, Estimate] = {}
+    low = dict.fromkeys(("ece", "sce"), math.nan)
+    withheld: dict[str, str] = {}
+    if len(pixels) > 1:
+        model = ImageScores(sums)
+        low = {name: model.ranges[name].low for name in low}
+        withheld = model.withheld
+        if resamples > 0:
+            found = combine([model], [1.0], resamples=resamples, seed=seed, classes=True)
+    elif len(pixels):
+        withheld = dict.fromkeys(("accuracy", "miou", "ece", "sce"), "there is only one image")
+    ends = {name: Interval(max(e.low, 0.0), min(e.high, 1.0), LEVEL) for name, e in found.items()}
+    num_classes = sums["truth"].shape[1]
     return ImageStatistics(
         ece=float(ece.mean()) if len(ece) else math.nan,
-        intervals=intervals,
-        worst=tuple(ImageScore(names[i], float(ece[i]), int(sums["pixels"][i])) for i in worst),
+        ece_debiased=low["ece"],
+        sce_debiased=low["sce"],
+        intervals={name: end for name, end in ends.items() if name in scores.SCORES},
+        class_ece_intervals=tuple(ends[_class_key(c)] for c in range(num_classes) if ends),
+        withheld=withheld if resamples > 0 else {},
+        worst=tuple(ImageScore(names[i], float(ece[i]), int(pixels[i])) for i in worst),
         resamples=resamples,
         seed=seed,
     )
 
 
-def sorted_sums(images: ImageSums, names: Sequence[str]) -> tuple[list[str], Sums]:
+def sorted_sums(images: ImageSums, names: Sequence[str]) -> tuple[list[str], ImageArrays]:
     """Names and sums of the images that have pixels, in the order of their names."""
     pixels = images.pixels.numpy()
     order = [i for i in sorted(range(len(names)), key=names.__getitem__) if pixels[i]]
@@ -61,128 +95,204 @@ def sorted_sums(images: ImageSums, names: Sequence[str]) -> tuple[list[str], Sum
     )
 
 
-def resample(models: Sequence[Sums], *, resamples: int, seed: int) -> list[Resampled]:
-    """The scores of models over resamples of their images, which are drawn alike for all.
+def combine(
+    models: Sequence[ImageScores],
+    factors: Sequence[float],
+    *,
+    resamples: int,
+    seed: int,
+    classes: bool = False,
+) -> dict[str, Estimate]:
+    """The sum of models' scores times factors, with the ends of its interval, by score name.
+
+    One model with factor 1 gives its own scores; two with -1 and 1 give their difference.
 
     Args:
-        models: sums of the same images, at least two, in the same order.
-        resamples: how often as many images are drawn, with replacement.
-        seed: of the draws.
+        models: the scores of the same images in the same order.
+        factors: a factor for each model.
+        resamples: how often images are drawn with replacement to resample the signs of the gaps.
+        seed: seed of the draws.
+        classes: whether to give the class-j-ECE too.
     """
-    n = len(models[0]["pixels"])
-    generator = np.random.default_rng(seed)
-    found = [Resampled(sums) for sums in models]
-    for start in range(0, resamples, _BLOCK):
-        size = min(_BLOCK, resamples - start)
-        weights = generator.multinomial(n, np.full(n, 1 / n), size=size).astype(np.float64)
-        for model in found:
-            model.take(weights)
+    margins: dict[str, list[tuple[Array, Array]]] = defaultdict(list)
+
+    def add(name: str, influences: Sequence[Array]) -> None:
+        whole = sum(f * influence for f, influence in zip(factors, influences, strict=True))
+        margins[name].append(_margins(np.asarray(whole)))
+
+    for name in models[0].ranges:
+        if all(name in model.linear for model in models):
+            add(name, [model.linear[name] for model in models])
+    for weights in _resampled_weights(models[0].num_images, resamples, seed):
+        for parts in zip(*(m.influences(weights, classes=classes) for m in models), strict=True):
+            add(parts[0][0], [influence for _, influence in parts])
+    found = {}
+    for name, blocks in margins.items():
+        down, up = (np.quantile(np.concatenate(m), _PATTERNS) for m in zip(*blocks, strict=True))
+        terms = [(f, model.ranges[name]) for f, model in zip(factors, models, strict=True)]
+        found[name] = Estimate(
+            sum(f * r.value for f, r in terms),
+            float(sum(f * (r.low if f > 0 else r.high) for f, r in terms) - down),
+            float(sum(f * (r.high if f > 0 else r.low) for f, r in terms) + up),
+        )
     return found
 
 
-class Resampled:
-    """The scores of one model over resamples of its images: ece, sce, accuracy and miou."""
+class ImageScores:
+    """The scores of one model on I images, and how much each image changes them.
 
-    def __init__(self, sums: Sums) -> None:
-        self._sums = sums
-        self._gaps = {
-            "ece": Gaps(sums["top_gap"], sums["pixels"]),
-            "sce": Gaps(sums["class_gap"], sums["pixels"]),
-        }
-        self._drawn: list[dict[str, Array]] = []
-
-    def _of_overlap(self, weights: Array) -> dict[str, Array]:
-        """(R,) of each score without bins, for R weightings (R, I) of the images."""
-        names = ("intersection", "predicted", "truth")
-        overlap = [weights @ self._sums[name] for name in names]  # each (R, K)
-        accuracy = overlap[0].sum(1) / (weights @ self._sums["pixels"])
-        return {"accuracy": accuracy, "miou": scores.miou(*overlap)}
-
-    def take(self, weights: Array) -> None:
-        """Take in R resamples: how often each image was drawn (R, I)."""
-        self._drawn.append(self._of_overlap(weights))
-        pixels = weights @ self._sums["pixels"]
-        for gap in self._gaps.values():
-            gap.resample(weights, pixels)
-
-    def _draws(self) -> dict[str, Array]:
-        return {
-            name: np.concatenate([block[name] for block in self._drawn])
-            for name in ("accuracy", "miou")
-        }
-
-    def intervals(self) -> dict[str, Interval]:
-        """The interval of each score, from all resamples taken in."""
-        return {
-            **{name: gap.interval() for name, gap in self._gaps.items()},
-            **{name: _percentile_interval(draws) for name, draws in self._draws().items()},
-        }
-
-    def noise(self) -> dict[str, tuple[float, Array]]:
-        """Each score of all images, and (R,) what noise added to it in each resample."""
-        whole = self._of_overlap(np.ones((1, len(self._sums["pixels"]))))
-        return {
-            **{name: (gap.estimate, gap.added) for name, gap in self._gaps.items()},
-            **{n: (float(whole[n][0]), draws - whole[n]) for n, draws in self._draws().items()},
-        }
-
-
-def _percentile_interval(draws: Array) -> Interval:
-    low, high = np.quantile(draws, [TAIL, 1 - TAIL])
-    return Interval(float(low), float(high), LEVEL)
-
-
-class Gaps:
-    """A calibration error, a sum of absolute gaps, and its interval from resamples of the images.
-
-    Absolute values grow with any noise inside them. The estimate is too large for that reason, and
-    a resample, noisy twice, is larger still: plain percentiles can lie wholly above the truth. So
-    the lower end is the estimate less what noise can add to it, where noise is added to the gaps
-    that differ from 0 by two standard errors; other gaps are taken as 0, where noise adds most.
-    The upper end is the percentile of the resamples less their bias.
-    docs/conventions.md has the measured coverage.
+    The influence of an image on a score is the score minus the score without the image.
 
     Args:
-        gap: (I, B) or (I, K, B) gaps of each image.
-        pixels: (I,) pixels of each image.
+        sums: the sums of at least two images, all of which have pixels.
+
+    Attributes:
+        ranges: by name ("ece", "sce", "accuracy", "miou" and the class-j-ECE of each class): the
+            score, and a range for its large-sample value before the margins of the interval.
+        linear: (1, I) influences on the scores that are no sums of absolute values.
+        withheld: by name, why a score has no interval.
     """
 
-    def __init__(self, gap: Array, pixels: Array) -> None:
-        n = len(gap)
-        self._classes = gap[0].size // gap.shape[-1]
-        self._gap = gap.reshape(n, -1)
-        self._mean = self._gap.sum(0) / pixels.sum()
-        # Resamples of n images vary a little less than samples of n images do.
-        self._widen = math.sqrt(n / (n - 1))
-        rest = self._gap - pixels[:, None] * self._mean
-        error = self._widen * np.sqrt((rest**2).sum(0)) / pixels.sum()
-        self._sure = np.where(np.abs(self._mean) > 2 * error, self._mean, 0)
-        self._resampled: list[Array] = []
-        self._added: list[Array] = []
-
-    def _error(self, gap: Array) -> Array:
-        return np.abs(gap).sum(-1) / self._classes
-
-    @property
-    def estimate(self) -> float:
-        """The error of all images."""
-        return float(self._error(self._mean))
+    def __init__(self, sums: ImageArrays) -> None:
+        self._top, self._classes = sums["top_gap"], sums["class_gap"]  # (I, B), (I, K, B)
+        self._pixels = sums["pixels"]
+        self.num_images, self.num_classes, _ = self._classes.shape
+        class_ece = [error_range(self._classes[:, c], self._pixels) for c in self._every_class]
+        self.ranges = {
+            "ece": error_range(self._top, self._pixels),
+            "sce": Estimate(*map(float, np.mean(class_ece, 0))),
+            **{_class_key(c): class_ece[c] for c in self._every_class},
+        }
+        self.linear: dict[str, Array] = {}
+        self.withheld: dict[str, str] = {}
+        self._add_accuracy(sums)
+        self._add_miou(sums)
 
     @property
-    def added(self) -> Array:
-        """(R,) what noise added to the error in each resample taken in."""
-        return np.concatenate(self._added)
+    def _every_class(self) -> range:
+        return range(self.num_classes)
 
-    def resample(self, weights: Array, pixels: Array) -> None:
-        """Take in R resamples: how often each image was drawn (R, I), and their pixels (R,)."""
-        noise = ((weights @ self._gap) / pixels[:, None] - self._mean) * self._widen
-        self._resampled.append(self._error(self._mean + noise))
-        self._added.append(self._error(self._sure + noise) - self._error(self._sure))
+    def _add_accuracy(self, sums: ImageArrays) -> None:
+        hits = sums["intersection"].sum(1, dtype=np.float64)
+        value = float(hits.sum() / self._pixels.sum())
+        self.ranges["accuracy"] = Estimate(value, value, value)
+        self.linear["accuracy"] = _ratio_influence(hits[None], self._pixels)
 
-    def interval(self) -> Interval:
-        """The interval, from all resamples taken in."""
-        resampled = np.concatenate(self._resampled)
-        low = self.estimate - float(np.quantile(self.added, 1 - TAIL))
-        bias = float(resampled.mean()) - self.estimate
-        high = float(np.quantile(resampled, 1 - TAIL)) - bias
-        return Interval(max(low, 0.0), min(high, 1.0), LEVEL)
+    def _add_miou(self, sums: ImageArrays) -> None:
+        """A class has an IoU, a ratio of sums, too; how it varies takes two images to tell."""
+        hits, truth = (sums[name].astype(np.float64) for name in ("intersection", "truth"))
+        union = sums["predicted"] + truth - hits  # (I, K)
+        counted = union.sum(0) > 0
+        value = float(scores.miou(hits.sum(0), sums["predicted"].sum(0), truth.sum(0)))
+        self.ranges["miou"] = Estimate(value, value, value)
+        shown = (truth > 0).sum(0)  # (K,) images that show the class
+        rare = np.flatnonzero(counted & (shown < MIN_LABELLED))
+        if len(rare):
+            number = "only one image" if shown[rare[0]] else "no image"
+            others = f", and {len(rare) - 1} more like it" if len(rare) > 1 else ""
+            self.withheld["miou"] = f"class {rare[0]} is labelled in {number}{others}"
+            return
+        by_class = [
+            _ratio_influence(hits[None, :, c], union[:, c]) for c in np.flatnonzero(counted)
+        ]
+        self.linear["miou"] = np.mean(by_class, 0)
+
+    def influences(self, weights: Array, *, classes: bool) -> Iterator[tuple[str, Array]]:
+        """Names and (R, I) influences on the calibration errors, with the signs of R resamples.
+
+        A sum of absolute gaps is a ratio of sums, too, once the signs of the gaps are given. Those
+        of the resamples are the signs that the true gaps may have.
+
+        Args:
+            weights: (R, I) how often each resample holds each image.
+            classes: whether to give the class-j-ECE too.
+        """
+        yield "ece", self._influences(np.sign(weights @ self._top), self._top)
+        signs = np.sign(weights @ self._classes.reshape(self.num_images, -1))
+        signs = signs.reshape(len(weights), self.num_classes, -1)  # (R, K, B)
+        total = np.zeros(weights.shape)
+        for c in self._every_class:
+            influence = self._influences(signs[:, c], self._classes[:, c])
+            total += influence
+            if classes:
+                yield _class_key(c), influence
+        yield "sce", total / self.num_classes
+
+    def _influences(self, signs: Array, gap: Array) -> Array:
+        # Not `signs @ gap.T`: threads of a matrix product wait for each other on a busy machine.
+        return _ratio_influence(np.einsum("rb,ib->ri", signs, gap), self._pixels)
+
+
+def error_range(gap: Array, pixels: Array) -> Estimate:
+    """A calibration error Σ_b |G_b| / N and a range for its large-sample value.
+
+    G_b is the sum over images of their gaps g_ib. |G_b| is too large on average, because noise in
+    G_b adds to it. If each image's gap takes the sign s_ib of the gap of the *other* images,
+
+        low = Σ_b Σ_i s_ib g_ib / N,   s_ib = clip(2 (G_b - g_ib) / sqrt(Σ_{j≠i} g_jb²), -1, 1),
+
+    then s_ib is independent of g_ib. So `low` is 0 on average where the true gaps are 0, and at
+    most the true error in any case, as wrong signs make it smaller. It may be negative. The sign
+    fades to 0 within half a standard error of 0; if it changed at once, `low` would be noisier.
+
+    `high` is the mean of the error and `low`: about the jackknife's correction of bias. It is too
+    large where the true gaps are 0, and never too small by more than 0.1 standard errors of a gap.
+
+    Args:
+        gap: (I, B) gaps of the images: sum of confidence minus hits.
+        pixels: (I,) pixels of the images.
+    """
+    square = gap**2
+    others = gap.sum(0) - gap  # (I, B)
+    variance = square.sum(0) - square
+    # If one image alone has pixels in a bin, the others have no sign, only rounding errors.
+    known = variance > 1e-12 * square.sum(0)
+    error = np.sqrt(np.where(known, variance, 1.0))
+    sign = np.where(known, np.clip(others / (_FADE * error), -1, 1), 0.0)
+    total = float(pixels.sum())
+    value = float(np.abs(gap.sum(0)).sum()) / total
+    low = float((sign * gap).sum()) / total
+    return Estimate(value, low, (low + value) / 2)
+
+
+def _ratio_influence(numerators: Array, denominators: Array) -> Array:
+    """(R, I) the ratio Σ_i numerator_i / Σ_i denominator_i minus that without each image."""
+    total = denominators.sum()
+    ratios = numerators.sum(1, keepdims=True) / total
+    # An image that holds all there is of the denominator tells nothing about other images.
+    rest = total - denominators
+    change = numerators - ratios * denominators
+    return np.divide(change, rest, out=np.zeros_like(change), where=rest > 0)
+
+
+def _margins(influences: Array) -> tuple[Array, Array]:
+    """(R,) margins of a t interval below and above, for R rows of influences (R, I).
+
+    The standard error is that of the jackknife times I/(I - 1). The degrees of freedom shrink where
+    a few images decide (Satterthwaite 1946), and the side towards which the influences are skewed
+    is longer (Johnson 1978).
+    """
+    n = influences.shape[1]
+    centred = influences - influences.mean(1, keepdims=True)
+    square = centred**2
+    variance = square.mean(1)
+    scale = np.where(variance > 0, variance, 1.0)
+    skewness = np.einsum("ri,ri->r", square, centred) / n / scale**1.5
+    kurtosis = np.einsum("ri,ri->r", square, square) / n / scale**2
+    freedom = 1 / (1 / (n - 1) + np.maximum(kurtosis - 3, 0) / (2 * n))
+    quantile = student.ppf((1 + LEVEL) / 2, freedom)
+    skewed = skewness * (2 * quantile**2 + 1) / (6 * math.sqrt(n))
+    error = n * np.sqrt(variance / (n - 1))
+    return error * (quantile + np.maximum(-skewed, 0)), error * (quantile + np.maximum(skewed, 0))
+
+
+def _resampled_weights(n: int, resamples: int, seed: int) -> Iterator[Array]:
+    """(R, n) how often each of n images is drawn, for blocks of R resamples."""
+    generator = np.random.default_rng(seed)
+    for start in range(0, resamples, _BLOCK):
+        size = min(_BLOCK, resamples - start)
+        yield generator.multinomial(n, np.full(n, 1 / n), size=size).astype(np.float64)
+
+
+def _class_key(c: int) -> str:
+    return f"class_ece/{c}"

@@ -1,31 +1,43 @@
-"""The place where two models are compared on the same images, with an interval of the difference.
+"""The difference between two models on the same images, with an interval.
 
 What is hard in an image is hard for both models, so their difference varies less over images than
-their scores do. Two intervals that overlap say nothing about it.
+their scores do. Whether two intervals overlap says nothing about it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from segcal.metrics.bootstrap import LEVEL, TAIL, Sums, resample, sorted_sums
+from segcal.metrics.bootstrap import LEVEL, ImageArrays, ImageScores, combine, sorted_sums
 from segcal.metrics.meter import CalibrationMeter
 from segcal.metrics.scores import Array, Score
 
-_Drawn = tuple[float, Array]  # a score, and (R,) what noise added to it in each resample
+_SCORES = ("ece", "sce", "accuracy", "miou")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A score of the second model less that of the first, with its interval of level `level`."""
+    """A score of the second model minus that of the first.
+
+    Attributes:
+        value: the difference of the printed scores.
+        low: lower end of the interval of the large-sample difference; NaN if there is none.
+        high: upper end.
+        level: of the interval.
+        withheld: why there is no interval; "" if there is one.
+    """
 
     value: float
     low: float
     high: float
     level: float = LEVEL
+    withheld: str = ""
 
     @property
     def sure(self) -> bool:
@@ -36,7 +48,8 @@ class Difference:
         """The difference and its interval as `score` is printed, with a star if it is `sure`."""
         ends = (self.value, self.low, self.high)
         value, low, high = (f"{end * score.scale:+.{score.digits}f}" for end in ends)
-        return f"{value}{'*' if self.sure else ''}", f"{low} to {high}"
+        interval = "no interval" if self.withheld else f"{low} to {high}"
+        return f"{value}{'*' if self.sure else ''}", interval
 
 
 def paired_differences(
@@ -48,47 +61,41 @@ def paired_differences(
 ) -> dict[str, Difference]:
     """How the second model's ece, sce, accuracy and miou differ from the first's.
 
-    A model trained with several seeds has a meter for each; its score is their mean. Every resample
-    draws images with replacement, the same for all meters, and shows what noise adds to the
-    difference; the interval is the difference less that. What noise adds to a calibration error is
-    told by `bootstrap.Gaps`. docs/conventions.md has the measured coverage.
+    A model trained with several seeds has one meter for each; its score is their mean. The images
+    of the meters are matched by name, or by order where they have no names. `bootstrap.combine`
+    makes the intervals, from the same images for all meters.
 
     Args:
         first: meters with `per_image=True` that counted the same pixels of the same images.
-        second: the other model's.
-        resamples: of the bootstrap over images.
-        seed: of the resampling.
+        second: the meters of the other model.
+        resamples: resamples of the bootstrap over images.
+        seed: seed of the bootstrap.
 
     Raises:
         ValueError: no meters, other settings, no sums of images, fewer than two images, or other
-            pixels.
+            images.
     """
     if not (first and second):
         raise ValueError(f"Expected meters of two models, but got {len(first)} and {len(second)}")
-    drawn = resample(_same_images([*first, *second]), resamples=resamples, seed=seed)
-    noise = [model.noise() for model in drawn]
-    before, after = (_mean_over_seeds(n) for n in (noise[: len(first)], noise[len(first) :]))
-    return {name: _difference(before[name], after[name]) for name in before}
+    models = [ImageScores(sums) for sums in _differing_bins(_same_images([*first, *second]))]
+    factors = [-1 / len(first)] * len(first) + [1 / len(second)] * len(second)
+    found = combine(models, factors, resamples=resamples, seed=seed)
+    differences = {}
+    for name in _SCORES:
+        if name in found:
+            differences[name] = Difference(*found[name])
+        else:
+            value = sum(f * m.ranges[name].value for f, m in zip(factors, models, strict=True))
+            why = next(model.withheld[name] for model in models if name in model.withheld)
+            differences[name] = Difference(value, math.nan, math.nan, withheld=why)
+    return differences
 
 
-def _mean_over_seeds(seeds: Sequence[Mapping[str, _Drawn]]) -> dict[str, _Drawn]:
-    return {
-        name: (
-            float(np.mean([scores[name][0] for scores in seeds])),
-            np.mean([scores[name][1] for scores in seeds], 0),
-        )
-        for name in seeds[0]
-    }
+def _same_images(meters: Sequence[CalibrationMeter]) -> list[ImageArrays]:
+    """The sums of each meter, in the order of the names of the images.
 
-
-def _difference(before: _Drawn, after: _Drawn) -> Difference:
-    value = after[0] - before[0]
-    low, high = value - np.quantile(after[1] - before[1], [1 - TAIL, TAIL])
-    return Difference(value, float(low), float(high))
-
-
-def _same_images(meters: Sequence[CalibrationMeter]) -> list[Sums]:
-    """The sums of each meter, in the order of the images' names."""
+    The number of pixels of each class tells whether the images are the same.
+    """
     for meter in meters:
         meters[0].settings.require_equal(meter.settings)
     if not meters[0].settings.per_image:
@@ -99,10 +106,31 @@ def _same_images(meters: Sequence[CalibrationMeter]) -> list[Sums]:
         if other != names:
             odd = sorted(set(names) ^ set(other)) or ["images of the same name"]
             raise ValueError(f"Expected meters of the same images, but {odd[0]!r} is in one alone")
-        if (theirs["pixels"] != sums["pixels"]).any():
+        differing = np.flatnonzero((theirs["truth"] != sums["truth"]).any(1))
+        if len(differing):
+            name, i = names[differing[0]], differing[0]
+            which = repr(name) if name else f"number {i + 1}, without a name to match it by,"
             raise ValueError(
-                "Expected meters that counted the same pixels, but their numbers differ"
+                f"Expected meters that counted the same pixels, but image {which} has other labels"
             )
     if len(names) < 2:
         raise ValueError(f"Expected at least two images to resample, but got {len(names)}")
+    if "" in names:
+        log.warning(
+            "images without names: they are matched in the order in which they were counted"
+        )
     return [sums for _, sums in found]
+
+
+def _differing_bins(models: Sequence[ImageArrays]) -> list[ImageArrays]:
+    """The sums without the gaps of bins in which all models are equal: they differ by exactly 0."""
+
+    def cleared(gaps: Sequence[Array]) -> list[Array]:
+        differs = np.any([(gap != gaps[0]).any(0) for gap in gaps], 0)
+        return [gap * differs for gap in gaps]
+
+    top, classes = (cleared([m[name] for m in models]) for name in ("top_gap", "class_gap"))
+    return [
+        {**model, "top_gap": t, "class_gap": c}
+        for model, t, c in zip(models, top, classes, strict=True)
+    ]

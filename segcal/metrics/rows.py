@@ -13,6 +13,7 @@ from segcal.metrics.scores import SCORES, Score, number
 if TYPE_CHECKING:
     from segcal.metrics.report import Report
 
+FEW_IMAGES = 10  # fewer may all lack what is rare
 _POSTHOC = (SCORES["sce"], SCORES["ece"])
 
 
@@ -99,14 +100,25 @@ def protocol_sentence(report: Report) -> str:
     """The protocol of `report` in one sentence."""
     p = report.protocol
     bins = "(lo, hi]" if p.edge_rule == "right" else "[lo, hi)"
-    intervals = ""
-    if report.images is not None and report.images.intervals:
-        intervals = f"; [95 % interval] by bootstrap over images ({report.images.resamples}×)"
+    intervals = "".join(f"; {note}" for note in interval_notes(report))
     return (
         f"{p.average.capitalize()}-averaged over {p.pixels:,} pixels of {p.images:,} images, "
         f"region {p.region}, {p.num_classes} classes, {p.num_bins} equal bins {bins}, "
         f"label {p.ignore_index} ignored{intervals}; segcal {p.version}."
     )
+
+
+def interval_notes(report: Report) -> list[str]:
+    """What to know about the intervals of `report`: how they came about, and which are missing."""
+    notes = []
+    if report.intervals and report.images is not None:
+        notes.append(f"[95 % interval] by bootstrap over images ({report.images.resamples}×)")
+        if report.protocol.images < FEW_IMAGES:
+            notes.append(f"fewer than {FEW_IMAGES} images: an interval may be too short")
+    missing: dict[str, list[str]] = {}  # scores by reason
+    for name, why in ({} if report.images is None else report.images.withheld).items():
+        missing.setdefault(why, []).append(SCORES[name].label if name in SCORES else name)
+    return notes + [f"no interval for {', '.join(n)}: {why}" for why, n in missing.items()]
 
 
 def columns_of(reports: Sequence[Report]) -> list[Score]:

@@ -596,6 +596,25 @@ class ScoreTable:
         scope="images",
         table=True,
     )
+    ece_debiased = Score(
+        "debiased ECE",
+        "%",
+        lambda report: math.nan if report.images is None else report.images.ece_debiased,
+        "`ece` with each gap of an image signed by the other images, so that noise adds nothing: "
+        "on average 0 for a calibrated network, and at most the true ECE; may be negative",
+        better="neither",
+        scope="images",
+        table=True,
+    )
+    sce_debiased = Score(
+        "debiased SCE",
+        "1e-3",
+        lambda report: math.nan if report.images is None else report.images.sce_debiased,
+        "`sce` with gaps signed in the same way",
+        better="neither",
+        scope="images",
+        table=True,
+    )
     class_ece = Score(
         "class-j-ECE",
         "%",

@@ -144,31 +144,41 @@ class ImageStatistics:
     Attributes:
         ece: the mean over images of the ECE of each image. It is larger than the ECE over all
             pixels, because the ECE of few pixels is noisy.
+        ece_debiased: the ECE over all pixels, estimated such that noise adds nothing to it.
+        sce_debiased: the SCE, estimated likewise.
         intervals: by score name ("ece", "sce", "accuracy", "miou"), from a bootstrap over images.
+        class_ece_intervals: of the class-j-ECE of each class; empty without intervals.
+        withheld: by score name, why there is no interval.
         worst: the images with the largest ECE, worst first.
         resamples: number of bootstrap resamples.
         seed: seed of the bootstrap.
     """
 
     ece: float
+    ece_debiased: float
+    sce_debiased: float
     intervals: Mapping[str, Interval]
+    class_ece_intervals: tuple[Interval, ...]
+    withheld: Mapping[str, str]
     worst: tuple[ImageScore, ...]
     resamples: int
     seed: int
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings."""
-        return {**asdict(self), "ece": finite(self.ece), "worst": [asdict(i) for i in self.worst]}
+        values = asdict(self)
+        for name in ("class_ece_intervals", "worst"):
+            values[name] = list(values[name])  # as JSON reads it
+        return values | {name: finite(values[name]) for name in _FLOATS}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ImageStatistics:
         """The inverse of `to_dict`."""
         return cls(
-            ece=math.nan if data["ece"] is None else float(data["ece"]),
-            intervals={
-                name: Interval(**{key: float(value) for key, value in interval.items()})
-                for name, interval in data["intervals"].items()
-            },
+            **{name: _number(data.get(name)) for name in _FLOATS},
+            intervals={name: _interval(found) for name, found in data["intervals"].items()},
+            class_ece_intervals=tuple(map(_interval, data.get("class_ece_intervals", []))),
+            withheld={str(name): utf8(str(why)) for name, why in data.get("withheld", {}).items()},
             worst=tuple(
                 ImageScore(str(image["name"]), float(image["ece"]), int(image["pixels"]))
                 for image in data["worst"]
@@ -176,6 +186,17 @@ class ImageStatistics:
             resamples=int(data["resamples"]),
             seed=int(data["seed"]),
         )
+
+
+_FLOATS = ("ece", "ece_debiased", "sce_debiased")
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _interval(ends: Mapping[str, float]) -> Interval:
+    return Interval(**{name: float(value) for name, value in ends.items()})
 
 
 def finite(value: float) -> float | None:

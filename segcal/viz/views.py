@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from segcal.metrics import Report
-from segcal.metrics.rows import TableCell, best_of, cells_of
+from segcal.metrics.rows import TableCell, best_of, cells_of, interval_notes
 from segcal.metrics.scores import SCORES, Score, number
 from segcal.viz.entry import Entry
 from segcal.viz.reading import class_names, counted
@@ -116,9 +116,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("bins", f"{p.num_bins} of equal width, {rule}"),
         ("ignored label", str(p.ignore_index)),
     ]
-    if report.images is not None and report.images.intervals:
-        resamples = report.images.resamples
-        lines.append(("intervals", f"95 %, bootstrap over images, {resamples:,} resamples"))
+    lines += [("intervals", note) for note in interval_notes(report)]
     return [*lines, ("measured with", f"segcal {p.version}")]
 
 
