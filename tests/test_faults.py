@@ -24,7 +24,7 @@ from segcal.evaluation import results
 from segcal.training import checkpoint
 from tests.support import children
 from tests.support.datasets import write_masks
-from tests.support.evaluations import QUICK
+from tests.support.evaluations import QUICK, draw_nothing
 from tests.support.saved import save_folder
 from tests.support.small_run import RUN, expect_equal, outcome
 
@@ -113,8 +113,7 @@ MOMENTS = {
 
 def evaluate(folder, moment, predictions):
     """`segcal eval` that stalls at a moment; pages, which take seconds, are left out."""
-    results.write_figures = lambda *_: None
-    results.write_page = lambda entries, path, title: path.write_text(title)
+    draw_nothing()
     if moment is not None:
         stall(folder / "stalled", *MOMENTS[moment])
     arguments = ["--predictions", str(predictions), "--overlays", "none", *QUICK]
@@ -197,7 +196,7 @@ def test_disk_full_while_training(small_disk, whole, capsys, monkeypatch):
 
 def test_disk_full_while_writing_a_report(small_disk, capsys, monkeypatch):
     predictions = save_folder(small_disk / "net", 4)
-    monkeypatch.setattr(results, "write_figures", lambda *_: None)
+    monkeypatch.setattr(results, "write_figures", lambda *_, **__: None)
     arguments = ["--predictions", str(predictions), "--overlays", "none", *QUICK]
     assert main(["eval", *arguments]) == 0
     before = contents(predictions)

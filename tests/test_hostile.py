@@ -27,7 +27,7 @@ HOSTILE = ["<script>alert(1)</script>", "../../up", "'\"><img src=x onerror=aler
 def test_names_are_only_text(tmp_path, monkeypatch):
     """Images, classes and the run have hostile names; the page is real, and nothing leaves it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(results, "write_figures", lambda *_: None)  # the page has them too
+    monkeypatch.setattr(results, "write_figures", lambda *_, **__: None)  # the page has them too
     names = [f"{n}{name}".replace("/", "∕") for n, name in enumerate(HOSTILE)]  # a slash look-alike
     folder = tmp_path / names[0]
     for index, name in enumerate(names):

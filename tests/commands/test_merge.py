@@ -13,9 +13,8 @@ import torch
 
 import segcal
 from segcal.cli import main
-from segcal.evaluation import results
 from tests.support import ROOT
-from tests.support.evaluations import QUICK
+from tests.support.evaluations import QUICK, draw_nothing
 from tests.support.saved import logits_and_labels, save_folder
 
 COUNTS = ("top.count", "top.hits", "classes.count", "classes.hits", "fine.correct", "fine.wrong")
@@ -29,7 +28,7 @@ def judged(folder, *arguments):
 def judged_elsewhere(folder, shard):
     """`judged`, for another process, which no fixture reaches: pages take seconds to draw."""
     torch.set_num_threads(1)
-    results.write_figures = results.write_page = lambda *_, **__: None
+    draw_nothing()
     predictions = ["--predictions", str(folder), "--overlays", "none", *QUICK]
     return main(["eval", *predictions, "--shard", shard])
 

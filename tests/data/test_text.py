@@ -11,7 +11,6 @@ import segcal
 from segcal.cli import main
 from segcal.data import DataConfig, build_data
 from segcal.data.text import encode, split_words, vocabulary
-from segcal.evaluation import results
 from segcal.run import open_run
 
 GROUPS = ("alt.atheism", "rec.autos", "sci.space")
@@ -129,10 +128,9 @@ def test_download_without_a_network(tmp_path, monkeypatch):
     assert "\n" not in str(e.value) and not list(tmp_path.iterdir())
 
 
-def test_a_run_from_messages_to_report(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("undrawn")
+def test_a_run_from_messages_to_report(tmp_path):
     """The trainer, the meter and the scalers that images have; and a resumed run stays frozen."""
-    monkeypatch.setattr(results, "write_figures", lambda entries, folder: None)  # takes seconds
-    monkeypatch.setattr(results, "write_page", lambda entries, path, title: None)
     write_messages(tmp_path)
     rng = np.random.default_rng(1)
     words = [word for topic in TOPICS for word in topic.split()] + ["the", "of", "and"]

@@ -7,12 +7,17 @@ from segcal.evaluation import results
 QUICK = ["--resamples", "20", "--workers", "0", "--device", "cpu"]
 
 
+def _write_text(entries, path, *, title, **_):
+    path.write_text("\n".join([title, *(line for entry in entries for line in entry.skipped)]))
+
+
+def draw_nothing(replace=setattr):
+    """Leave out pages and figures, which take seconds; `replace` is setattr or monkeypatch's."""
+    replace(results, "write_figures", lambda entries, folder, **_: None)
+    replace(results, "write_page", _write_text)
+
+
 @pytest.fixture
 def undrawn(monkeypatch):
-    """Pages and figures, which take seconds, are left out."""
-    monkeypatch.setattr(results, "write_figures", lambda entries, folder: None)
-
-    def write_page(entries, path, title):
-        path.write_text("\n".join([title, *(line for entry in entries for line in entry.skipped)]))
-
-    monkeypatch.setattr(results, "write_page", write_page)
+    """`draw_nothing`, for one test."""
+    draw_nothing(monkeypatch.setattr)
