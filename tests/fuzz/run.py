@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from segcal import CalibrationMeter
 from tests.fuzz.guard import Escaped, guarded
 from tests.fuzz.mutate import mutated
 from tests.fuzz.targets import TARGETS, draw_nothing
@@ -33,7 +34,12 @@ def cases(name, count, seed, folder):
 
 
 def warm_up(name, folder):
-    """Try a valid example unguarded: what is loaded late may look for libraries in its own way."""
+    """Try a valid example unguarded: what is loaded late may look for libraries in its own way.
+
+    The compiled meter is loaded for every dtype that a mutation may come to.
+    """
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        CalibrationMeter(2).update(torch.zeros(1, 2, dtype=dtype), torch.zeros(1).long())
     place = folder / "warm"
     place.mkdir()
     TARGETS[name].attempt(TARGETS[name].examples(folder)[0], folder, place)
