@@ -24,10 +24,6 @@ def compare_states(options: argparse.Namespace) -> None:
     ]
     print(f"difference from {paths[0]} (95 % interval over images); * where it leaves out 0\n")
     print(to_table(rows))
-    for name, score in SCORES.items():
-        for why in dict.fromkeys(found[name].withheld for _, found in rows if name in found):
-            if why:
-                print(f"\nno interval for {score.label}: {why}")
 
 
 def _compare_shifts(folders: Sequence[Path], resamples: int) -> None:
@@ -73,7 +69,7 @@ def _differences(
 
 
 def to_table(rows: Sequence[tuple[str, Mapping[str, Difference]]]) -> str:
-    """A markdown table with a row for each model."""
+    """A markdown table with a row for each model; below it, why intervals are missing."""
     columns = [score for name, score in SCORES.items() if name in rows[0][1]]
     lines = [
         "| | " + " | ".join(score.heading for score in columns) + " |",
@@ -83,4 +79,7 @@ def to_table(rows: Sequence[tuple[str, Mapping[str, Difference]]]) -> str:
         texts = [differences[score.name].texts(score) for score in columns]
         cells = [f"{value} ({interval})" for value, interval in texts]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    for score in columns:
+        reasons = dict.fromkeys(found[score.name].withheld for _, found in rows)
+        lines += [f"\nno interval for {score.label}: {why}" for why in reasons if why]
     return "\n".join(lines)

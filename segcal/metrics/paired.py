@@ -62,12 +62,13 @@ def paired_differences(
     """How the second model's ece, sce, accuracy and miou differ from the first's.
 
     A model trained with several seeds has one meter for each; its score is their mean. The images
-    of the meters are matched by name, or by order where they have no names. `bootstrap.combine`
-    makes the intervals, from the same images for all meters.
+    of the meters are matched by name, or by order where they have no names. Lists of equal length
+    may also hold one meter per shift of the images, in the same order: then the labels need only be
+    the same in pairs. `bootstrap.combine` makes the intervals.
 
     Args:
-        first: meters with `per_image=True` that counted the same pixels of the same images.
-        second: the meters of the other model.
+        first: meters with `per_image=True` that counted the same images.
+        second: the meters of the other model, which counted the same pixels.
         resamples: resamples of the bootstrap over images.
         seed: seed of the bootstrap.
 
@@ -77,7 +78,15 @@ def paired_differences(
     """
     if not (first and second):
         raise ValueError(f"Expected meters of two models, but got {len(first)} and {len(second)}")
-    models = [ImageScores(sums) for sums in _differing_bins(_same_images([*first, *second]))]
+    names, sums = _same_images([*first, *second])
+    n = len(first)
+    pairs = [[k, n + k] for k in range(n)] if n == len(second) else [list(range(len(sums)))]
+    for pair in pairs:
+        chosen = [sums[k] for k in pair]
+        _require_same_labels(chosen, names)
+        for k, differing in zip(pair, _differing_bins(chosen), strict=True):
+            sums[k] = differing
+    models = [ImageScores(each) for each in sums]
     factors = [-1 / len(first)] * len(first) + [1 / len(second)] * len(second)
     found = combine(models, factors, resamples=resamples, seed=seed)
     differences = {}
@@ -91,35 +100,35 @@ def paired_differences(
     return differences
 
 
-def _same_images(meters: Sequence[CalibrationMeter]) -> list[ImageArrays]:
-    """The sums of each meter, in the order of the names of the images.
-
-    The number of pixels of each class tells whether the images are the same.
-    """
+def _same_images(meters: Sequence[CalibrationMeter]) -> tuple[list[str], list[ImageArrays]]:
+    """The names of the images in order, and the sums of each meter in this order."""
     for meter in meters:
         meters[0].settings.require_equal(meter.settings)
     if not meters[0].settings.per_image:
         raise ValueError("Expected meters with per_image=True, but got one without sums of images")
     found = [sorted_sums(meter.image_sums(), meter.names) for meter in meters]
-    names, sums = found[0]
-    for other, theirs in found:
+    names, _ = found[0]
+    for other, _ in found:
         if other != names:
             odd = sorted(set(names) ^ set(other)) or ["images of the same name"]
             raise ValueError(f"Expected meters of the same images, but {odd[0]!r} is in one alone")
-        differing = np.flatnonzero((theirs["truth"] != sums["truth"]).any(1))
-        if len(differing):
-            name, i = names[differing[0]], differing[0]
-            which = repr(name) if name else f"number {i + 1}, without a name to match it by,"
-            raise ValueError(
-                f"Expected meters that counted the same pixels, but image {which} has other labels"
-            )
     if len(names) < 2:
         raise ValueError(f"Expected at least two images to resample, but got {len(names)}")
     if "" in names:
         log.warning(
             "images without names: they are matched in the order in which they were counted"
         )
-    return [sums for _, sums in found]
+    return names, [sums for _, sums in found]
+
+
+def _require_same_labels(models: Sequence[ImageArrays], names: Sequence[str]) -> None:
+    """Raise a ValueError unless every image has the same number of pixels of each class."""
+    differing = np.any([(m["truth"] != models[0]["truth"]).any(1) for m in models], 0)  # (I,)
+    for i in np.flatnonzero(differing).tolist():
+        which = repr(names[i]) if names[i] else f"number {i + 1}, without a name to match it by,"
+        raise ValueError(
+            f"Expected meters that counted the same pixels, but image {which} has other labels"
+        )
 
 
 def _differing_bins(models: Sequence[ImageArrays]) -> list[ImageArrays]:

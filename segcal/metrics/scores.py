@@ -604,7 +604,6 @@ class ScoreTable:
         "on average 0 for a calibrated network, and at most the true ECE; may be negative",
         better="neither",
         scope="images",
-        table=True,
     )
     sce_debiased = Score(
         "debiased SCE",
@@ -613,7 +612,6 @@ class ScoreTable:
         "`sce` with gaps signed in the same way",
         better="neither",
         scope="images",
-        table=True,
     )
     class_ece = Score(
         "class-j-ECE",

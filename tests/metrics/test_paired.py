@@ -102,6 +102,25 @@ def test_other_images_of_the_same_names_and_sizes():
         paired_differences([measured(*first, names)], [measured(*second, names)])
 
 
+def test_shifts_of_the_same_images():
+    """Meters of a model may differ in their labels if those of the other differ in the same way."""
+    logits, labels = images(12, torch.Generator().manual_seed(10))
+    names = [f"{i:02d}" for i in range(12)]
+    turned = labels.roll(1, 0)
+    first, second = (
+        [measured(scale * logits, seen, names) for seen in (labels, turned)] for scale in (1, 0.5)
+    )
+    found = paired_differences(first, second)["ece"]
+    singles = [
+        paired_differences([a], [b])["ece"].value for a, b in zip(first, second, strict=True)
+    ]
+    assert found.value == pytest.approx(np.mean(singles))
+    with pytest.raises(ValueError, match="same pixels, but image '00' has other labels"):
+        paired_differences(first, second[::-1])
+    with pytest.raises(ValueError, match="same pixels, but image '00' has other labels"):
+        paired_differences(first, second[:1])
+
+
 def test_images_without_names_are_matched_by_order(caplog):
     logits, labels = images(3, torch.Generator().manual_seed(8))
     meter = measured(logits, labels)
