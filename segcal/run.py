@@ -66,6 +66,7 @@ class Run:
         workers: int | None = None,
         shard: tuple[int, int] = EVERYTHING,
         shift: Shift | None = None,
+        limit: int | None = None,
     ) -> SplitPredictions:
         """The predictions of the model on a split of the data.
 
@@ -76,11 +77,12 @@ class Run:
             workers: processes that read images; by default as in training.
             shard: (k, n): every n-th image from image k on.
             shift: a change of the test images.
+            limit: use only this many images, evenly spaced, before `shard` is taken of them.
         """
         data = self.data
         if shift is not None:
             data = build_shifted(data, self.config.data, shift)
-        samples = getattr(data, split)
+        samples = getattr(data, split).limited(limit)
         return SplitPredictions(
             self.model,
             data,

@@ -80,9 +80,10 @@ def _found(options: argparse.Namespace, device: torch.device) -> Iterator[Result
 
 
 def _folder_name(options: argparse.Namespace) -> str:
-    if options.shard == EVERYTHING:
-        return EVAL
-    return f"{EVAL}-{options.shard[0] + 1}-of-{options.shard[1]}"
+    name = EVAL if options.limit is None else f"{EVAL}-limit-{options.limit}"
+    if options.shard != EVERYTHING:
+        name += f"-{options.shard[0] + 1}-of-{options.shard[1]}"
+    return name
 
 
 def _evaluate_one(

@@ -36,6 +36,12 @@ def parse_eval(arguments: Sequence[str], prog: str) -> argparse.Namespace:
         help="part of the data to evaluate a run on; default: test",
     )
     parser.add_argument(
+        "--limit",
+        type=at_least(1),
+        metavar="N",
+        help="evaluate runs on only N images, evenly spaced; post-hoc fits still take all",
+    )
+    parser.add_argument(
         "--shift",
         type=checked(_shifts),
         action="extend",
@@ -60,6 +66,8 @@ def parse_eval(arguments: Sequence[str], prog: str) -> argparse.Namespace:
         parser.error("Expected the folder of a run, or --predictions, but got neither")
     if options.predictions and (options.shift or options.shift_data):
         parser.error("Expected runs with --shift, but got --predictions")
+    if options.predictions and options.limit is not None:
+        parser.error("Expected runs with --limit, but got --predictions")
     if len(options.fit_predictions) not in (0, len(options.predictions)):
         parser.error(
             f"Expected one --fit-predictions for each of {len(options.predictions)} "

@@ -81,6 +81,7 @@ def run_subject(folder: Path, options: argparse.Namespace, device: torch.device)
             workers=options.workers,
             shard=shard,
             shift=shift,
+            limit=options.limit if name == options.split else None,  # the fit takes all
         )
 
     settings = to_dict(run.config)

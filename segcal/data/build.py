@@ -10,7 +10,7 @@ from segcal.data.image_files import FilePart, unusable
 from segcal.data.options import DataConfig
 from segcal.data.raw import ArrayPart, Part, RawDataset, split
 from segcal.data.registry import DATASETS, find_dataset
-from segcal.data.samples import Samples
+from segcal.data.samples import Samples, spread
 from segcal.data.shift import DOMAIN, ROTATION, Shift, ShiftedPart, imbalanced
 from segcal.data.text import TextPart
 from segcal.data.transforms import Augmentation, Augmenter
@@ -149,7 +149,7 @@ def _samples(
     seed: int = 0,
 ) -> Samples:
     # Bad files are left out after the split, so that they do not move good ones.
-    wanted = _spread(indices, config.limit)
+    wanted = spread(indices, config.limit)
     bad = unusable(part, wanted.tolist()) if config.skip_bad else {}
     return Samples(
         part,
@@ -195,10 +195,3 @@ def _augmenter(config: DataConfig, default: Augmentation) -> Augmenter | None:
     if not config.augment or recipe == Augmentation(scale=recipe.scale):
         return None
     return Augmenter(recipe, ignore_index=config.ignore_index)
-
-
-def _spread(indices: np.ndarray, limit: int | None) -> np.ndarray:
-    """At most `limit` of the indices, evenly spaced: sorted folders keep all their classes."""
-    if limit is None or limit >= len(indices):
-        return indices
-    return indices[np.linspace(0, len(indices) - 1, limit).round().astype(int)]

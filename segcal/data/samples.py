@@ -69,6 +69,15 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         part.indices, part.names = self.indices[number::count], self.names[number::count]
         return part
 
+    def limited(self, limit: int | None) -> Samples:
+        """At most `limit` items, evenly spaced."""
+        part = copy.copy(self)
+        kept = spread(np.arange(len(self)), limit).tolist()
+        part.indices, part.names = (
+            [every[i] for i in kept] for every in (self.indices, self.names)
+        )
+        return part
+
     def shifted(self, shift: Shift, *, seed: int = 0) -> Samples:
         """The same items, their images changed by a shift before they are resized."""
         changed = copy.copy(self)
@@ -113,3 +122,10 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
             label = label if mask is None else mask
         target = torch.as_tensor(np.asarray(label, dtype=np.int64))  # (H, W) or ()
         return normalise(image, self._mean, self._std), target
+
+
+def spread(indices: np.ndarray, limit: int | None) -> np.ndarray:
+    """At most `limit` of the indices, evenly spaced: sorted folders keep all their classes."""
+    if limit is None or limit >= len(indices):
+        return indices
+    return indices[np.linspace(0, len(indices) - 1, limit).round().astype(int)]

@@ -297,6 +297,24 @@ def test_shifts_that_cannot_be(name, options, message, runs, tmp_path, capfd):
     assert message in error and error.count("\n") == 1 and not list(run.glob("eval*"))
 
 
+def test_a_limit_takes_the_same_images_of_every_shift(seg, passes):
+    options = [*QUICK, "--shift", "fog:1", "--resamples", "5", "--posthoc", "ts"]
+    assert main(["eval", str(seg), *options, "--limit", "3"]) == 0
+    folder = seg / "eval-limit-3"
+    names = [
+        segcal.CalibrationMeter.load(place / "state.npz").names
+        for place in (folder / "shift" / "fog-1", folder / "shift" / "fog-1" / "posthoc" / "ts")
+    ]
+    assert names == [["test0", "test2", "test4"]] * 2 and load(folder).protocol.images == 3
+    assert main(["eval", str(seg), *options]) == 0
+    assert load(seg / "eval").protocol.images == 5 and len(passes) == 2
+    fits = [place / "posthoc" / "ts" / "scaler.safetensors" for place in (folder, seg / "eval")]
+    temperatures = [segcal.posthoc.load(path).temperature_ for path in fits]
+    assert temperatures[0] == temperatures[1]  # the hold-out is whole
+
+
 def test_saved_predictions_cannot_be_shifted(tmp_path, capfd):
     assert main(["eval", "--predictions", str(tmp_path), "--shift", "fog"]) == 2
     assert "Expected runs with --shift" in capfd.readouterr().err
+    assert main(["eval", "--predictions", str(tmp_path), "--limit", "3"]) == 2
+    assert "Expected runs with --limit" in capfd.readouterr().err
