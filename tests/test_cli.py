@@ -18,6 +18,8 @@ from PIL import Image
 
 from segcal.cli import COMMANDS, SAVE_MEMORY, main, run_command
 from segcal.commands.parser import spell
+from segcal.metrics.protocols import PROTOCOLS
+from segcal.metrics.regions import REGIONS
 from segcal.run import open_run
 from segcal.training import checkpoint
 from tests.support import ROOT
@@ -106,6 +108,13 @@ def test_as_a_module(tmp_path):
     assert done.stderr.startswith("segcal: error: ") and "nowhere.npz" in done.stderr
     listed = subprocess.run(command[:3], capture_output=True, text=True, cwd=ROOT)
     assert listed.stdout.startswith("usage: python -m segcal COMMAND")
+
+
+@pytest.mark.parametrize("name", [*REGIONS, *PROTOCOLS])
+def test_help_of_eval_names_regions_and_protocols(name, capsys):
+    with pytest.raises(SystemExit):
+        main(["eval", "--help"])
+    assert f" {name} (" in " ".join(capsys.readouterr().out.split())
 
 
 def test_help_needs_no_torch():

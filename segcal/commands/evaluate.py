@@ -40,6 +40,7 @@ from segcal.evaluation.results import (
 from segcal.evaluation.shifted import evaluate_shift
 from segcal.evaluation.sources import EVERYTHING, SplitPredictions
 from segcal.metrics import Report
+from segcal.metrics.regions import named_regions
 from segcal.metrics.scores import SCORES
 from segcal.posthoc import Scaler
 from segcal.runtime import choose_device, process_group
@@ -93,10 +94,13 @@ def _evaluate_one(
     require_writable(folder)
     shifted = {shift: subject.shifted(shift) for shift in shifts}
     require_images(options.overlays, subject.source)
+    regions = named_regions(options.regions, subject.source.num_classes)
     scalers = fit_scalers(options.posthoc, subject.holdout, title=f"{subject.name}: hold-out")
     measured = measure(
         subject.source,
         scalers,
+        regions=regions,
+        protocols=options.protocol,
         num_bins=options.num_bins,
         per_image=options.resamples > 0,
         title=subject.name,

@@ -180,6 +180,12 @@ def _shifts(text: str) -> tuple[Shift, ...]:
     return parse_shifts(text)
 
 
+def _protocol_names(text: str) -> tuple[str, ...]:
+    from segcal.metrics.protocols import check_protocols  # loads torch, which help does not need
+
+    return check_protocols(names(text))
+
+
 def _add_result_options(parser: Parser) -> None:
     """What an evaluation computes and writes."""
     parser.add_argument(
@@ -202,6 +208,24 @@ def _add_result_options(parser: Parser) -> None:
     )
     parser.add_argument(
         "--skip-bad", action="store_true", help="leave out files that cannot be used, and list them"
+    )
+    parser.add_argument(
+        "--regions",
+        type=names,
+        default=(),
+        metavar="REGIONS",
+        help="parts of the images (with commas) to evaluate as well: boundary:W (pixels with "
+        "another label within W rows and columns), interior:W (all others), classes:A+B (pixels "
+        "with these labels), foreground (all but class 0)",
+    )
+    parser.add_argument(
+        "--protocol",
+        type=checked(_protocol_names),
+        default=(),
+        metavar="PROTOCOLS",
+        help="averages of other papers (with commas) to compute as well: pooled (all pixels "
+        "together, as everywhere), image (mean over images), foreground (pooled without class 0), "
+        "batch:N (mean over batches of N images, weighted by pixels)",
     )
     parser.add_argument(
         "--num-bins", type=at_least(1), default=15, help="bins of confidence; default: 15"

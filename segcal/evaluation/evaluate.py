@@ -21,7 +21,13 @@ from segcal import distributed
 from segcal.data.predictions import Predictions
 from segcal.evaluation.sources import LoaderPredictions, PredictionSource, eval_mode
 from segcal.metrics import CalibrationMeter, Report, update_together
-from segcal.metrics.regions import Region
+from segcal.metrics.protocols import (
+    FOREGROUND,
+    check_protocols,
+    need_image_sums,
+    scores_by_protocol,
+)
+from segcal.metrics.regions import Region, foreground
 from segcal.posthoc import Scaler
 
 log = logging.getLogger(__name__)
@@ -40,10 +46,12 @@ class Measured:
     Attributes:
         whole: of whole images.
         regions: of parts of the same images, by name.
+        protocols: other ways to average that the report has.
     """
 
     whole: CalibrationMeter
     regions: Mapping[str, CalibrationMeter]
+    protocols: Sequence[str] = ()
 
     @property
     def meters(self) -> list[CalibrationMeter]:
@@ -53,7 +61,8 @@ class Measured:
     def report(self, *, resamples: int = 1000) -> Report:
         """The report of whole images, with those of the regions inside."""
         parts = {name: meter.compute(resamples=resamples) for name, meter in self.regions.items()}
-        return replace(self.whole.compute(resamples=resamples), regions=parts)
+        report = replace(self.whole.compute(resamples=resamples), regions=parts)
+        return replace(report, protocols=scores_by_protocol(self.protocols, report, self.whole))
 
 
 def evaluate(
@@ -67,6 +76,7 @@ def evaluate(
     device: torch.device | str | None = None,
     transform: Callable[[Tensor], Tensor] | Scaler | None = None,
     regions: Mapping[str, Region] | None = None,
+    protocols: Sequence[str] = (),
     per_image: bool = False,
     names: Sequence[str] | None = None,
     class_names: Sequence[str] | None = None,
@@ -93,6 +103,8 @@ def evaluate(
             as scalers that read images need.
         regions: parts of the images to evaluate as well, by name; see `segcal.metrics.regions`.
             Their reports are in `Report.regions`.
+        protocols: other ways to average, such as "image" or "batch:8", whose scores are in
+            `Report.protocols`; see `segcal.metrics.protocols`.
         per_image: keep sums per image, for intervals and for the worst images.
         names: of all images of the loader, in order; instead of names in the batches.
         class_names: for the report.
@@ -120,6 +132,7 @@ def evaluate(
             source,
             {NONE: _logit_map(transform)},
             regions=regions,
+            protocols=protocols,
             num_bins=num_bins,
             edge_rule=edge_rule,
             per_image=per_image,
@@ -134,6 +147,7 @@ def measure(
     scalers: Mapping[str, LogitMap | None],
     *,
     regions: Mapping[str, Region] | None = None,
+    protocols: Sequence[str] = (),
     num_bins: int = 15,
     edge_rule: str = "right",
     per_image: bool = True,
@@ -148,24 +162,34 @@ def measure(
         source: the predictions.
         scalers: by name; None leaves the predictions as they are.
         regions: parts of the images to count as well, by name.
+        protocols: other ways to average that the reports shall have.
         num_bins: of the meters.
         edge_rule: of the meters.
         per_image: keep sums of each image, if they fit into memory.
         title: of the progress bar.
         progress: show a bar; by default if stderr is a terminal.
     """
-    regions = regions or {}
+    regions = dict(regions or {})
+    if FOREGROUND in check_protocols(protocols):
+        regions[FOREGROUND] = foreground
     if WHOLE_IMAGE in regions:
         raise ValueError(
             f"Expected other names for regions than {WHOLE_IMAGE!r}, which is the whole image"
         )
+    needed = need_image_sums(protocols)
+    per_image = per_image or needed
     per_image = per_image and _fits(source, num_bins * len(scalers) * (1 + len(regions)))
+    if needed and not per_image:
+        raise ValueError(
+            "Expected sums of each image to fit into memory for the protocols "
+            f"{', '.join(protocols)}, but got too many images"
+        )
 
     def meter(region: str) -> CalibrationMeter:
         return new_meter(source, num_bins, edge_rule=edge_rule, per_image=per_image, region=region)
 
     measured = {
-        name: Measured(meter(WHOLE_IMAGE), {region: meter(region) for region in regions})
+        name: Measured(meter(WHOLE_IMAGE), {region: meter(region) for region in regions}, protocols)
         for name in scalers
     }
     for batch in with_progress(source, title, progress):

@@ -13,6 +13,12 @@ from torch import Tensor
 from torch.nn.functional import max_pool2d
 
 Region = Callable[[Tensor], Tensor]  # (N, *S) labels -> (N, *S) bool
+REGIONS = {
+    "boundary:W": "pixels with another label within W rows and columns",
+    "interior:W": "all other pixels",
+    "classes:A+B": "pixels whose label is one of these numbers",
+    "foreground": "all pixels but those of class 0",
+}
 
 
 def boundary(width: int = 3) -> Region:
@@ -45,6 +51,35 @@ def class_group(classes: Iterable[int]) -> Region:
     if not group:
         raise ValueError("Expected at least one class in a group, but got none")
     return lambda labels: torch.isin(labels, torch.tensor(group, device=labels.device))
+
+
+def foreground(labels: Tensor) -> Tensor:
+    """The region of all pixels but those of class 0."""
+    return labels != 0
+
+
+def named_regions(names: Iterable[str], num_classes: int) -> dict[str, Region]:
+    """The regions with names such as boundary:3, interior:3 and classes:1+2, by name.
+
+    Raises:
+        ValueError: something that `REGIONS` does not list, or a class out of range.
+    """
+    regions: dict[str, Region] = {}
+    for name in names:
+        kind, _, value = name.partition(":")
+        numbers = [int(number) if number.isdecimal() else -1 for number in value.split("+")]
+        if kind in ("boundary", "interior") and len(numbers) == 1 and numbers[0] >= 1:
+            regions[name] = (boundary if kind == "boundary" else interior)(numbers[0])
+        elif kind == "classes" and all(0 <= number < num_classes for number in numbers):
+            regions[name] = class_group(numbers)
+        elif name == "foreground":
+            regions[name] = foreground
+        else:
+            raise ValueError(
+                f"Expected regions such as {', '.join(REGIONS)} with a width W of at least 1 and "
+                f"classes below {num_classes}, but got {name!r}"
+            )
+    return regions
 
 
 def _window_max(values: Tensor, width: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -13,6 +14,7 @@ import numpy as np
 
 from segcal.files import atomic_write, utf8
 from segcal.metrics import rows
+from segcal.metrics.protocols import PROTOCOL_SCORES, check_protocols
 from segcal.metrics.scores import SCORES, Array, ScoreTable
 from segcal.metrics.tables import (
     BinTable,
@@ -48,6 +50,8 @@ class Report(ScoreTable):
         class_names: K names, or None.
         images: statistics over images, or None if the sums of each image were not kept.
         regions: reports of regions of the same images, by name.
+        protocols: scores of the same predictions under other protocols, by the name of the protocol
+            and of the score; see `segcal.metrics.protocols`.
     """
 
     protocol: Protocol
@@ -60,6 +64,7 @@ class Report(ScoreTable):
     class_names: tuple[str, ...] | None = None
     images: ImageStatistics | None = None
     regions: Mapping[str, Report] = field(default_factory=dict)
+    protocols: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "confusion", frozen_array(self.confusion, np.int64))
@@ -115,6 +120,10 @@ class Report(ScoreTable):
             "brier_sum": self.brier_sum,
             "images": None if self.images is None else self.images.to_dict(),
             "regions": {name: report.to_dict() for name, report in self.regions.items()},
+            "protocols": {
+                name: {score: finite(value) for score, value in found.items()}
+                for name, found in self.protocols.items()
+            },
         }
 
     @classmethod
@@ -143,8 +152,13 @@ class Report(ScoreTable):
                 class_names=None if names is None else tuple(names),
                 images=None if images is None else ImageStatistics.from_dict(images),
                 regions={n: cls.from_dict(part) for n, part in data["regions"].items()},
+                protocols={
+                    name: {score: _number(found[score]) for score in PROTOCOL_SCORES}
+                    for name, found in data.get("protocols", {}).items()
+                },
             )
             report._check_sums()
+            check_protocols(report.protocols)
         except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
             raise ValueError(f"Expected a complete report, but got {error!r}") from None
         return report
@@ -190,6 +204,11 @@ class Report(ScoreTable):
     def to_csv(self, name: str = "model") -> str:
         """A header line with units and one row."""
         return rows.to_csv({name: self})
+
+
+def _number(value: float | None) -> float:
+    """The inverse of `finite`."""
+    return math.nan if value is None else float(value)
 
 
 def _arrays(table: BinTable | FineHistogram) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from segcal.metrics.protocols import PROTOCOL_SCORES
 from segcal.metrics.scores import SCORES, Score, number
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 FEW_IMAGES = 10  # fewer may all lack what is rare
 _POSTHOC = (SCORES["sce"], SCORES["ece"])
+PART_SCORES = tuple(SCORES[name] for name in PROTOCOL_SCORES)
 
 
 class TableCell(NamedTuple):
@@ -36,7 +38,8 @@ class TableCell(NamedTuple):
 def to_markdown(reports: Mapping[str, Report]) -> str:
     """Two Markdown tables with one row per report, the best in bold; then each protocol used.
 
-    The first table has the main scores, the second one all others.
+    The first table has the main scores, the second one all others. If there are regions or other
+    protocols of averaging, a table of each follows.
     """
     every = list(reports.values())
     tables = []
@@ -46,8 +49,32 @@ def to_markdown(reports: Mapping[str, Report]) -> str:
             for name, cells in zip(reports, cells_of(every, columns), strict=True)
         ]
         tables.append(markdown_table([score.heading for score in columns], rows))
+    for corner, part_cells in (("region", region_cells), ("protocol", protocol_cells)):
+        parts = [
+            (f"{name}, {part}" if len(reports) > 1 else part, [cell_markdown(c) for c in cells])
+            for name, report in reports.items()
+            for part, cells in part_cells(report).items()
+        ]
+        if parts:
+            tables.append(markdown_table([s.heading for s in PART_SCORES], parts, corner=corner))
     protocols = dict.fromkeys(protocol_sentence(report) for report in every)
     return "\n".join([*tables, *protocols]) + "\n"
+
+
+def region_cells(report: Report) -> dict[str, list[TableCell]]:
+    """The `PART_SCORES` of all pixels, then those of each region, by name; {} without regions."""
+    if not report.regions:
+        return {}
+    parts = {report.protocol.region: report, **report.regions}
+    return {name: cells_of([part], PART_SCORES)[0] for name, part in parts.items()}
+
+
+def protocol_cells(report: Report) -> dict[str, list[TableCell]]:
+    """The `PART_SCORES` of each protocol of averaging, by name."""
+    return {
+        name: [TableCell(found[s.name] * s.scale, s.number(found[s.name])) for s in PART_SCORES]
+        for name, found in report.protocols.items()
+    }
 
 
 def posthoc_markdown(reports: Mapping[tuple[str, str], Report]) -> str:

@@ -8,7 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from segcal.metrics import Report
-from segcal.metrics.rows import TableCell, best_of, cells_of, interval_notes
+from segcal.metrics.protocols import describe_protocol
+from segcal.metrics.rows import (
+    PART_SCORES,
+    TableCell,
+    best_of,
+    cells_of,
+    interval_notes,
+    protocol_cells,
+    region_cells,
+)
 from segcal.metrics.scores import SCORES, Score, number
 from segcal.viz.entry import Entry
 from segcal.viz.reading import class_names, counted
@@ -75,25 +84,23 @@ def class_ece_table(entries: Sequence[Entry]) -> dict[str, Any]:
     return {"columns": [Heading(entry.name) for entry in entries], "rows": rows}
 
 
-def region_columns() -> list[str]:
-    """The headings of the cells of `region_rows`."""
-    return [score.heading for name, score in SCORES.items() if name in _TILES]
-
-
-def region_rows(report: Report) -> list[dict[str, Any]]:
-    """The scores of all pixels, then those of each region."""
-    if not report.regions:
-        return []
+def part_tables(report: Report) -> list[dict[str, Any]]:
+    """The tables of the regions and of the protocols of averaging, those that there are."""
     parts = {report.protocol.region: report, **report.regions}
-    cells = cells_of(list(parts.values()), [s for n, s in SCORES.items() if n in _TILES])
-    return [
-        {
-            "name": name,
-            "cells": [cell._replace(best=False) for cell in row],
-            "pixels": f"{part.protocol.pixels:,}",
-        }
-        for (name, part), row in zip(parts.items(), cells, strict=True)
+    regions = [
+        {"name": name, "cells": cells, "note": f"{parts[name].protocol.pixels:,}"}
+        for name, cells in region_cells(report).items()
     ]
+    protocols = [
+        {"name": name, "cells": cells, "note": describe_protocol(name)}
+        for name, cells in protocol_cells(report).items()
+    ]
+    tables = [
+        {"title": "Regions", "corner": "region", "note": "pixels", "rows": regions},
+        {"title": "Protocols", "corner": "protocol", "note": "what it is", "rows": protocols},
+    ]
+    headings = [score.heading for score in PART_SCORES]
+    return [{**table, "headings": headings} for table in tables if table["rows"]]
 
 
 def worst_images(report: Report) -> list[tuple[str, str, str]]:

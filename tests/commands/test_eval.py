@@ -154,6 +154,21 @@ def test_saved_predictions(tmp_path, capsys, undrawn):
     assert len(PredictionFolder(folder)) == 8  # results lie beside, not among them
 
 
+def test_regions_and_protocols_are_blocks_of_report_and_table(tmp_path, undrawn):
+    folder = save_folder(tmp_path / "net", 5)
+    arguments = ["--regions", "boundary:1,classes:1+2", "--protocol", "pooled,image,batch:2"]
+    arguments += ["--overlays", "none", "--resamples", "0"]
+    assert main(["eval", "--predictions", str(folder), *arguments]) == 0
+    report = segcal.Report.load(folder / "eval" / "report.json")
+    assert list(report.regions) == ["boundary:1", "classes:1+2"]
+    assert report.regions["classes:1+2"].protocol.pixels == report.confusion.sum(1)[1:].sum()
+    assert list(report.protocols) == ["pooled", "image", "batch:2"]
+    assert report.protocols["pooled"]["ece"] == report.ece < report.protocols["image"]["ece"]
+    table = (folder / "eval" / "table.md").read_text()
+    for name in (*report.regions, *report.protocols):
+        assert f"\n| {name} |" in table
+
+
 def test_every_flag_of_the_format(tmp_path, undrawn):
     (tmp_path / "p").mkdir()
     (tmp_path / "l").mkdir()
@@ -251,6 +266,8 @@ def test_bad_files_are_skipped_counted_and_listed_on_request(tmp_path, capsys, u
         (["--predictions", "{saved}", "--labels", "nowhere"], "Expected labels to be a folder"),
         (["{seg}", "--split", "holdout", "--posthoc", "ts"], "fitted on"),
         (["{seg}", "--out", "{file}/x"], "cannot write to"),
+        (["--protocol", "batch", "x"], "Expected protocols among pooled, image"),
+        (["{seg}", "--regions", "boundary:3,classes:3"], "but got 'classes:3'"),
     ],
 )
 def test_wrong_arguments_are_one_line(runs, tmp_path, capsys, arguments, reason):

@@ -17,7 +17,7 @@ from tests.support.saved import save_folder
 def everything(rank, folder):
     source = SavedPredictions(PredictionFolder(folder), skip_bad=True)
     scalers = fit_scalers(("ts", "vs"), lambda: source)
-    found = reports(source, scalers)
+    found = reports(source, scalers, protocols=["image", "foreground", "batch:3"])
     network = network_source(Network())
     return {
         "saved": {name: report.to_dict() for name, report in found.items()},

@@ -1,10 +1,12 @@
 """Regions are the pixels their names say, and a meter over them is the ordinary meter."""
 
+import re
+
 import pytest
 import torch
 
 from segcal import CalibrationMeter
-from segcal.metrics.regions import boundary, class_group, interior
+from segcal.metrics.regions import boundary, class_group, interior, named_regions
 
 
 def labels_by_hand():
@@ -68,3 +70,22 @@ def test_wrong_use_is_named():
         boundary(1)(torch.zeros(5, dtype=torch.int64))
     with pytest.raises(ValueError, match="at least one class"):
         class_group([])
+
+
+def test_regions_by_name():
+    labels = labels_by_hand()
+    named = named_regions(["boundary:2", "interior:2", "classes:0+1", "classes:1", "foreground"], 2)
+    assert torch.equal(named["boundary:2"](labels), boundary(2)(labels))
+    assert torch.equal(named["interior:2"](labels), interior(2)(labels))
+    assert named["classes:0+1"](labels).all()
+    assert torch.equal(named["classes:1"](labels), labels == 1)
+    assert torch.equal(named["foreground"](labels), labels != 0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["boundary", "boundary:0", "boundary:1+2", "interior:-1", "classes:", "classes:2", "x:1"],
+)
+def test_other_region_names_are_refused(name):
+    with pytest.raises(ValueError, match=f"classes below 2, but got '{re.escape(name)}'"):
+        named_regions([name], 2)

@@ -3,7 +3,7 @@
 from segcal.evaluation.evaluate import measure
 
 
-def reports(source, scalers=None, *, resamples=1000):
+def reports(source, scalers=None, *, resamples=1000, **options):
     """The report after each scaler, by its name; by default of the predictions as they are."""
-    measured = measure(source, scalers or {"none": None}, per_image=resamples > 0)
+    measured = measure(source, scalers or {"none": None}, per_image=resamples > 0, **options)
     return {name: found.report(resamples=resamples) for name, found in measured.items()}

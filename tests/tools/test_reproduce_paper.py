@@ -145,6 +145,18 @@ def test_ece_is_possible_beside_sce():
     assert pacs.units["sce"] == "%"
 
 
+def test_ece_of_segmentation_says_under_confidence():
+    """The over-confident part of a pooled ECE is at most Σ n_b/n (1 - acc_b) = 1 - accuracy."""
+    table = paper.tables()["segmentation"]
+    accuracy = {row: value for metric, row, _, value in printed(table) if metric == "accuracy"}
+    excess = {
+        row: round(value + accuracy[row] - 100, 2)
+        for metric, row, _, value in printed(table)
+        if metric == "ece" and value > 100 - accuracy[row]
+    }
+    assert excess == {"nll / none": 2.58, "nll / ts": 0.91, "fl / none": 0.54}
+
+
 def test_every_row_has_an_experiment_and_a_stand_in(tmp_path):
     for table in paper.tables().values():
         for want in table.wants():
