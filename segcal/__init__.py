@@ -22,6 +22,11 @@ _EXPORTS = {
     "MatrixScaling": "segcal.posthoc",
     "DirichletCalibration": "segcal.posthoc",
     "LocalTemperatureScaling": "segcal.posthoc",
+    "ClasswiseTemperatureScaling": "segcal.posthoc",
+    "DistributionAwareTemperatureScaling": "segcal.posthoc",
+    "BetaCalibration": "segcal.posthoc",
+    "IsotonicCalibration": "segcal.posthoc",
+    "SelectiveScaling": "segcal.posthoc",
     "evaluate": "segcal.evaluation.evaluate",
 }
 _MODULES = ("losses", "metrics", "posthoc", "viz", "data", "models", "training", "evaluation")

@@ -11,10 +11,17 @@ from segcal.posthoc.registry import ENTRIES
 
 if TYPE_CHECKING:
     from segcal.posthoc.affine import MatrixScaling, VectorScaling
+    from segcal.posthoc.beta import BetaCalibration
+    from segcal.posthoc.classwise import (
+        ClasswiseTemperatureScaling,
+        DistributionAwareTemperatureScaling,
+    )
     from segcal.posthoc.dirichlet import DirichletCalibration
     from segcal.posthoc.interface import Scaler
+    from segcal.posthoc.isotonic import IsotonicCalibration
     from segcal.posthoc.loading import SCALERS, load
     from segcal.posthoc.local import LocalTemperatureScaling
+    from segcal.posthoc.selective import SelectiveScaling
     from segcal.posthoc.temperature import TemperatureScaling
 
 # Loaded on first use: the registry alone needs no torch.
@@ -23,10 +30,15 @@ _EXPORTS |= {"Scaler": "interface", "SCALERS": "loading", "load": "loading"}
 
 __all__ = [
     "SCALERS",
+    "BetaCalibration",
+    "ClasswiseTemperatureScaling",
     "DirichletCalibration",
+    "DistributionAwareTemperatureScaling",
+    "IsotonicCalibration",
     "LocalTemperatureScaling",
     "MatrixScaling",
     "Scaler",
+    "SelectiveScaling",
     "TemperatureScaling",
     "VectorScaling",
     "load",

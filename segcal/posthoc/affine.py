@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 
 from segcal.posthoc.convex import Objective, choose_penalty, minimise
-from segcal.posthoc.interface import Scaler
+from segcal.posthoc.pixelwise import MAX_PIXELS, PixelScaler
 from segcal.posthoc.sample import PixelSampler
 from segcal.posthoc.stream import Stream, Survey
 
-MAX_PIXELS = 100_000
 
-
-class AffineScaler(Scaler):
+class AffineScaler(PixelScaler):
     """softmax(W x + b) with x made of the logits, fitted on a sample of the hold-out's pixels.
 
     One pass over the batches takes the sample: each valid pixel has the same chance, and the sample
@@ -64,16 +62,12 @@ class AffineScaler(Scaler):
         ignore_index: int = 255,
         sync: bool = True,
     ) -> None:
-        super().__init__(ignore_index=ignore_index, sync=sync)
+        super().__init__(max_pixels=max_pixels, seed=seed, ignore_index=ignore_index, sync=sync)
         for name, values in (("lambdas", lambdas), ("mus", mus)):
             if not values or not all(value >= 0 for value in values):
                 raise ValueError(f"Expected {name} to be numbers >= 0, but got {values}")
-        if max_pixels < 1:
-            raise ValueError(f"Expected max_pixels > 0, but got {max_pixels}")
         self.lambdas = tuple(lambdas)
         self.mus = tuple(mus)
-        self.max_pixels = max_pixels
-        self.seed = seed
 
     def _fit(self, stream: Stream) -> tuple[Survey, float, float]:
         sampler = PixelSampler(self.max_pixels, self.seed)
@@ -94,12 +88,9 @@ class AffineScaler(Scaler):
         self.lambda_, self.mu_ = pair
         return survey, before, after
 
-    def _transform(self, logits: Tensor, images: Tensor | None) -> Tensor:
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        dense = wide.flatten(2) if wide.ndim > 2 else wide.unsqueeze(2)  # (N, C, L)
+    def _map(self, dense: Tensor) -> Tensor:
         bias = self.bias_.to(dense).unsqueeze(1)  # (C, 1)
-        mapped = self._multiply(self.weight_.to(dense), self._features(dense)) + bias
-        return mapped.reshape(logits.shape).to(logits.dtype)
+        return self._multiply(self.weight_.to(dense), self._features(dense)) + bias
 
     def _features(self, logits: Tensor) -> Tensor:
         """Make x (…, C, P) of logits (…, C, P)."""

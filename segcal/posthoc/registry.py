@@ -29,6 +29,17 @@ ENTRIES: dict[str, ScalerEntry] = {
     "ms": ScalerEntry("affine", "MatrixScaling", "matrix scaling"),
     "dc": ScalerEntry("dirichlet", "DirichletCalibration", "Dirichlet calibration"),
     "lts": ScalerEntry("local", "LocalTemperatureScaling", "local temperature scaling"),
+    "cts": ScalerEntry(
+        "classwise", "ClasswiseTemperatureScaling", "a temperature for each predicted class"
+    ),
+    "cdats": ScalerEntry(
+        "classwise",
+        "DistributionAwareTemperatureScaling",
+        "class-distribution-aware temperature scaling",
+    ),
+    "beta": ScalerEntry("beta", "BetaCalibration", "beta calibration"),
+    "isotonic": ScalerEntry("isotonic", "IsotonicCalibration", "isotonic regression"),
+    "selective": ScalerEntry("selective", "SelectiveScaling", "selective scaling"),
 }
 
 

@@ -83,7 +83,7 @@ class Smallest:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """P pixels of a hold-out, this rank's share.
+    """P pixels of a hold-out: this rank's share of a sample, or all of it.
 
     Attributes:
         pixels: of shape (1, C, P), all valid, in float64.
@@ -114,11 +114,23 @@ class PixelSampler:
         n, at, key, number = n[keep], at[keep], key[keep], number[keep]
         self._smallest.offer(key, dense[n, :, at], batch.pixels.target[n, at], number)
 
-    def finish(self, stream: Stream, num_classes: int) -> Sample:
-        """The sample, once `stream` was read."""
+    def finish(self, stream: Stream, num_classes: int, *, gather: bool = False) -> Sample:
+        """The sample, once `stream` was read.
+
+        Args:
+            stream: that was read.
+            num_classes: C.
+            gather: give every rank the whole sample, in an order that does not depend on how the
+                ranks share the images.
+        """
         none = torch.zeros(0, dtype=torch.int64)
         nothing = (none, torch.zeros(0, num_classes), none, none)
         key, logits, labels, number = self._smallest.take(stream) or nothing
+        if gather:
+            parts = key, logits.double(), labels, number
+            key, logits, labels, number = (stream.concatenate(part) for part in parts)
+            order = key.argsort()
+            key, logits, labels, number = (t[order] for t in (key, logits, labels, number))
         validation = in_validation(number)
         sides = torch.stack([validation.sum(), (~validation).sum()]).double()
         if not stream.sum_over_ranks(sides).all():

@@ -81,6 +81,10 @@ class Total:
         sums = stream.sum_over_ranks(self._sums.cpu())
         return sums[:-1], int(sums[-1])
 
+    def alone(self) -> Tensor:
+        """(size,) the sums of this process, on the CPU."""
+        return self._sums[:-1].cpu()
+
 
 class Stream:
     """A hold-out that can be read again and again.
@@ -181,6 +185,10 @@ class Stream:
             return tensor
         device = distributed.communication_device()
         return distributed.concatenate(tensor.to(device)).to(tensor.device)
+
+    def of_first_rank(self, tensor: Tensor) -> Tensor:
+        """The first rank's `tensor`, of the same shape on every rank; unchanged without `sync`."""
+        return self.sum_over_ranks(tensor if self._ranks()[1] == 0 else torch.zeros_like(tensor))
 
     def _ranks(self) -> tuple[int, int]:
         return (distributed.world_size(), distributed.rank()) if self._sync else (1, 0)

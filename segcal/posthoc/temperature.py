@@ -104,11 +104,17 @@ def _fit_newton(stream: Stream) -> tuple[Survey, float, float, float]:
     return survey, 1 / beta, before / survey.count, nll / survey.count
 
 
-def sums_of(pixels: Pixels, stream: Stream) -> Callable[[float], Tensor]:
-    """The function that `least_nll` needs, of `pixels` in memory on every rank of the stream."""
+def sums_of(pixels: Pixels, stream: Stream | None = None) -> Callable[[float], Tensor]:
+    """The function that `least_nll` needs, of `pixels` in memory.
+
+    Args:
+        pixels: this rank's.
+        stream: whose ranks to sum over; None sums this rank's pixels alone.
+    """
 
     def sums(beta: float) -> Tensor:
-        return Total(lambda block: derivatives(block, beta), 3).add(pixels).over_ranks(stream)[0]
+        total = Total(lambda block: derivatives(block, beta), 3).add(pixels)
+        return total.alone() if stream is None else total.over_ranks(stream)[0]
 
     return sums
 

@@ -11,7 +11,7 @@ from tests.support.holdouts import make_scaler, random_holdout
 # One of each kind of operation is enough for the slower of the two.
 CASES = [
     *((name, ".pt2") for name in (None, *SCALERS)),
-    *((name, ".onnx") for name in ("ts", "dc", "lts")),
+    *((name, ".onnx") for name in ("ts", "dc", "lts", "cts", "isotonic", "selective")),
 ]
 
 

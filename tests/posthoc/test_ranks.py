@@ -10,12 +10,11 @@ from tests.support.holdouts import random_holdout, whole
 from tests.support.ranks import run_on_ranks
 
 # In each, pixels are sampled: there are 5 images of 16 · 16, one pixel in ten ignored.
-CASES = {
+CASES = {name: {"max_pixels": 300} for name in SCALERS} | {
     "ts": {},
-    "vs": {"max_pixels": 300},
-    "ms": {"max_pixels": 300},
     "dc": {"max_pixels": 300, "lambdas": [0, 0.1, 10], "mus": [0, 1]},
     "lts": {"max_pixels": 600, "epochs": 3},
+    "selective": {"max_pixels": 300, "epochs": 3, "lr": 1e-2},
 }
 
 

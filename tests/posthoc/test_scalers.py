@@ -1,6 +1,7 @@
 """What holds for every scaler: what it refuses, any shape, the same after saving and loading."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 import segcal
 from segcal.posthoc import SCALERS, load
+from tests.support import ROOT
 from tests.support.holdouts import make_scaler, random_holdout, whole
 
 
@@ -23,7 +25,10 @@ every_scaler = pytest.mark.parametrize("name", SCALERS)
 
 
 def test_names():
-    assert [*SCALERS] == ["ts", "vs", "ms", "dc", "lts"]
+    assert [*SCALERS] == [
+        *("ts", "vs", "ms", "dc", "lts"),
+        *("cts", "cdats", "beta", "isotonic", "selective"),
+    ]
     for name, scaler in SCALERS.items():
         assert scaler.name == name
         assert getattr(segcal, scaler.__name__) is scaler
@@ -35,6 +40,48 @@ def test_fit_improves_and_returns_itself(name):
     assert scaler.fit(random_holdout()) is scaler
     assert scaler.improved_ and scaler.nll_after_ < scaler.nll_before_
     assert scaler.num_classes_ == 5
+
+
+@every_scaler
+def test_what_other_images_contradict_is_refused(name):
+    """Nine images teach that predictions mean nothing, and every fifth that all are right."""
+    z, y = whole(random_holdout(10, n=1, temperature=4, ignored=0))
+    validates = torch.arange(10) % 5 == 1
+    y = torch.randint(0, 5, y.shape, generator=torch.Generator().manual_seed(0))
+    y[validates] = z[validates].argmax(1)
+    scaler = make_scaler(name)
+    if name == "ts":  # one number, validated on all of the hold-out
+        assert scaler.fit([(z, y)]).improved_
+        return
+    with pytest.warns(UserWarning, match="it would take the NLL .* logits are left as they are"):
+        scaler.fit([(z, y)])
+    assert not scaler.improved_ and scaler.nll_after_ >= scaler.nll_before_
+    expected = torch.nn.functional.cross_entropy(z[validates], y[validates]).item()
+    assert scaler.nll_before_ == pytest.approx(expected, rel=1e-5)
+    torch.testing.assert_close(scaler(z).softmax(1), z.softmax(1))
+
+
+def rows_of_the_page():
+    """The table of methods in docs/evaluation.md: (short name, what becomes of predictions)."""
+    text = (ROOT / "docs" / "evaluation.md").read_text()
+    table = text.partition("## Post-hoc methods")[2].partition("##")[0]
+    for names, last in re.findall(r"^\| (`.*?`) \|.*\| ([a-z ]+) \|$", table, flags=re.M):
+        yield from ((name, last) for name in re.findall(r"`(\w+)`", names))
+
+
+def test_the_page_says_what_becomes_of_the_predicted_class(fitted):
+    rows = dict(rows_of_the_page())
+    assert [*rows] == [*SCALERS]
+    z = 4 * torch.randn(500, 5, 4, 4, generator=torch.Generator().manual_seed(3))
+    for name, scaler in fitted.items():
+        stays = torch.equal(scaler(z).argmax(1), z.argmax(1))
+        assert rows[name] == ("stays" if stays else "may change"), name
+
+
+@every_scaler
+def test_extreme_logits_give_finite_logits(name, fitted):
+    z = torch.tensor([[1e4, -1e4, 0, 0, 3], [0, 0, 0, 0, 0], [200, 200, -200, 0, 1]])
+    assert fitted[name](z).isfinite().all()
 
 
 @every_scaler

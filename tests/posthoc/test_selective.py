@@ -1,0 +1,106 @@
+"""Selective scaling: it softens what it takes for wrong, and leaves everything else."""
+
+import pytest
+import torch
+
+import segcal
+from segcal.posthoc.selective import _detector, _folded
+from tests.support.holdouts import make_scaler, random_holdout, whole
+
+WRONG = 2  # a prediction of this class is wrong nine times in ten
+
+
+def planted_holdout(seed, *, n=20, k=4, size=(12, 12)):
+    """Sure predictions that are right, unless they are of the class WRONG."""
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(n, k, *size, generator=generator)
+    y = torch.randint(0, k, (n, *size), generator=generator)
+    z.scatter_add_(1, y.unsqueeze(1), torch.full_like(z[:, :1], 6.0))
+    predicted = z.argmax(1)
+    spoilt = (predicted == WRONG) & (torch.rand(y.shape, generator=generator) < 0.9)
+    others = (y + torch.randint(1, k, y.shape, generator=generator)) % k
+    y = torch.where(spoilt, others, y)
+    y[torch.rand(y.shape, generator=generator) < 0.1] = 255
+    return z, y
+
+
+@pytest.fixture(scope="module")
+def planted():
+    return segcal.SelectiveScaling(epochs=6, lr=1e-2).fit([planted_holdout(0)])
+
+
+def test_the_planted_wrong_region_is_found_and_softened(planted):
+    z, y = planted_holdout(1)
+    wrong = planted.wrong(z)
+    assert wrong.shape == y.shape and wrong.dtype == torch.bool
+    region = z.argmax(1) == WRONG
+    assert wrong[region].float().mean() > 0.98
+    assert wrong[~region].float().mean() < 0.02
+    assert planted.temperature_ > 2 and planted.epoch_ >= 1
+    before, after = (segcal.CalibrationMeter(4) for _ in range(2))
+    before.update(z, y)
+    after.update(planted(z), y)
+    assert after.compute().nll < 0.5 * before.compute().nll
+    assert after.compute().ece < 0.5 * before.compute().ece
+
+
+def test_right_pixels_stay_and_the_predicted_class_too(planted):
+    z, _ = planted_holdout(1)
+    out, wrong = planted(z), planted.wrong(z)
+    assert wrong.any() and not wrong.all()
+    right = (~wrong).unsqueeze(1).expand_as(z)
+    assert torch.equal(out[right], z[right])
+    torch.testing.assert_close(out[~right], z[~right] / planted.temperature_)
+    assert torch.equal(out.argmax(1), z.argmax(1))
+
+
+def test_ignored_pixels_are_never_learned_as_wrong():
+    """Most pixels predicted as class 1 are ignored; the others are right."""
+    z, y = planted_holdout(0)
+    hidden = torch.rand(y.shape, generator=torch.Generator().manual_seed(1)) < 0.9
+    y = torch.where((z.argmax(1) == 1) & hidden, 255, y)
+    scaler = segcal.SelectiveScaling(epochs=3, lr=1e-2).fit([(z, y)])
+    assert scaler.improved_
+    assert scaler.wrong(z)[z.argmax(1) == 1].float().mean() < 0.1
+    generator = torch.Generator().manual_seed(2)
+    other = torch.where((y == 255).unsqueeze(1), 9 * torch.randn(z.shape, generator=generator), z)
+    again = segcal.SelectiveScaling(epochs=3, lr=1e-2).fit([(other, y)])
+    for key, tensor in scaler.state_dict().items():
+        assert torch.equal(again.state_dict()[key], tensor)
+
+
+def test_without_wrong_predictions_nothing_changes():
+    z, _ = whole(random_holdout(ignored=0))
+    with pytest.warns(UserWarning, match="SelectiveScaling: .*logits are left as they are"):
+        scaler = make_scaler("selective").fit([(z, z.argmax(1))])
+    assert not scaler.improved_ and scaler.epoch_ == 0 and scaler.temperature_ == 1
+    assert torch.equal(scaler(z), z)
+
+
+def test_the_same_seed_gives_the_same_network():
+    holdout = random_holdout()
+    one, again = (make_scaler("selective").fit(holdout) for _ in range(2))
+    other = make_scaler("selective", seed=1).fit(holdout)
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+    assert not torch.equal(other.network_[0].weight, one.network_[0].weight)
+
+
+def test_batch_norm_is_part_of_the_weights(planted):
+    detector = _detector(4, seed=0)
+    x = torch.randn(2, 4, 50)
+    for _ in range(3):
+        detector(5 + 3 * x)  # moves the running means
+    expected = detector.eval()(x)
+    torch.testing.assert_close(_folded(detector)(x), expected, atol=1e-4, rtol=1e-4)
+    z, _ = planted_holdout(1, n=2)
+    training, evaluating = planted.train()(z), planted.eval()(z)
+    assert torch.equal(training, evaluating)
+    widths = [tuple(w.shape[:2]) for w in planted.network_.parameters() if w.ndim > 1]
+    assert widths == [(4, 4), (8, 4), (4, 8), (2, 4)]
+
+
+@pytest.mark.parametrize("options", [{"epochs": 0}, {"repeats": 0}, {"lr": 0.0}, {"max_pixels": 0}])
+def test_options_are_checked(options):
+    with pytest.raises(ValueError, match="Expected .* > 0, but got"):
+        segcal.SelectiveScaling(**options)
