@@ -113,7 +113,7 @@ def believed_accuracy(entries: Sequence[Entry], ax: Axes | None = None) -> Axes:
         ax.plot(true, believed, label=plain(entry.name), markersize=4, **style)
         ring = {"marker": "o", "markersize": 10, "fillstyle": "none", "color": style["color"]}
         ax.plot(true[:1], believed[:1], linestyle="none", **ring)
-    low = max(0.0, 10 * math.floor(low / 10))
+    low = max(0.0, 10 * math.floor((low - 1) / 10))
     ax.plot([low, 100], [low, 100], color=ink(), linewidth=0.8, linestyle=(0, (4, 3)))
     ax.set(xlim=(low, 100), ylim=(low, 101))
     ax.set(xlabel="true accuracy (%)", ylabel="mean confidence (%)")

@@ -13,7 +13,7 @@ from segcal.viz.heatmap import calibration_overlay, predictions, rgb_image
 from segcal.viz.palette import class_palette
 
 _WIDTH, _TALLEST = 1.7, 2.6  # inches, of a picture
-_GAP, _HEAD, _SIDE = 0.06, 0.26, 1.15
+_GAP, _HEAD, _SIDE = 0.06, 0.26, 1.25
 
 
 @dataclass(frozen=True)
