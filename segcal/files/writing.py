@@ -1,4 +1,4 @@
-"""The place for writing files so that a reader never meets a half-written one."""
+"""Writing of files so that a reader never meets a half-written one."""
 
 from __future__ import annotations
 
