@@ -329,8 +329,9 @@ def test_crops_are_counted_in_place(monkeypatch):
 
 
 def test_without_numba_torch_counts_and_says_so_once(monkeypatch, caplog):
-    for name in ("segcal.metrics.counting.cpu", "segcal.metrics.counting.compiled"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in ("cpu", "compiled"):
+        monkeypatch.delitem(sys.modules, f"segcal.metrics.counting.{name}")
+        monkeypatch.delattr(counting, name)
     monkeypatch.setitem(sys.modules, "numba", None)
     counting.compiled_passes.cache_clear()
     try:
