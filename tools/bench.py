@@ -3,7 +3,7 @@
 python tools/bench.py losses      each loss, forward + backward, against F.cross_entropy
 python tools/bench.py posthoc     the fit of each scaler, against L-BFGS on all logits in memory
 python tools/bench.py train       the trainer against a plain PyTorch loop; the speed of the loader
-python tools/bench.py metrics     the meter against one softmax, numpy bincount and torchmetrics
+python tools/bench.py metrics     the meter against one softmax, numpy, torchmetrics and others
 python tools/bench.py scale       1,000 images of 1024×2048 through one meter: pixels/s and memory
 """
 

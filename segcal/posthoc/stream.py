@@ -59,9 +59,9 @@ class Survey:
 
 
 class Total:
-    """Running sums over the batches it is shown, of `terms`: a block to a (size,) vector."""
+    """Running sums over the batches it is shown, of `terms`: pixels to a (size,) vector."""
 
-    def __init__(self, terms: Callable[[PixelBlock], Tensor], size: int) -> None:
+    def __init__(self, terms: Callable[[Pixels], Tensor], size: int) -> None:
         self._terms = terms
         self._sums = torch.zeros(size + 1, dtype=torch.float64)  # the last counts pixels
 
@@ -71,9 +71,9 @@ class Total:
 
     def add(self, pixels: Pixels) -> Total:
         """Add some pixels; returns self."""
-        for block in pixel_blocks(pixels):
-            count = block.valid.sum(dtype=torch.float64)[None]
-            self._sums = _plus(self._sums, torch.cat([self._terms(block), count]))
+        terms = self._terms(pixels)
+        count = pixels.valid.sum(dtype=torch.float64)[None]
+        self._sums = _plus(self._sums, torch.cat([terms, count]))
         return self
 
     def over_ranks(self, stream: Stream) -> tuple[Tensor, int]:
@@ -158,8 +158,8 @@ class Stream:
         self._count = int(sums[:num_classes].sum())
         return Survey(num_classes, image_channels, self._count)
 
-    def total(self, terms: Callable[[PixelBlock], Tensor], size: int) -> Tensor:
-        """(size,) Σ of terms(block) over all pixels and ranks: one more pass over the batches."""
+    def total(self, terms: Callable[[Pixels], Tensor], size: int) -> Tensor:
+        """(size,) Σ of terms(pixels) over all pixels and ranks: one more pass over the batches."""
         total = Total(terms, size)
         for batch in self:
             total(batch)
@@ -227,6 +227,14 @@ class Stream:
                 "of every pixel sum to 1; pass the network's output before the softmax, or "
                 "probabilities.log()"
             )
+
+
+def sum_of_blocks(terms: Callable[[PixelBlock], Tensor], pixels: Pixels, size: int) -> Tensor:
+    """(size,) Σ of terms(block) over the blocks of `pixels`."""
+    total = torch.zeros(size, dtype=torch.float64, device=pixels.dense.device)
+    for block in pixel_blocks(pixels):
+        total += terms(block)
+    return total
 
 
 def pixel_blocks(pixels: Pixels) -> Iterator[PixelBlock]:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
+from segcal.metrics.counting import compiled_passes
 from segcal.pixels import Pixels
 from segcal.posthoc.interface import Scaler
 from segcal.posthoc.sample import PixelSampler
-from segcal.posthoc.stream import HoldoutBatch, PixelBlock, Stream, Survey, Total
+from segcal.posthoc.stream import (
+    HoldoutBatch,
+    PixelBlock,
+    Stream,
+    Survey,
+    Total,
+    sum_of_blocks,
+)
 
 # Where temperatures are sought. If all predictions on the hold-out are right, T → 0; if the logits
 # say nothing of the labels, T → ∞: both end at a bound, with a warning.
@@ -85,7 +94,7 @@ class TemperatureScaling(Scaler):
 
 def _fit_newton(stream: Stream) -> tuple[Survey, float, float, float]:
     sampler = PixelSampler(_GUESS_PIXELS, seed=0)
-    unscaled = Total(lambda block: derivatives(block, 1.0), 3)
+    unscaled = Total(lambda pixels: sum_derivatives(pixels, 1.0), 3)
 
     def visit(batch: HoldoutBatch) -> None:
         sampler(batch)
@@ -98,7 +107,7 @@ def _fit_newton(stream: Stream) -> tuple[Survey, float, float, float]:
     if survey.count > _GUESS_PIXELS:  # else the sample is the whole
 
         def in_one_pass(beta: float) -> Tensor:
-            return stream.total(lambda block: derivatives(block, beta), 3)
+            return stream.total(lambda pixels: sum_derivatives(pixels, beta), 3)
 
         beta, nll = least_nll(in_one_pass, beta, most=_MOST_PASSES)
     return survey, 1 / beta, before / survey.count, nll / survey.count
@@ -113,14 +122,33 @@ def sums_of(pixels: Pixels, stream: Stream | None = None) -> Callable[[float], T
     """
 
     def sums(beta: float) -> Tensor:
-        total = Total(lambda block: derivatives(block, beta), 3).add(pixels)
+        total = Total(lambda pixels: sum_derivatives(pixels, beta), 3).add(pixels)
         return total.alone() if stream is None else total.over_ranks(stream)[0]
 
     return sums
 
 
-def derivatives(block: PixelBlock, beta: float) -> Tensor:
+def sum_derivatives(pixels: Pixels, beta: float) -> Tensor:
     """(3,) Σ over pixels of the NLL at 1/T = β and of its first two derivatives in β."""
+    if (compiled := _compiled_for(pixels)) is not None:
+        return compiled.sum_tempered_nll(pixels, [beta])[0]
+    return sum_of_blocks(lambda block: derivatives(block, beta), pixels, 3)
+
+
+def sum_grid_nll(pixels: Pixels) -> Tensor:
+    """(100,) Σ over pixels of the NLL at T = 0.1, 0.2, …, 10."""
+    if (compiled := _compiled_for(pixels)) is not None:
+        betas = [10 / index for index in range(1, GRID + 1)]
+        return compiled.sum_tempered_nll(pixels, betas)[:, 0]
+    return sum_of_blocks(grid_nll, pixels, GRID)
+
+
+def _compiled_for(pixels: Pixels) -> ModuleType | None:
+    return compiled_passes() if pixels.dense.device.type == "cpu" else None
+
+
+def derivatives(block: PixelBlock, beta: float) -> Tensor:
+    """(3,) the same sums of a block, in torch."""
     z = block.logits - block.logits.amax(1, keepdim=True)  # (n, C, l), so that exp cannot overflow
     true = z.gather(1, block.target.unsqueeze(1)).squeeze(1)  # (n, l)
     weight = (z * beta).exp_()
@@ -168,7 +196,7 @@ def least_nll(
 
 
 def _fit_grid(stream: Stream) -> tuple[Survey, float, float, float]:
-    total = Total(grid_nll, GRID)
+    total = Total(sum_grid_nll, GRID)
     survey = stream.survey(total)
     nll = total.over_ranks(stream)[0] / survey.count
     best = int(nll.argmin())
@@ -176,7 +204,7 @@ def _fit_grid(stream: Stream) -> tuple[Survey, float, float, float]:
 
 
 def grid_nll(block: PixelBlock) -> Tensor:
-    """(100,) Σ over pixels of the NLL at T = 0.1, 0.2, …, 10."""
+    """(100,) the same sums of a block, in torch."""
     z = block.logits - block.logits.amax(1, keepdim=True)  # (n, C, l)
     true = z.gather(1, block.target.unsqueeze(1)).squeeze(1)  # (n, l)
     nll = torch.zeros(GRID, dtype=z.dtype, device=z.device)

@@ -329,10 +329,11 @@ def test_crops_are_counted_in_place(monkeypatch):
 
 
 def test_without_numba_torch_counts_and_says_so_once(monkeypatch, caplog):
-    for name in ("segcal.metrics.counting.cpu", "segcal.metrics.counting.compiled"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in ("cpu", "compiled"):
+        monkeypatch.delitem(sys.modules, f"segcal.metrics.counting.{name}")
+        monkeypatch.delattr(counting, name)
     monkeypatch.setitem(sys.modules, "numba", None)
-    counting._compiled_pass.cache_clear()
+    counting.compiled_passes.cache_clear()
     try:
         with caplog.at_level(logging.INFO, "segcal"):
             meter = CalibrationMeter(4)
@@ -342,7 +343,7 @@ def test_without_numba_torch_counts_and_says_so_once(monkeypatch, caplog):
         (line,) = caplog.messages
         assert "numba cannot be imported" in line
     finally:
-        counting._compiled_pass.cache_clear()
+        counting.compiled_passes.cache_clear()
 
 
 def test_long_compiling_is_announced(monkeypatch):
@@ -350,7 +351,7 @@ def test_long_compiling_is_announced(monkeypatch):
     monkeypatch.setattr(cpu, "_ANNOUNCED_AFTER", 0)
     monkeypatch.setattr(cpu.log, "info", lambda *message: said.set())
     monkeypatch.setattr(cpu, "count_pixels", lambda *arguments: said.wait(60))
-    cpu._load_code.__wrapped__(torch.float32)
+    cpu._load_counting.__wrapped__(torch.float32)
     assert said.is_set()
 
 

@@ -14,7 +14,7 @@ import segcal
 from segcal.pixels import flatten
 from segcal.posthoc import temperature as module
 from segcal.posthoc.stream import pixel_blocks
-from segcal.posthoc.temperature import T_MAX, T_MIN, derivatives, grid_nll
+from segcal.posthoc.temperature import T_MAX, T_MIN, sum_derivatives, sum_grid_nll
 from tests.support.holdouts import exact_holdout, nll, random_holdout, whole
 
 pytestmark = pytest.mark.filterwarnings("ignore:TemperatureScaling")
@@ -65,23 +65,35 @@ def test_both_methods_agree_with_scipy(seed):
     assert grid.nll_before_ == newton.nll_before_ == pytest.approx(reference_nll(holdout, 1))
 
 
-def test_grid_sums_are_the_nll_at_each_temperature():
-    holdout = random_holdout(1, k=3)
+@pytest.fixture(params=["compiled", "torch"])
+def summed_by(request, monkeypatch):
+    """Sums over pixels by the compiled pass, and by that of accelerators."""
+    if request.param == "torch":
+        monkeypatch.setattr(module, "compiled_passes", lambda: None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_grid_sums_are_the_nll_at_each_temperature(dtype, summed_by):
+    holdout = [(z.to(dtype), y) for z, y in random_holdout(1, k=3)]
     pixels = flatten(*holdout[0])
-    sums = sum(grid_nll(block) for block in pixel_blocks(pixels)) / pixels.valid.sum()
+    sums = sum_grid_nll(pixels) / pixels.valid.sum()
     expected = [reference_nll(holdout, i / 10) for i in range(1, 101)]
     np.testing.assert_allclose(sums, expected, rtol=1e-12)
 
 
-def test_derivatives_are_those_of_autograd():
-    (z, y), *_ = random_holdout(1)
-    pixels = flatten(z.double(), y)
-    beta = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
-    value = torch.nn.functional.cross_entropy(beta * pixels.logits, pixels.labels, reduction="sum")
-    (first,) = torch.autograd.grad(value, beta, create_graph=True)
-    (second,) = torch.autograd.grad(first, beta)
-    found = sum(derivatives(block, 0.7) for block in pixel_blocks(pixels))
-    torch.testing.assert_close(found, torch.stack([value, first, second]).detach())
+@pytest.mark.parametrize("size", [(), (40, 50)], ids=["classification", "segmentation"])
+def test_derivatives_are_those_of_autograd(size, summed_by):
+    (z, y), *_ = random_holdout(1, n=7, size=size)
+    for dense in (z.double(), z.double().movedim(1, -1).contiguous().movedim(-1, 1)):
+        pixels = flatten(dense, y)
+        beta = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+        value = torch.nn.functional.cross_entropy(
+            beta * pixels.logits, pixels.labels, reduction="sum"
+        )
+        (first,) = torch.autograd.grad(value, beta, create_graph=True)
+        (second,) = torch.autograd.grad(first, beta)
+        found = sum_derivatives(pixels, 0.7)
+        torch.testing.assert_close(found, torch.stack([value, first, second]).detach())
 
 
 def test_blocks_cover_every_pixel_once(monkeypatch):

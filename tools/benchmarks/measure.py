@@ -15,11 +15,25 @@ import torch
 
 @dataclass(frozen=True)
 class Measurement:
-    """The cost of one function: median seconds, and peak memory above the level before it."""
+    """The cost of one function: seconds of each round, peak memory above the level before it."""
 
     name: str
-    seconds: float
+    rounds: tuple[float, ...]
     extra_bytes: float
+
+    @property
+    def seconds(self) -> float:
+        """The median of the rounds."""
+        return statistics.median(self.rounds)
+
+    def ratio(self, base: Measurement) -> str:
+        """The median of the ratios to `base` in each round, with the quartiles of several."""
+        ratios = [own / other for own, other in zip(self.rounds, base.rounds, strict=True)]
+        text = f"{statistics.median(ratios):.2f}"
+        if len(ratios) < 4 or self is base:
+            return text
+        low, _, high = statistics.quantiles(ratios, n=4)
+        return f"{text} ({low:.2f}–{high:.2f})"
 
 
 def time_and_memory(
@@ -37,7 +51,7 @@ def time_and_memory(
             synchronise(device)
             seconds[name].append(time.perf_counter() - start)
     return [
-        Measurement(name, statistics.median(seconds[name]), peak_extra_bytes(function, device))
+        Measurement(name, tuple(seconds[name]), peak_extra_bytes(function, device))
         for name, function in work.items()
     ]
 
@@ -81,16 +95,23 @@ def resident(key: str) -> float:
     return float(line.split()[1]) * 1024
 
 
-def print_ratios(rows: Iterable[Measurement]) -> None:
-    """Print a Markdown table of `rows`, each as it is measured, with ratios to the first."""
+def print_ratios(rows: Iterable[Measurement], *, pixels: int | None = None) -> None:
+    """Print a Markdown table of `rows`, each as it is measured, with ratios to the first.
+
+    Args:
+        rows: measured in the same rounds.
+        pixels: that each row works on, to print pixels per second too.
+    """
     base = None
     for row in rows:
         if base is None:
             base = row
-            print(f"| | time (ms) | × {base.name} | extra memory (MB) | × {base.name} |")
-            print("|---|---:|---:|---:|---:|")
+            rate = "" if pixels is None else " 10⁶ pixels/s |"
+            print(f"| | time (ms) | × {base.name} |{rate} extra memory (MB) | × {base.name} |")
+            print("|---|---:|---:|---:|---:|" + "---:|" * (pixels is not None))
+        rate = "" if pixels is None else f"| {pixels / row.seconds / 1e6:.1f} "
         print(
-            f"| {row.name} | {row.seconds * 1e3:.1f} | {row.seconds / base.seconds:.2f} "
+            f"| {row.name} | {row.seconds * 1e3:.1f} | {row.ratio(base)} {rate}"
             f"| {row.extra_bytes / 1e6:.0f} | {row.extra_bytes / max(base.extra_bytes, 1):.2f} |",
             flush=True,
         )

@@ -101,4 +101,4 @@ def _once(name: str, function: Callable[[], object], device: str) -> Measurement
         seconds.append(time.perf_counter() - start)
 
     extra = peak_extra_bytes(timed, device)
-    return Measurement(name, seconds[0], extra)
+    return Measurement(name, tuple(seconds), extra)

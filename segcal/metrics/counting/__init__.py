@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 from torch import Tensor
 
@@ -58,17 +59,17 @@ def count(
 
 
 def counting_pass(device_type: str) -> Callable[..., list[BatchSums]]:
-    """What counts on a type of device."""
-    compiled = _compiled_pass() if device_type == "cpu" else None
-    return count_in_torch if compiled is None else compiled
+    """The function that counts on a type of device."""
+    compiled = compiled_passes() if device_type == "cpu" else None
+    return count_in_torch if compiled is None else compiled.count_compiled
 
 
 @functools.cache
-def _compiled_pass() -> Callable[..., list[BatchSums]] | None:
-    """The compiled pass, if numba is there; it is not loaded before something is counted."""
+def compiled_passes() -> ModuleType | None:
+    """`counting.cpu`, or None without numba, which is not imported before it is needed."""
     try:
-        from segcal.metrics.counting.cpu import count_compiled
+        from segcal.metrics.counting import cpu
     except ImportError as error:
         log.info("counting with torch, which is slower: numba cannot be imported (%s)", error)
         return None
-    return count_compiled
+    return cpu

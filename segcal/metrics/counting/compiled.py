@@ -1,6 +1,6 @@
-"""The counting pass on the CPU, compiled: one walk over the pixels, a block of them at a time.
+"""The compiled passes on the CPU: one walk over the pixels, a block of them at a time.
 
-A block is a (K, P) piece of the logits that the cache holds. It is loaded once, becomes
+A block is a (K, P) piece of the logits that the cache holds. To count, it is loaded once, becomes
 probabilities in place, and leaves behind everything that the meter keeps. In each pixel fewer than
 B classes can have a probability past the first bin edge, and mostly one or two do: only those are
 sorted into bins, and the rest of a row belongs to the first bin.
@@ -486,3 +486,95 @@ def count_pixels(
             tables.scores[a, 1] += brier
         counted += n
     return counted
+
+
+@njit(**_EXACT)
+def _weigh(z, beta, squared, weight, norm, first, second):
+    """Compute the weights exp(β z), or square those of β / 2; and Σ_c w, Σ_c w z, Σ_c w z²."""
+    pixels = len(norm)
+    for j in range(pixels):
+        norm[j], first[j], second[j] = 0.0, 0.0, 0.0
+    for c in range(len(z)):
+        row, w = z[c], weight[c]
+        if squared:
+            for j in range(pixels):
+                w[j] *= w[j]
+        else:
+            for j in range(pixels):
+                w[j] = _exp(row[j] * beta)
+        for j in range(pixels):
+            norm[j] += w[j]
+            first[j] += w[j] * row[j]
+            second[j] += w[j] * row[j] * row[j]
+
+
+@njit(**_ANY_ORDER)
+def _sum_slopes(norm, first, second, true):
+    """Σ E[z] - z_y and Σ Var[z] of weights with the given moments."""
+    slope, curvature = 0.0, 0.0
+    for j in range(len(norm)):
+        mean = first[j] / norm[j]
+        slope += mean - true[j]
+        curvature += second[j] / norm[j] - mean * mean
+    return slope, curvature
+
+
+@_compiled_once
+def sum_tempered(
+    values, strides, classes, length, bfloat16, target, code, groups, betas, squarings, sums
+):  # fmt: skip
+    """Add to `sums` the NLL of softmax(β z) and its first two derivatives in β, in float64.
+
+    Args:
+        values: the memory of (n, K, l) logits; uint16 for half precision.
+        strides: steps in it to the next image, class and pixel.
+        classes: K.
+        length: l.
+        bfloat16: whether half precision is that.
+        target: (n l,) labels.
+        code: (n l,) uint8, an index for `groups`.
+        groups: 0 for codes of pixels that count, else -1.
+        betas: the first β of each of several series, in which every β is twice the one before:
+            exp(2 β z) is the square of exp(β z).
+        squarings: how many follow the first, for each series.
+        sums: (number of all β, 3).
+    """
+    width = min(max(BLOCK_VALUES // classes // 16 * 16, LEAST_BLOCK), MOST_BLOCK)
+    run = max(int(300 / math.log10(classes)), 1)
+    memory = np.empty((2, classes * width))
+    doubles = np.empty((6, width))
+    ints, longs = np.empty((4, width), np.int32), np.empty((2, width), np.int64)
+    seen = np.empty((len(target) // max(length, 1), 2), np.bool_)
+    place = np.zeros(3, np.int64)
+    while place[0] < len(target):
+        n = _collect(
+            code, groups, target, classes, strides, length, len(target), place, ints, longs, seen
+        )
+        if n <= 0:
+            continue
+        at, y = ints[1, :n], longs[0, :n]
+        z = memory[0, : classes * n].reshape(classes, n)
+        weight = memory[1, : classes * n].reshape(classes, n)
+        high, true, norm = doubles[0, :n], doubles[1, :n], doubles[2, :n]
+        first, second, distance = doubles[3, :n], doubles[4, :n], doubles[5, :n]
+        contiguous = strides[2] == 1 and at[n - 1] - at[0] == n - 1
+        _load(values, strides[1], at, contiguous, bfloat16, z, high)
+        for c in range(classes):
+            row = z[c]
+            for j in range(n):
+                row[j] -= high[j]
+        for j in range(n):
+            true[j] = z[y[j], j]
+        r = 0
+        for i in range(len(betas)):
+            beta = betas[i]
+            for squared in range(squarings[i] + 1):
+                _weigh(z, beta, squared > 0, weight, norm, first, second)
+                for j in range(n):
+                    distance[j] = -beta * true[j]
+                slope, curvature = _sum_slopes(norm, first, second, true)
+                sums[r, 0] += _nll(distance, norm, run)
+                sums[r, 1] += slope
+                sums[r, 2] += curvature
+                beta *= 2
+                r += 1

@@ -1,12 +1,14 @@
-"""The compiled pass over a batch: pieces of it are shared among threads, and their sums added."""
+"""The compiled passes over a batch: its pieces are shared among threads, and their sums added."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,12 +17,20 @@ from torch import Tensor
 
 from segcal.files import rounding_of
 from segcal.metrics.counting.bins import bin_edges
-from segcal.metrics.counting.compiled import BAD_LABELS, BAD_VALUES, Tables, count_pixels
+from segcal.metrics.counting.compiled import (
+    BAD_LABELS,
+    BAD_VALUES,
+    Tables,
+    count_pixels,
+    sum_tempered,
+)
 from segcal.metrics.counting.cuts import Cut, as_rows, cut
 from segcal.metrics.sums import FINE_BINS, BatchSums, ImageSums, Sums
-from segcal.pixels import flatten, flatten_labels
+from segcal.pixels import Pixels, flatten, flatten_labels
 
 log = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 PIECE = 2**15  # pixels; torch works on as many labels without threads of its own
 _WORTH_A_THREAD = 2**18  # values
@@ -51,7 +61,7 @@ def count_compiled(
 ) -> list[BatchSums]:
     """See `counting.count`."""
     values = values if values.dtype in _READ_AS else values.float()
-    _load_code(values.dtype)
+    _load_counting(values.dtype)
     n, k = values.shape[:2]
     rows, flat = as_rows(values, labels)
     masks = _Masks(inside, flat)
@@ -91,36 +101,110 @@ def count_compiled(
             share.add(tables, cells[:counted], images)
         return share
 
-    threads = max(min(torch.get_num_threads(), values.numel() // _WORTH_A_THREAD), 1)
     most_images = max(_IMAGE_BINS // (k * num_bins * masks.num_groups), 1) if per_image else n
-    pixels = min(PIECE, _FARTHEST // k, -(-flat.numel() // threads))
-    cuts = cut(rows.shape, max(pixels, 1), most_images=most_images)
-    shares = [cuts[thread::threads] for thread in range(threads)]
-    if threads == 1:
-        return work(cuts).finish(logits=logits)
-    with ThreadPoolExecutor(threads) as pool:
-        share, *others = pool.map(work, shares)
+    share, *others = _in_threads(work, rows, most_images)
     for other in others:
         share.merge(other)
     return share.finish(logits=logits)
 
 
-@functools.cache
-def _load_code(dtype: torch.dtype) -> None:
-    """Have `count_pixels` ready for a dtype: from the disk, or compiled and written there."""
-    message = "compiling the meter for %s: once on this machine"
-    timer = threading.Timer(_ANNOUNCED_AFTER, log.info, (message, str(dtype)))
+def sum_tempered_nll(pixels: Pixels, betas: Sequence[float]) -> Tensor:
+    """(len(betas), 3) Σ over valid pixels of the NLL of softmax(β z), and its two derivatives in β.
+
+    Args:
+        pixels: on the CPU, with finite logits.
+        betas: each the inverse of a temperature.
+    """
+    dense = pixels.dense if pixels.dense.dtype in _READ_AS else pixels.dense.float()
+    _load_tempering(dense.dtype)
+    series: list[list[float]] = []  # each β twice the one before
+    for beta in sorted(betas):
+        chain = next((chain for chain in series if chain[-1] * 2 == beta), None)
+        if chain is None:
+            series.append([beta])
+        else:
+            chain.append(beta)
+    order = {beta: row for row, beta in enumerate(beta for chain in series for beta in chain)}
+    starts = np.array([chain[0] for chain in series])
+    squarings = np.array([len(chain) - 1 for chain in series])
+    groups = np.array([-1, 0], dtype=np.int32)  # valid pixels are the group
+
+    def work(cuts: Sequence[Cut]) -> NDArray[np.float64]:
+        sums = np.zeros((len(order), 3))
+        for images, part in cuts:
+            piece = dense[images, :, part]
+            sum_tempered(
+                *_memory(piece),
+                piece.shape[1],
+                piece.shape[2],
+                dense.dtype == torch.bfloat16,
+                pixels.target[images, part].flatten().numpy(),
+                pixels.valid[images, part].flatten().view(torch.uint8).numpy(),
+                groups,
+                starts,
+                squarings,
+                sums,
+            )
+        return sums
+
+    sums = np.sum(_in_threads(work, dense, len(dense)), axis=0)
+    return torch.from_numpy(sums[[order[beta] for beta in betas]])
+
+
+def _in_threads(
+    work: Callable[[Sequence[Cut]], _Result], rows: Tensor, most_images: int
+) -> list[_Result]:
+    """Cut an (N, K, rows, *) batch into pieces, and let each thread work on a share of them."""
+    n, k = rows.shape[:2]
+    threads = max(min(torch.get_num_threads(), rows.numel() // _WORTH_A_THREAD), 1)
+    pixels = min(PIECE, _FARTHEST // k, rows.numel() // (k * threads) + 1)
+    cuts = cut(rows.shape, pixels, most_images=most_images)
+    if threads == 1:
+        return [work(cuts)]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work, (cuts[thread::threads] for thread in range(threads))))
+
+
+@contextmanager
+def _announced(dtype: torch.dtype) -> Iterator[None]:
+    """Say so if what is done takes long; then it is compiling."""
+    message = "compiling a pass over %s pixels: once on this machine"
+    name = str(dtype).removeprefix("torch.")
+    timer = threading.Timer(_ANNOUNCED_AFTER, log.info, (message, name))
     timer.daemon = True
     timer.start()
-    nothing = torch.zeros(0, dtype=dtype)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+_NONE = np.zeros(0, dtype=np.int64)
+_NOWHERE = (_NONE, _NONE.astype(np.uint8), _NONE.astype(np.int32))  # target, code, groups
+
+
+@functools.cache
+def _load_counting(dtype: torch.dtype) -> None:
+    """Have `count_pixels` ready for a dtype: from the disk, or compiled and written there."""
+    memory = torch.zeros(0, dtype=dtype).view(_READ_AS[dtype]).numpy()
     edges = bin_edges(1, "right", torch.promote_types(dtype, torch.float32)).numpy()
-    none = np.zeros(0, dtype=np.int64)
-    count_pixels(
-        *(nothing.view(_READ_AS[dtype]).numpy(), (0, 0, 0), 0, False),
-        *(none, none.astype(np.uint8), none.astype(np.int32), True, (0.0, 0.0), 2.0, edges, False),
-        *(_new_tables(1, 1, 1, 1), none, np.zeros((0, 2), dtype=np.bool_)),
-    )
-    timer.cancel()
+    tables, seen = _new_tables(1, 1, 1, 1), np.zeros((0, 2), dtype=np.bool_)
+    with _announced(dtype):
+        count_pixels(
+            *(memory, (0, 0, 0), 0, False, *_NOWHERE, True, (0.0, 0.0), 2.0, edges, False),
+            *(tables, _NONE, seen),
+        )
+
+
+@functools.cache
+def _load_tempering(dtype: torch.dtype) -> None:
+    """Have `sum_tempered` ready for a dtype: from the disk, or compiled and written there."""
+    memory = torch.zeros(0, dtype=dtype).view(_READ_AS[dtype]).numpy()
+    with _announced(dtype):
+        sum_tempered(
+            *(memory, (0, 0, 0), 2, 0, False, *_NOWHERE),
+            *(np.zeros(0), _NONE, np.zeros((0, 3))),
+        )
 
 
 def _memory(dense: Tensor) -> tuple[NDArray[np.generic], tuple[int, ...]]:
