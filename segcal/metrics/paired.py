@@ -96,7 +96,10 @@ def paired_differences(
         else:
             value = sum(f * m.ranges[name].value for f, m in zip(factors, models, strict=True))
             why = next(model.withheld[name] for model in models if name in model.withheld)
-            differences[name] = Difference(value, math.nan, math.nan, withheld=why)
+            end = math.nan
+            if all(_same_predictions([sums[k] for k in pair]) for pair in pairs):
+                value, end, why = 0.0, 0.0, ""
+            differences[name] = Difference(value, end, end, withheld=why)
     return differences
 
 
@@ -129,6 +132,11 @@ def _require_same_labels(models: Sequence[ImageArrays], names: Sequence[str]) ->
         raise ValueError(
             f"Expected meters that counted the same pixels, but image {which} has other labels"
         )
+
+
+def _same_predictions(models: Sequence[ImageArrays]) -> bool:
+    names = ("intersection", "predicted")
+    return all(np.array_equal(m[name], models[0][name]) for m in models for name in names)
 
 
 def _differing_bins(models: Sequence[ImageArrays]) -> list[ImageArrays]:

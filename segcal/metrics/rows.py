@@ -14,7 +14,7 @@ from segcal.metrics.scores import SCORES, Score, number
 if TYPE_CHECKING:
     from segcal.metrics.report import Report
 
-FEW_IMAGES = 10  # fewer may all lack what is rare
+FEW_IMAGES = 20  # fewer may all lack what is rare
 _POSTHOC = (SCORES["sce"], SCORES["ece"])
 PART_SCORES = tuple(SCORES[name] for name in PROTOCOL_SCORES)
 

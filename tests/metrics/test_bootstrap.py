@@ -165,8 +165,8 @@ def test_miou_needs_two_images_of_each_class():
 
 def test_few_images_are_said():
     generator = torch.Generator().manual_seed(9)
-    said = [measured(*images(n, generator)).compute().to_markdown() for n in (9, 10)]
-    assert ["fewer than 10 images: an interval may be too short" in text for text in said] == [
+    said = [measured(*images(n, generator)).compute().to_markdown() for n in (19, 20)]
+    assert ["fewer than 20 images: an interval may be too short" in text for text in said] == [
         True,
         False,
     ]

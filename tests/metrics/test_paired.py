@@ -145,6 +145,10 @@ def test_rare_classes_have_no_interval_of_miou(tmp_path, capsys):
     reports = [meter.compute() for meter in meters]
     assert found.value == pytest.approx(reports[1].miou - reports[0].miou)
     assert np.isnan(found.low) and np.isnan(found.high) and not found.sure
+    # Equal predictions have equal mIoU, however rare the classes.
+    scaled = measured(0.5 * logits, labels, names)
+    same = paired_differences(meters[:1], [scaled])["miou"]
+    assert (same.value, same.low, same.high, same.withheld) == (0, 0, 0, "")
     paths = [str(tmp_path / f"{i}.npz") for i in (0, 1)]
     for path, meter in zip(paths, meters, strict=True):
         meter.save(path)
