@@ -20,6 +20,7 @@ from PIL import Image
 import segcal
 from segcal.cli import main
 from segcal.data import build
+from segcal.evaluation import evaluate as evaluating
 from segcal.evaluation import results
 from segcal.training import checkpoint
 from tests.support import children
@@ -104,7 +105,7 @@ def test_killed_while_a_file_is_being_written(tmp_path, whole, call):
 
 
 MOMENTS = {
-    "counting": (segcal.CalibrationMeter, "update", 3),
+    "counting": (evaluating, "count_batch", 3),
     "writing": (json, "dumps", 2),
     "moving": (os, "replace", 4),
     "tidying up": (shutil, "rmtree", 1),

@@ -122,6 +122,9 @@ def new_contents(folder: Path) -> Iterator[Path]:
         for path in new.iterdir():
             os.replace(path, folder / path.name)
     except OSError as error:
+        if isinstance(error.filename, str) and Path(error.filename).is_relative_to(new):
+            # The file that it would have become: the other one is gone in a moment.
+            error.filename = str(folder / Path(error.filename).relative_to(new))
         name_file(error, folder)
         raise
     finally:
