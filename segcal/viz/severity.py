@@ -103,19 +103,20 @@ def believed_accuracy(entries: Sequence[Entry], ax: Axes | None = None) -> Axes:
         The axes drawn on.
     """
     ax = axes_or_new(ax, 4.4, 3.6)
-    low = 100.0
+    accuracy, confidence = SCORES["accuracy"], SCORES["mean_confidence"]
+    low = top = accuracy.scale
     for index, entry in enumerate(shifted(entries)):
         reports = [entry.report, *(under.report for under in entry.shifts)]
-        true = [100 * report.accuracy for report in reports]
-        believed = [100 * report.mean_confidence for report in reports]
+        true = [top * report.accuracy for report in reports]
+        believed = [top * report.mean_confidence for report in reports]
         low = min([low, *true, *believed])
         style = {**run_style(index), "linestyle": "none"}
         ax.plot(true, believed, label=plain(entry.name), markersize=4, **style)
         ring = {"marker": "o", "markersize": 10, "fillstyle": "none", "color": style["color"]}
         ax.plot(true[:1], believed[:1], linestyle="none", **ring)
     low = max(0.0, 10 * math.floor((low - 1) / 10))
-    ax.plot([low, 100], [low, 100], color=ink(), linewidth=0.8, linestyle=(0, (4, 3)))
-    ax.set(xlim=(low, 100), ylim=(low, 101))
-    ax.set(xlabel="true accuracy (%)", ylabel="mean confidence (%)")
+    ax.plot([low, top], [low, top], color=ink(), linewidth=0.8, linestyle=(0, (4, 3)))
+    ax.set(xlim=(low, top), ylim=(low, top + 1))
+    ax.set(xlabel=f"true {accuracy.heading}", ylabel=confidence.heading)
     ax.legend(loc="lower right")
     return ax
