@@ -70,7 +70,10 @@ def image_statistics(
             found = combine([model], [1.0], resamples=resamples, seed=seed, classes=True)
     elif len(pixels):
         withheld = dict.fromkeys(("accuracy", "miou", "ece", "sce"), "there is only one image")
-    ends = {name: Interval(max(e.low, 0.0), min(e.high, 1.0), LEVEL) for name, e in found.items()}
+    ends = {
+        name: Interval(*(min(max(end, 0.0), 1.0) for end in (e.low, e.high)), LEVEL)
+        for name, e in found.items()
+    }
     num_classes = sums["truth"].shape[1]
     return ImageStatistics(
         ece=float(ece.mean()) if len(ece) else math.nan,
