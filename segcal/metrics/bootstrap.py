@@ -70,7 +70,7 @@ def image_statistics(
             found = combine([model], [1.0], resamples=resamples, seed=seed, classes=True)
     elif len(pixels):
         withheld = dict.fromkeys(("accuracy", "miou", "ece", "sce"), "there is only one image")
-    ends = {name: Interval(max(e.low, 0.0), min(e.high, 1.0), LEVEL) for name, e in found.items()}
+    ends = {n: Interval(_unit(e.low), _unit(e.high), LEVEL) for n, e in found.items()}
     num_classes = sums["truth"].shape[1]
     return ImageStatistics(
         ece=float(ece.mean()) if len(ece) else math.nan,
@@ -292,6 +292,10 @@ def _resampled_weights(n: int, resamples: int, seed: int) -> Iterator[Array]:
     for start in range(0, resamples, _BLOCK):
         size = min(_BLOCK, resamples - start)
         yield generator.multinomial(n, np.full(n, 1 / n), size=size).astype(np.float64)
+
+
+def _unit(end: float) -> float:
+    return min(max(end, 0.0), 1.0)
 
 
 def _class_key(c: int) -> str:

@@ -140,7 +140,7 @@ def numbers(table: Table, setting: Setting) -> list[Number]:
         if want is None:
             return None
         found = [r.intervals[metric] for r in reports[want] if metric in r.intervals]
-        if not found:
+        if not found or len(found) < len(reports[want]):
             return None
         factor = UNITS[table.units[metric]].scale
         return factor * fmean(i.low for i in found), factor * fmean(i.high for i in found)
