@@ -12,6 +12,7 @@ from reproduction import command as reproduction_command
 
 import segcal
 from segcal.cli import COMMANDS, main
+from segcal.posthoc.registry import ENTRIES
 from tests.support import ROOT
 from tests.support.holdouts import random_holdout
 
@@ -120,6 +121,12 @@ def test_names_said_to_be_in_a_file_are_there(page):
     for path, names in found:
         for name in re.findall(r"`([\w.]+)", names):
             assert is_defined(f"{path.replace('/', '.')}.{name}"), name
+
+
+@pytest.mark.parametrize("page", ["choosing", "evaluation"])
+def test_every_posthoc_method_is_on_the_page(page):
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    assert [name for name in ENTRIES if name not in code_words(text)] == []
 
 
 def test_undefined_names_are_found():
