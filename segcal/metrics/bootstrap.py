@@ -261,9 +261,9 @@ def fraction_interval(
 ) -> Interval | None:
     """The interval over images of a fraction Σ numerators / Σ denominators that may be near 0 or 1.
 
-    Where errors are few, how much the images vary tells little, and a t interval is too short. So it
-    is the exact binomial interval (Clopper & Pearson) of as many trials as would vary alike (Korn &
-    Graubard 1998). Where nothing varies, every image is one trial.
+    Where errors are few, how much the images vary tells little, and a t interval is too short. So
+    it is the exact binomial interval (Clopper & Pearson) of as many trials as would vary alike
+    (Korn & Graubard 1998). Where nothing varies, every image is one trial.
 
     Args:
         numerators: (I,) at most the denominators.
@@ -283,7 +283,7 @@ def fraction_interval(
     variance = ((influence - influence.mean()) ** 2).sum() * n / (n - 1)
     most = denominators.sum() if trials is None else trials
     size = float(n)
-    if variance > 0:
+    if variance > 1e-12:  # not rounding alone
         known, wanted = student.ppf((1 + LEVEL) / 2, [n - 1, most - 1])
         size = min(fraction * (1 - fraction) / variance * (wanted / known) ** 2, most)
     hits, misses = fraction * size, (1 - fraction) * size

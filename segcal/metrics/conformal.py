@@ -100,6 +100,11 @@ class MissRates:
         """n, the images that have labelled pixels."""
         return int(self._images)
 
+    def means(self) -> dict[float, float]:
+        """The mean miss rate of the images by threshold, 1 - λ."""
+        rates = self._total.cpu() / self._images.cpu()
+        return dict(zip(self._grid.tolist(), rates.tolist(), strict=True))
+
     def choose(self, alpha: float) -> tuple[float, float]:
         """The least λ for the miss rate α, and the mean miss rate of the images at it.
 

@@ -111,6 +111,11 @@ class OperatingPoint:
     intervals: Mapping[str, Interval]
 
     @property
+    def risk(self) -> float:
+        """Share of the accepted test pixels that are wrong."""
+        return 1 - self.accuracy
+
+    @property
     def verdict(self) -> str:
         """Whether the target is reached on images like the test images, by the interval."""
         target = Target.parse(self.target)
