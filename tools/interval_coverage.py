@@ -2,6 +2,7 @@
 
 nice -n 10 python tools/interval_coverage.py                     # the tables of docs/conventions.md
 nice -n 10 python tools/interval_coverage.py --images 2 3 5 10 --sources 0.8751
+nice -n 10 python tools/interval_coverage.py --triage            # operating points and class sets
 python tools/interval_coverage.py --population A.npz B.npz       # images of your own evaluations
 
 Many data sets are drawn from a source whose true scores are known from a large sample. An interval
@@ -26,6 +27,9 @@ from torch import Tensor
 
 from segcal import CalibrationMeter
 from segcal.metrics.bootstrap import Estimate, ImageArrays, ImageScores, combine, sorted_sums
+from segcal.metrics.conformal import MissRates
+from segcal.metrics.operating import AcceptedPixels, Target, accepted, choose_threshold
+from segcal.metrics.tables import FineHistogram
 
 IGNORE = 255
 PIXELS = 256
@@ -42,6 +46,32 @@ class Outcome(NamedTuple):
     first: dict[str, Found]
     second: dict[str, Found]
     difference: dict[str, Found]
+
+
+def calibrated(
+    n: int,
+    generator: torch.Generator,
+    *,
+    pixels: int = PIXELS,
+    correlated: bool = False,
+    hard: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """(N, 4, P) logits of a calibrated network, and (N, P) labels that are drawn from them.
+
+    Args:
+        n: number of images.
+        generator: of the random numbers.
+        pixels: of each image.
+        correlated: whether the labels of an image are correlated.
+        hard: whether some images are harder than others.
+    """
+    logits = 2 * torch.randn(n, 4, pixels, generator=generator)
+    if hard:
+        logits = logits * (0.5 * torch.randn(n, 1, 1, generator=generator)).exp()
+    shared = 0.5 if correlated else 0.0
+    decides = torch.randn(n, 1, pixels, generator=generator) * (1 - shared) ** 0.5
+    decides += torch.randn(n, 1, 1, generator=generator) * shared**0.5
+    return logits, (logits.softmax(1).cumsum(1) < torch.special.ndtr(decides)).sum(1).clamp(max=3)
 
 
 def network(
@@ -62,11 +92,7 @@ def network(
 
     def draw(n: int, generator: torch.Generator) -> Pair:
         pixels = 8 * PIXELS if uneven else PIXELS
-        logits = 2 * torch.randn(n, 4, pixels, generator=generator)
-        shared = 0.5 if correlated else 0.0
-        decides = torch.randn(n, 1, pixels, generator=generator) * (1 - shared) ** 0.5
-        decides += torch.randn(n, 1, 1, generator=generator) * shared**0.5
-        labels = (logits.softmax(1).cumsum(1) < torch.special.ndtr(decides)).sum(1).clamp(max=3)
+        logits, labels = calibrated(n, generator, pixels=pixels, correlated=correlated)
         if uneven:
             sizes = PIXELS * torch.randn(n, 1, generator=generator).exp()
             labels[torch.arange(pixels) >= sizes.clamp(pixels / 100)] = IGNORE
@@ -242,6 +268,87 @@ SOURCES = {
 }
 
 
+TRIAGE = {  # images of a network whose logits are too large by 1.15
+    "independent labels": {},
+    "correlated labels": {"correlated": True},
+    "some images hard": {"hard": True},
+    "some images hard, correlated labels": {"hard": True, "correlated": True},
+}
+TARGETS = [Target("accuracy", value) for value in (0.8, 0.95, 0.99)] + [Target("coverage", 0.5)]
+HOLDOUT = 60  # images
+MISSES = (0.05, 0.1, 0.3)
+
+
+def triage_images(n: int, generator: torch.Generator, **kind: bool) -> tuple[Tensor, Tensor]:
+    """Logits and labels of an over-confident network."""
+    logits, labels = calibrated(n, generator, **kind)
+    return 1.15 * logits, labels
+
+
+def fine_histogram(logits: Tensor, labels: Tensor) -> FineHistogram:
+    """The fine histogram of confidences."""
+    meter = CalibrationMeter(logits.shape[1], ignore_index=IGNORE)
+    meter.update(logits, labels)
+    return meter.compute().fine
+
+
+def operating_cell(whole: FineHistogram, images: int, data_sets: int, **kind: bool) -> str:
+    """How often the intervals of accuracy and coverage held at each target."""
+    cells = []
+    for target in TARGETS:
+        generator = torch.Generator().manual_seed(0)
+        held = []
+        for _ in range(data_sets):
+            holdout = fine_histogram(*triage_images(HOLDOUT, generator, **kind))
+            counts = AcceptedPixels(choose_threshold(holdout, target), IGNORE)
+            counts.update(*triage_images(images, generator, **kind))
+            found = counts.point(target, holdout, HOLDOUT).intervals
+            if "accuracy" in found:
+                coverage, accuracy = accepted(whole, counts.threshold)
+                truth = {"accuracy": accuracy, "coverage": coverage}
+                held.append([found[n].low <= value <= found[n].high for n, value in truth.items()])
+        accuracy, coverage = 100 * np.mean(held, 0)
+        cells.append(f"{accuracy:.0f}, {coverage:.0f}")
+    return " / ".join(cells)
+
+
+def miss_cell(whole: MissRates, images: int, data_sets: int, **kind: bool) -> str:
+    """The mean true miss rate at the chosen λ in %, for each that is promised."""
+    true = whole.means()
+    cells = []
+    for alpha in MISSES:
+        generator = torch.Generator().manual_seed(0)
+        found = []
+        for _ in range(data_sets):
+            rates = MissRates(IGNORE)
+            rates.update(*triage_images(images, generator, **kind))
+            lam, _ = rates.choose(alpha)
+            found.append(true[1 - lam])
+        cells.append(f"{100 * np.mean(found):.1f}")
+    return " / ".join(cells)
+
+
+def print_triage(images: Sequence[int], data_sets: int) -> None:
+    """Measure operating points and class sets, and print."""
+    points, sets = [], []
+    for name, kind in TRIAGE.items():
+        generator = torch.Generator().manual_seed(1)
+        meter, rates = CalibrationMeter(4, ignore_index=IGNORE), MissRates(IGNORE)
+        for _ in range(20):
+            logits, labels = triage_images(1000, generator, **kind)
+            meter.update(logits, labels)
+            rates.update(logits, labels)
+        whole = meter.compute().fine
+        cells = [operating_cell(whole, n, data_sets, **kind) for n in images]
+        points.append(_row([name, *cells]))
+        sets.append(_row([name, *(miss_cell(rates, n, data_sets, **kind) for n in images)]))
+    columns = [f"{n} images" for n in images]
+    targets = " / ".join(map(str, TARGETS))
+    _print(f"Interval held, accuracy and coverage: {targets}", ["images", *columns], points)
+    promises = " / ".join(f"{100 * alpha:g}" for alpha in MISSES)
+    _print(f"Mean miss rate, promised {promises}", ["images", *columns], sets)
+
+
 def main() -> None:
     """Measure and print."""
     assert __doc__ is not None
@@ -251,9 +358,13 @@ def main() -> None:
     parser.add_argument("--images", type=int, nargs="+", default=[20, 60, 200])
     parser.add_argument("--data-sets", type=int, default=300, help="for each cell of the tables")
     parser.add_argument("--sources", nargs="+", default=[""], help="parts of names of sources")
+    parser.add_argument("--triage", action="store_true", help="operating points and class sets")
     parser.add_argument("--population", nargs="+", metavar="STATE", help="one state, or two")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.triage:
+        print_triage(options.images, options.data_sets)
+        return
     single, difference, different = [], [], []
     for name, (draw, whole, equal) in sources_of(options).items():
         cells = [list(outcomes(draw, whole, n, options.data_sets)) for n in options.images]

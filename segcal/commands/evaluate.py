@@ -39,6 +39,7 @@ from segcal.evaluation.results import (
 )
 from segcal.evaluation.shifted import evaluate_shift
 from segcal.evaluation.sources import EVERYTHING, SplitPredictions
+from segcal.evaluation.triage import choose_on_holdout
 from segcal.metrics import Report
 from segcal.metrics.regions import named_regions
 from segcal.metrics.scores import SCORES
@@ -96,11 +97,19 @@ def _evaluate_one(
     require_images(options.overlays, subject.source)
     regions = named_regions(options.regions, subject.source.num_classes)
     scalers = fit_scalers(options.posthoc, subject.holdout, title=f"{subject.name}: hold-out")
+    triage = choose_on_holdout(
+        subject.holdout,
+        scalers,
+        targets=options.operate,
+        misses=options.conformal,
+        title=f"{subject.name}: hold-out",
+    )
     measured = measure(
         subject.source,
         scalers,
         regions=regions,
         protocols=options.protocol,
+        observers={method: chosen.observers for method, chosen in triage.items()},
         num_bins=options.num_bins,
         per_image=options.resamples > 0,
         title=subject.name,
@@ -109,6 +118,7 @@ def _evaluate_one(
         method: require_pixels(found.report(resamples=options.resamples), subject.name)
         for method, found in measured.items()
     }
+    reports |= {method: chosen.complete(reports[method]) for method, chosen in triage.items()}
     for method, report in reports.items():
         _say(f"{entry_name(subject.name, method)}: {describe_report(report)}")
     under = _evaluate_shifts(subject, shifted, scalers, folder, options)

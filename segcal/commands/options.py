@@ -16,6 +16,7 @@ from segcal.posthoc.registry import describe
 
 if TYPE_CHECKING:
     from segcal.data.shift import Shift
+    from segcal.metrics.operating import Target
 
 
 def parse_eval(arguments: Sequence[str], prog: str) -> argparse.Namespace:
@@ -186,6 +187,18 @@ def _protocol_names(text: str) -> tuple[str, ...]:
     return check_protocols(names(text))
 
 
+def _targets(text: str) -> tuple[Target, ...]:
+    from segcal.metrics.operating import Target  # loads torch, which help does not need
+
+    return tuple(dict.fromkeys(Target.parse(part) for part in names(text)))
+
+
+def _misses(text: str) -> tuple[float, ...]:
+    from segcal.metrics.conformal import check_miss  # loads torch, which help does not need
+
+    return tuple(dict.fromkeys(check_miss(part) for part in names(text)))
+
+
 def _add_result_options(parser: Parser) -> None:
     """What an evaluation computes and writes."""
     parser.add_argument(
@@ -226,6 +239,22 @@ def _add_result_options(parser: Parser) -> None:
         help="averages of other papers (with commas) to compute as well: pooled (all pixels "
         "together, as everywhere), image (mean over images), foreground (pooled without class 0), "
         "batch:N (mean over batches of N images, weighted by pixels)",
+    )
+    parser.add_argument(
+        "--operate",
+        type=checked(_targets),
+        default=(),
+        metavar="TARGETS",
+        help="targets (with commas), accuracy=A, risk=R or coverage=C: choose the threshold of "
+        "confidence that reaches each on the hold-out, and check it on the test images",
+    )
+    parser.add_argument(
+        "--conformal",
+        type=checked(_misses),
+        default=(),
+        metavar="miss=A",
+        help="class sets that miss the label in a share A of an image's pixels at most, on average "
+        "over images: chosen on the hold-out, and checked on the test images",
     )
     parser.add_argument(
         "--num-bins", type=at_least(1), default=15, help="bins of confidence; default: 15"

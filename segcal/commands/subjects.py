@@ -65,10 +65,10 @@ class Subject:
 def run_subject(folder: Path, options: argparse.Namespace, device: torch.device) -> Subject:
     """The run in `folder`, on the part of its data that is asked for."""
     run = open_run(folder, weights=f"{options.weights}.pt", skip_bad=options.skip_bad)
-    if options.split == "holdout" and options.posthoc:
+    if options.split == "holdout" and (options.posthoc or options.operate or options.conformal):
         raise ValueError(
-            "Expected --split test with --posthoc: on the hold-out, methods would be evaluated "
-            "on what they were fitted on"
+            "Expected --split test with --posthoc, --operate and --conformal: on the hold-out they "
+            "would be evaluated on what they were fitted on"
         )
     if options.split == "holdout" and (options.shift or options.shift_data):
         raise ValueError("Expected --split test with --shift: it changes the test images alone")
@@ -115,7 +115,10 @@ def saved_subject(path: Path, fit: Path | None, options: argparse.Namespace) -> 
 
     def holdout() -> NamedPredictions:
         if fit is None:
-            raise ValueError("Expected --fit-predictions with --predictions and --posthoc")
+            raise ValueError(
+                "Expected --fit-predictions with --predictions for --posthoc, --operate and "
+                "--conformal, but got none"
+            )
         return saved(fit, EVERYTHING)
 
     resolved = path.resolve()

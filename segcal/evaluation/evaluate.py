@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,18 @@ _MAX_IMAGE_SUMS = 2 * 2**30  # bytes of per-image sums, all meters together
 
 # Takes (N, C, *S) logits, and the (N, 3, H, W) images if there are any, to (N, C, *S) logits.
 LogitMap = Callable[[Tensor, Tensor | None], Tensor]
+
+
+class Observer(Protocol):
+    """Something that counts (N, C, *S) logits and (N, *S) labels, batch by batch."""
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch."""
+        ...
+
+    def sync(self) -> Any:
+        """Sum over all ranks; every rank must call it, those without batches too."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -148,6 +160,7 @@ def measure(
     *,
     regions: Mapping[str, Region] | None = None,
     protocols: Sequence[str] = (),
+    observers: Mapping[str, Sequence[Observer]] | None = None,
     num_bins: int = 15,
     edge_rule: str = "right",
     per_image: bool = True,
@@ -163,13 +176,14 @@ def measure(
         scalers: by name; None leaves the predictions as they are.
         regions: parts of the images to count as well, by name.
         protocols: other ways to average that the reports shall have.
+        observers: by scaler, what shall see its logits and labels as well.
         num_bins: of the meters.
         edge_rule: of the meters.
         per_image: keep sums of each image, if they fit into memory.
         title: of the progress bar.
         progress: show a bar; by default if stderr is a terminal.
     """
-    regions = dict(regions or {})
+    regions, observers = dict(regions or {}), observers or {}
     if FOREGROUND in check_protocols(protocols):
         regions[FOREGROUND] = foreground
     if WHOLE_IMAGE in regions:
@@ -195,11 +209,14 @@ def measure(
     for batch in with_progress(source, title, progress):
         inside = [None, *(region(batch.labels) for region in regions.values())]
         for name, scaler in scalers.items():
-            count_batch(measured[name].meters, calibrated(batch, scaler), inside)
-        del batch, inside  # before the next batch is made
+            scaled = calibrated(batch, scaler)
+            count_batch(measured[name].meters, scaled, inside)
+            for observer in observers.get(name, ()):
+                observer.update(scaled.logits, scaled.labels)
+        del batch, inside, scaled  # before the next batch is made
     _share(source.skipped)
-    for found in measured.values():
-        for one in found.meters:
+    for name, found in measured.items():
+        for one in (*found.meters, *observers.get(name, ())):
             one.sync()
     return measured
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import beta
 from scipy.stats import t as student
 
 from segcal.metrics import scores
@@ -253,6 +254,43 @@ def error_range(gap: Array, pixels: Array) -> Estimate:
     value = float(np.abs(gap.sum(0)).sum()) / total
     low = float((sign * gap).sum()) / total
     return Estimate(value, low, (low + value) / 2)
+
+
+def fraction_interval(
+    numerators: Array, denominators: Array, *, trials: float | None = None
+) -> Interval | None:
+    """The interval over images of a fraction Σ numerators / Σ denominators that may be near 0 or 1.
+
+    Where errors are few, how much the images vary tells little, and a t interval is too short. So
+    it is the exact binomial interval (Clopper & Pearson) of as many trials as would vary alike
+    (Korn & Graubard 1998). Where nothing varies, every image is one trial.
+
+    Args:
+        numerators: (I,) at most the denominators.
+        denominators: (I,) images where it is 0 do not count.
+        trials: the most trials there can be; by default Σ denominators, which are counts.
+
+    Returns:
+        The interval; None for fewer than two images.
+    """
+    held = denominators > 0
+    numerators, denominators = (x[held].astype(np.float64) for x in (numerators, denominators))
+    n = len(denominators)
+    if n < 2:
+        return None
+    fraction = numerators.sum() / denominators.sum()
+    influence = _ratio_influence(numerators[None], denominators)[0]
+    variance = ((influence - influence.mean()) ** 2).sum() * n / (n - 1)
+    most = denominators.sum() if trials is None else trials
+    size = float(n)
+    if variance > 1e-12:  # not rounding alone
+        known, wanted = student.ppf((1 + LEVEL) / 2, [n - 1, most - 1])
+        size = min(fraction * (1 - fraction) / variance * (wanted / known) ** 2, most)
+    hits, misses = fraction * size, (1 - fraction) * size
+    tail = (1 - LEVEL) / 2
+    low = float(beta.ppf(tail, hits, misses + 1)) if hits > 0 else 0.0
+    high = float(beta.ppf(1 - tail, hits + 1, misses)) if misses > 0 else 1.0
+    return Interval(low, high, LEVEL)
 
 
 def _ratio_influence(numerators: Array, denominators: Array) -> Array:

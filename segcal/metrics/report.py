@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,6 +13,8 @@ import numpy as np
 
 from segcal.files import atomic_write, utf8
 from segcal.metrics import rows
+from segcal.metrics.conformal import ClassSets
+from segcal.metrics.operating import OperatingPoint
 from segcal.metrics.protocols import PROTOCOL_SCORES, check_protocols
 from segcal.metrics.scores import SCORES, Array, ScoreTable
 from segcal.metrics.tables import (
@@ -24,6 +25,7 @@ from segcal.metrics.tables import (
     Interval,
     Protocol,
     finite,
+    from_finite,
     frozen_array,
     require_sums,
 )
@@ -52,6 +54,8 @@ class Report(ScoreTable):
         regions: reports of regions of the same images, by name.
         protocols: scores of the same predictions under other protocols, by the name of the protocol
             and of the score; see `segcal.metrics.protocols`.
+        operating_points: thresholds of confidence that were chosen on a hold-out.
+        class_sets: class sets whose miss rate was promised on a hold-out.
     """
 
     protocol: Protocol
@@ -65,6 +69,8 @@ class Report(ScoreTable):
     images: ImageStatistics | None = None
     regions: Mapping[str, Report] = field(default_factory=dict)
     protocols: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    operating_points: tuple[OperatingPoint, ...] = ()
+    class_sets: tuple[ClassSets, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "confusion", frozen_array(self.confusion, np.int64))
@@ -124,6 +130,8 @@ class Report(ScoreTable):
                 name: {score: finite(value) for score, value in found.items()}
                 for name, found in self.protocols.items()
             },
+            "operating_points": [point.to_dict() for point in self.operating_points],
+            "class_sets": [sets.to_dict() for sets in self.class_sets],
         }
 
     @classmethod
@@ -153,9 +161,13 @@ class Report(ScoreTable):
                 images=None if images is None else ImageStatistics.from_dict(images),
                 regions={n: cls.from_dict(part) for n, part in data["regions"].items()},
                 protocols={
-                    name: {score: _number(found[score]) for score in PROTOCOL_SCORES}
+                    name: {score: from_finite(found[score]) for score in PROTOCOL_SCORES}
                     for name, found in data.get("protocols", {}).items()
                 },
+                operating_points=tuple(
+                    map(OperatingPoint.from_dict, data.get("operating_points", []))
+                ),
+                class_sets=tuple(map(ClassSets.from_dict, data.get("class_sets", []))),
             )
             report._check_sums()
             check_protocols(report.protocols)
@@ -204,11 +216,6 @@ class Report(ScoreTable):
     def to_csv(self, name: str = "model") -> str:
         """A header line with units and one row."""
         return rows.to_csv({name: self})
-
-
-def _number(value: float | None) -> float:
-    """The inverse of `finite`."""
-    return math.nan if value is None else float(value)
 
 
 def _arrays(table: BinTable | FineHistogram) -> dict[str, Any]:

@@ -8,11 +8,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from segcal.metrics.protocols import PROTOCOL_SCORES
+from segcal.metrics.protocols import PROTOCOL_SCORES, describe_protocol
 from segcal.metrics.scores import SCORES, Score, number
 
 if TYPE_CHECKING:
     from segcal.metrics.report import Report
+    from segcal.metrics.tables import Interval
 
 FEW_IMAGES = 20  # fewer may all lack what is rare
 _POSTHOC = (SCORES["sce"], SCORES["ece"])
@@ -38,8 +39,7 @@ class TableCell(NamedTuple):
 def to_markdown(reports: Mapping[str, Report]) -> str:
     """Two Markdown tables with one row per report, the best in bold; then each protocol used.
 
-    The first table has the main scores, the second one all others. If there are regions or other
-    protocols of averaging, a table of each follows.
+    The first table has the main scores, the second one all others. Tables of `part_tables` follow.
     """
     every = list(reports.values())
     tables = []
@@ -49,32 +49,112 @@ def to_markdown(reports: Mapping[str, Report]) -> str:
             for name, cells in zip(reports, cells_of(every, columns), strict=True)
         ]
         tables.append(markdown_table([score.heading for score in columns], rows))
-    for corner, part_cells in (("region", region_cells), ("protocol", protocol_cells)):
-        parts = [
-            (f"{name}, {part}" if len(reports) > 1 else part, [cell_markdown(c) for c in cells])
-            for name, report in reports.items()
-            for part, cells in part_cells(report).items()
-        ]
-        if parts:
-            tables.append(markdown_table([s.heading for s in PART_SCORES], parts, corner=corner))
+    parts: dict[tuple[str, ...], list[tuple[str, list[str]]]] = {}
+    for name, report in reports.items():
+        for _, headings, part_rows in part_tables(report):
+            parts.setdefault(tuple(headings), []).extend(
+                (
+                    f"{name}, {part}" if len(reports) > 1 else part,
+                    [*map(cell_markdown, cells), note],
+                )
+                for part, cells, note in part_rows
+            )
+    for (corner, *names), found in parts.items():
+        tables.append(markdown_table(names, found, corner=corner))
     protocols = dict.fromkeys(protocol_sentence(report) for report in every)
     return "\n".join([*tables, *protocols]) + "\n"
 
 
-def region_cells(report: Report) -> dict[str, list[TableCell]]:
-    """The `PART_SCORES` of all pixels, then those of each region, by name; {} without regions."""
-    if not report.regions:
-        return {}
-    parts = {report.protocol.region: report, **report.regions}
-    return {name: cells_of([part], PART_SCORES)[0] for name, part in parts.items()}
+class PartTable(NamedTuple):
+    """A table of parts of one report.
+
+    Attributes:
+        title: a few words.
+        headings: of the names of the rows, of the cells, and of the notes.
+        rows: name, cells and note of each part.
+    """
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[TableCell], str]]
 
 
-def protocol_cells(report: Report) -> dict[str, list[TableCell]]:
-    """The `PART_SCORES` of each protocol of averaging, by name."""
-    return {
-        name: [TableCell(found[s.name] * s.scale, s.number(found[s.name])) for s in PART_SCORES]
-        for name, found in report.protocols.items()
-    }
+def part_tables(report: Report) -> list[PartTable]:
+    """The tables of regions, protocols of averaging, operating points and class sets, if any."""
+    parts = {report.protocol.region: report, **report.regions} if report.regions else {}
+    scores = [score.heading for score in PART_SCORES]
+    accuracy = SCORES["accuracy"]
+    tables = [
+        PartTable(
+            "Regions",
+            ["region", *scores, "pixels"],
+            [
+                (name, cells_of([part], PART_SCORES)[0], f"{part.protocol.pixels:,}")
+                for name, part in parts.items()
+            ],
+        ),
+        PartTable(
+            "Protocols",
+            ["protocol", *scores, "what it is"],
+            [
+                (name, [_cell(s, found[s.name]) for s in PART_SCORES], describe_protocol(name))
+                for name, found in report.protocols.items()
+            ],
+        ),
+        PartTable(
+            "Operating points",
+            [
+                *("target", "threshold", "coverage on the hold-out (%)"),
+                f"{accuracy.label} on the hold-out ({accuracy.unit})",
+                *("coverage (%)", accuracy.heading, "the target is"),
+            ],
+            [
+                (
+                    point.target,
+                    [
+                        TableCell(point.threshold, _threshold(point.threshold)),
+                        _cell(accuracy, point.holdout_coverage),
+                        _cell(accuracy, point.holdout_accuracy),
+                        _cell(accuracy, point.coverage, point.intervals.get("coverage")),
+                        _cell(accuracy, point.accuracy, point.intervals.get("accuracy")),
+                    ],
+                    point.verdict,
+                )
+                for point in report.operating_points
+            ],
+        ),
+        PartTable(
+            "Class sets",
+            [
+                *("promised miss rate", "λ", "miss rate on the hold-out (%)", "miss rate (%)"),
+                *("classes in a set", "empty sets (%)", "images of the hold-out"),
+            ],
+            [
+                (
+                    f"miss={sets.miss:g}",
+                    [
+                        TableCell(sets.lam, _threshold(sets.lam)),
+                        _cell(accuracy, sets.holdout_miss),
+                        _cell(accuracy, sets.miss_rate, sets.interval),
+                        TableCell(sets.set_size, number(sets.set_size, 2)),
+                        _cell(accuracy, sets.empty),
+                    ],
+                    f"{sets.holdout_images:,}",
+                )
+                for sets in report.class_sets
+            ],
+        ),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def _cell(score: Score, value: float, interval: Interval | None = None) -> TableCell:
+    """A fraction as `score` is printed."""
+    return TableCell(value * score.scale, score.number(value), _interval_text(score, interval))
+
+
+def _threshold(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.8g}"
 
 
 def posthoc_markdown(reports: Mapping[tuple[str, str], Report]) -> str:
@@ -198,10 +278,14 @@ def _cells(reports: Sequence[Report | None], score: Score) -> list[TableCell]:
     )
     for index, report in enumerate(reports):
         interval = None if report is None else report.intervals.get(score.name)
-        if interval is not None and not math.isnan(interval.low):
-            text = f"[{score.number(interval.low)}, {score.number(interval.high)}]"
-            cells[index] = cells[index]._replace(interval=text)
+        cells[index] = cells[index]._replace(interval=_interval_text(score, interval))
     return cells
+
+
+def _interval_text(score: Score, interval: Interval | None) -> str:
+    if interval is None or math.isnan(interval.low):
+        return ""
+    return f"[{score.number(interval.low)}, {score.number(interval.high)}]"
 
 
 def cell_markdown(cell: TableCell) -> str:

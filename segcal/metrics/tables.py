@@ -124,6 +124,11 @@ class Interval:
     high: float
     level: float = 0.95
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, float]) -> Interval:
+        """The inverse of `dataclasses.asdict`."""
+        return cls(**{name: float(value) for name, value in data.items()})
+
 
 @dataclass(frozen=True)
 class ImageScore:
@@ -175,9 +180,9 @@ class ImageStatistics:
     def from_dict(cls, data: Mapping[str, Any]) -> ImageStatistics:
         """The inverse of `to_dict`."""
         return cls(
-            **{name: _number(data.get(name)) for name in _FLOATS},
-            intervals={name: _interval(found) for name, found in data["intervals"].items()},
-            class_ece_intervals=tuple(map(_interval, data.get("class_ece_intervals", []))),
+            **{name: from_finite(data.get(name)) for name in _FLOATS},
+            intervals={n: Interval.from_dict(found) for n, found in data["intervals"].items()},
+            class_ece_intervals=tuple(map(Interval.from_dict, data.get("class_ece_intervals", []))),
             withheld={str(name): utf8(str(why)) for name, why in data.get("withheld", {}).items()},
             worst=tuple(
                 ImageScore(str(image["name"]), float(image["ece"]), int(image["pixels"]))
@@ -191,14 +196,11 @@ class ImageStatistics:
 _FLOATS = ("ece", "ece_debiased", "sce_debiased")
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _interval(ends: Mapping[str, float]) -> Interval:
-    return Interval(**{name: float(value) for name, value in ends.items()})
-
-
 def finite(value: float) -> float | None:
     """The value, or None for NaN and infinity, which JSON does not have."""
     return value if math.isfinite(value) else None
+
+
+def from_finite(value: float | None) -> float:
+    """The inverse of `finite`, with NaN for None."""
+    return math.nan if value is None else float(value)

@@ -10,6 +10,7 @@ from segcal.viz.html import write_page
 from segcal.viz.palette import class_palette
 from segcal.viz.panel import overlay_panel
 from segcal.viz.reliability import confidence_histogram, reliability_diagram, wrong_confidence
+from segcal.viz.selective import risk_coverage
 from segcal.viz.severity import believed_accuracy, severity_curve, severity_curves
 from segcal.viz.shift_panel import ShiftView, shift_panel
 from segcal.viz.shifts import shift_csv, shift_markdown, shift_records
@@ -31,6 +32,7 @@ __all__ = [
     "gap_heatmap",
     "overlay_panel",
     "reliability_diagram",
+    "risk_coverage",
     "severity_curve",
     "severity_curves",
     "shift_csv",

@@ -19,6 +19,7 @@ from segcal.viz.curves import convergence
 from segcal.viz.entry import Entry, distinct, tell_apart
 from segcal.viz.figure import png, svg, themed
 from segcal.viz.reliability import confidence_histogram, reliability_diagram, wrong_confidence
+from segcal.viz.selective import risk_coverage
 from segcal.viz.severity import (
     believed_accuracy,
     kinds_and_severities,
@@ -30,6 +31,12 @@ from segcal.viz.shifts import shifted
 _WRONG_WORDS = (
     "Confidence of wrong predictions",
     "Wrong predictions should have low confidence: the further to the left, the better.",
+)
+
+_RISK_WORDS = (
+    "Risk and coverage",
+    "How many of the most confident predictions are wrong. Marks: thresholds that were chosen on "
+    "the hold-out, as they turned out here, with 95 % intervals.",
 )
 
 
@@ -109,6 +116,7 @@ def comparison_drawings(entries: Sequence[Entry]) -> list[Drawing]:
             lambda: confidence_histogram(reports),
         ),
         Drawing("wrong_confidence", *_WRONG_WORDS, lambda: wrong_confidence(reports)),
+        Drawing("risk_coverage", *_RISK_WORDS, lambda: risk_coverage(reports)),
     ]
 
 
@@ -190,6 +198,7 @@ def entry_drawings(entry: Entry, *, max_classes: int = 100) -> list[Drawing]:
             lambda: confidence_histogram(report),
         ),
         Drawing("wrong_confidence", *_WRONG_WORDS, lambda: wrong_confidence(report)),
+        Drawing("risk_coverage", *_RISK_WORDS, lambda: risk_coverage(report)),
         Drawing(
             "classwise_reliability",
             "Reliability by class",

@@ -17,7 +17,7 @@ from PIL import Image
 
 import segcal
 from segcal.files import atomic_write
-from segcal.metrics.rows import cells_of, columns_of, more_columns_of
+from segcal.metrics.rows import cells_of, columns_of, more_columns_of, part_tables
 from segcal.metrics.scores import SCORES
 from segcal.viz.drawings import (
     Drawing,
@@ -32,7 +32,6 @@ from segcal.viz.views import (
     class_ece_table,
     class_rows,
     facts,
-    part_tables,
     tiles,
     worst_images,
 )

@@ -8,15 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from segcal.metrics import Report
-from segcal.metrics.protocols import describe_protocol
 from segcal.metrics.rows import (
-    PART_SCORES,
     TableCell,
     best_of,
     cells_of,
     interval_notes,
-    protocol_cells,
-    region_cells,
 )
 from segcal.metrics.scores import SCORES, Score, number
 from segcal.viz.entry import Entry
@@ -82,25 +78,6 @@ def class_ece_table(entries: Sequence[Entry]) -> dict[str, Any]:
         cells = [cell._replace(best=index in best) for index, cell in enumerate(cells)]
         rows.append({"name": name, "cells": cells})
     return {"columns": [Heading(entry.name) for entry in entries], "rows": rows}
-
-
-def part_tables(report: Report) -> list[dict[str, Any]]:
-    """The tables of the regions and of the protocols of averaging, those that there are."""
-    parts = {report.protocol.region: report, **report.regions}
-    regions = [
-        {"name": name, "cells": cells, "note": f"{parts[name].protocol.pixels:,}"}
-        for name, cells in region_cells(report).items()
-    ]
-    protocols = [
-        {"name": name, "cells": cells, "note": describe_protocol(name)}
-        for name, cells in protocol_cells(report).items()
-    ]
-    tables = [
-        {"title": "Regions", "corner": "region", "note": "pixels", "rows": regions},
-        {"title": "Protocols", "corner": "protocol", "note": "what it is", "rows": protocols},
-    ]
-    headings = [score.heading for score in PART_SCORES]
-    return [{**table, "headings": headings} for table in tables if table["rows"]]
 
 
 def worst_images(report: Report) -> list[tuple[str, str, str]]:

@@ -14,6 +14,7 @@ from PIL import Image
 import segcal
 from segcal.cli import main
 from segcal.data.predictions import PredictionFolder
+from segcal.metrics.operating import accepted
 from tests.support import ROOT
 from tests.support.evaluations import QUICK
 from tests.support.saved import logits_and_labels, save_folder
@@ -169,6 +170,24 @@ def test_regions_and_protocols_are_blocks_of_report_and_table(tmp_path, undrawn)
         assert f"\n| {name} |" in table
 
 
+def test_triage_is_chosen_on_the_holdout_and_checked_on_the_test_images(tmp_path, undrawn):
+    folder = save_folder(tmp_path / "net", 8, temperature=2.0)
+    fit = save_folder(tmp_path / "fit", 12, first=100, temperature=2.0)
+    arguments = ["--fit-predictions", str(fit), "--posthoc", "ts", "--overlays", "none", *QUICK]
+    triage = ["--operate", "accuracy=0.9,coverage=0.5", "--conformal", "miss=0.1"]
+    assert main(["eval", "--predictions", str(folder), *arguments, *triage]) == 0
+    for path in ("report.json", "posthoc/ts/report.json"):
+        report = segcal.Report.load(folder / "eval" / path)
+        sure, half = report.operating_points
+        (sets,) = report.class_sets
+        assert sure.holdout_accuracy >= 0.9 and half.holdout_coverage >= 0.5
+        assert sure.holdout_images == sets.holdout_images == 12
+        assert (sure.coverage, sure.accuracy) == accepted(report.fine, sure.threshold)
+        assert sets.holdout_miss <= 0.1 and 1 <= sets.set_size <= 3
+    table = (folder / "eval" / "table.md").read_text()
+    assert "| net + TS, accuracy=0.9 |" in table and "| net, miss=0.1 |" in table
+
+
 def test_every_flag_of_the_format(tmp_path, undrawn):
     (tmp_path / "p").mkdir()
     (tmp_path / "l").mkdir()
@@ -268,6 +287,11 @@ def test_bad_files_are_skipped_counted_and_listed_on_request(tmp_path, capsys, u
         (["{seg}", "--out", "{file}/x"], "cannot write to"),
         (["--protocol", "batch", "x"], "Expected protocols among pooled, image"),
         (["{seg}", "--regions", "boundary:3,classes:3"], "but got 'classes:3'"),
+        (["--operate", "accuracy=2", "x"], "Expected a target such as accuracy=0.99"),
+        (["--conformal", "0.1", "x"], "Expected miss=A"),
+        (["--predictions", "{saved}", "--operate", "risk=0.1"], "Expected --fit-predictions"),
+        (["{seg}", "--split", "holdout", "--conformal", "miss=0.1"], "fitted on"),
+        (["{seg}", "--conformal", "miss=0.1"], "at least 9 images in the hold-out"),
     ],
 )
 def test_wrong_arguments_are_one_line(runs, tmp_path, capsys, arguments, reason):

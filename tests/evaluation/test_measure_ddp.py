@@ -6,8 +6,11 @@ import torch
 from segcal.data.predictions import PredictionFolder
 from segcal.data.shift import Shift
 from segcal.evaluation.calibrate import fit_scalers
+from segcal.evaluation.evaluate import measure
 from segcal.evaluation.shifted import evaluate_shift
 from segcal.evaluation.sources import SavedPredictions
+from segcal.evaluation.triage import choose_on_holdout
+from segcal.metrics.operating import Target
 from tests.support.evaluated import reports
 from tests.support.networks import Network, network_source
 from tests.support.ranks import run_on_ranks
@@ -18,9 +21,13 @@ def everything(rank, folder):
     source = SavedPredictions(PredictionFolder(folder), skip_bad=True)
     scalers = fit_scalers(("ts", "vs"), lambda: source)
     found = reports(source, scalers, protocols=["image", "foreground", "batch:3"])
+    triage = choose_on_holdout(
+        lambda: source, scalers, targets=[Target("accuracy", 0.9)], misses=[0.2]
+    )
+    measure(source, scalers, observers={name: chosen.observers for name, chosen in triage.items()})
     network = network_source(Network())
     return {
-        "saved": {name: report.to_dict() for name, report in found.items()},
+        "saved": {name: triage[name].complete(report).to_dict() for name, report in found.items()},
         "skipped": source.skipped,
         "network": reports(network)["none"].to_dict(),
         "scalers": {name: scalers[name].state_dict() for name in ("ts", "vs")},

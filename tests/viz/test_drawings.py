@@ -5,7 +5,7 @@ from tests.support.synthetic_reports import synthetic_report
 
 GOOD, SHARP = synthetic_report(), synthetic_report(sharpness=3.0)
 OWN = {
-    *("reliability", "confidence_histogram", "wrong_confidence"),
+    *("reliability", "confidence_histogram", "wrong_confidence", "risk_coverage"),
     *("classwise_reliability", "gap_heatmap"),
 }
 
@@ -31,7 +31,7 @@ def test_figures_of_several_entries_go_to_folders_of_their_own(tmp_path):
     written = write_figures([Entry("a/b", GOOD), Entry("..", SHARP)], tmp_path / "f")
     folders = {path.parent.relative_to(tmp_path / "f").as_posix() for path in written}
     assert folders == {".", "a-b", "entry"}
-    together = {"reliability", "confidence_histogram", "wrong_confidence"}
+    together = {"reliability", "confidence_histogram", "wrong_confidence", "risk_coverage"}
     assert stems(written, tmp_path / "f") == together
     for folder in ("a-b", "entry"):
         assert stems(written, tmp_path / "f" / folder) == OWN
