@@ -73,10 +73,14 @@ def image_statistics(
         withheld = dict.fromkeys(("accuracy", "miou", "ece", "sce"), "there is only one image")
     ends = {n: Interval(_unit(e.low), _unit(e.high), LEVEL) for n, e in found.items()}
     num_classes = sums["truth"].shape[1]
+    shown = sums["truth"] > 0  # (I, K)
+    ace = np.where(shown, sums["class_ace"], 0.0)
     return ImageStatistics(
         ece=float(ece.mean()) if len(ece) else math.nan,
         ece_debiased=low["ece"],
         sce_debiased=low["sce"],
+        ace=float(scores.ratio(ace.sum(), shown.sum())),
+        class_ace=tuple(scores.ratio(ace.sum(0), shown.sum(0)).tolist()),
         intervals={name: end for name, end in ends.items() if name in scores.SCORES},
         class_ece_intervals=tuple(ends[_class_key(c)] for c in range(num_classes) if ends),
         withheld=withheld if resamples > 0 else {},

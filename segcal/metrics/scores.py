@@ -294,6 +294,11 @@ def risk_coverage(correct: Array, wrong: Array) -> tuple[Array, Array]:
     return _cumulate(count[count > 0]), _cumulate(wrong[::-1][count > 0])
 
 
+def _class_ace(report: Report) -> Array:
+    kept = () if report.images is None else report.images.class_ace
+    return np.array(kept) if kept else np.full(report.protocol.num_classes, np.nan)
+
+
 def _cumulate(values: Array) -> Array:
     """(F + 1,) cumulative sums as float64, starting at 0."""
     return np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
@@ -613,11 +618,27 @@ class ScoreTable:
         better="neither",
         scope="images",
     )
+    image_ace = Score(
+        "ACE by image and class",
+        "%",
+        lambda report: math.nan if report.images is None else report.images.ace,
+        "mean over the pairs of an image and a class that it shows of their ACE: the mean over the "
+        "bins of p_c that are not empty of |mean p_c − frequency of c|, all bins alike",
+        scope="images",
+    )
     class_ece = Score(
         "class-j-ECE",
         "%",
         lambda report: ece(*report.classes.sums),
         "`ece` of p_c against [label = c], for each class c",
+        scope="classes",
+    )
+    class_ace = Score(
+        "ACE of the class by image",
+        "%",
+        lambda report: _class_ace(report),
+        "mean over the images that show the class of their ACE, as in `image_ace`; NaN where the "
+        "sums of each image were not kept",
         scope="classes",
     )
     class_iou = Score(

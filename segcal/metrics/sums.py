@@ -110,6 +110,7 @@ class ImageSums:
     intersection: Tensor  # (I, K) int32 pixels predicted right, by class
     predicted: Tensor  # (I, K) int32 pixels predicted as the class
     truth: Tensor  # (I, K) int32 pixels labelled as the class
+    class_ace: Tensor  # (I, K) float64 mean |gap| / pixels of the bins that hold pixels
 
     @classmethod
     def zeros(
@@ -125,7 +126,7 @@ class ImageSums:
             return torch.zeros(images, k, dtype=torch.int32, device=device)
 
         pixels = torch.zeros(images, dtype=torch.int64, device=device)
-        return cls(pixels, gap(b), gap(k, b), count(), count(), count())
+        return cls(pixels, gap(b), gap(k, b), count(), count(), count(), gap(k))
 
     @classmethod
     def cat(cls, blocks: Iterable[ImageSums]) -> ImageSums:
@@ -139,9 +140,22 @@ class ImageSums:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def add_(self, other: ImageSums) -> None:
-        """Add the sums of the same images in place."""
+        """Add the sums of the same images in place; `class_ace` is not yet known of either."""
         for name, tensor in self.tensors().items():
             tensor += getattr(other, name)
+
+    def set_class_ace(self, count: Tensor) -> None:
+        """Compute `class_ace` when the images are complete.
+
+        It is no sum, but needs the pixels of each bin, which would be as large as the gaps to keep.
+
+        Args:
+            count: (I, K, B) pixels in the bins; those of the first bin may be missing.
+        """
+        first = self.pixels.view(-1, 1, 1) - count[..., 1:].sum(2, keepdim=True)
+        count = torch.cat([first, count[..., 1:]], 2)
+        mean_gap = self.class_gap.abs() / count.clamp(min=1)
+        self.class_ace = mean_gap.sum(2) / (count > 0).sum(2).clamp(min=1)
 
 
 @dataclass

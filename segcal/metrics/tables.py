@@ -151,6 +151,8 @@ class ImageStatistics:
             pixels, because the ECE of few pixels is noisy.
         ece_debiased: the ECE over all pixels, estimated such that noise adds nothing to it.
         sce_debiased: the SCE, estimated likewise.
+        ace: the mean ACE over the pairs of an image and a class that it shows.
+        class_ace: of each class, the mean ACE over the images that show it; NaN if none does.
         intervals: by score name ("ece", "sce", "accuracy", "miou"), from a bootstrap over images.
         class_ece_intervals: of the class-j-ECE of each class; empty without intervals.
         withheld: by score name, why there is no interval.
@@ -162,6 +164,8 @@ class ImageStatistics:
     ece: float
     ece_debiased: float
     sce_debiased: float
+    ace: float
+    class_ace: tuple[float, ...]
     intervals: Mapping[str, Interval]
     class_ece_intervals: tuple[Interval, ...]
     withheld: Mapping[str, str]
@@ -174,6 +178,7 @@ class ImageStatistics:
         values = asdict(self)
         for name in ("class_ece_intervals", "worst"):
             values[name] = list(values[name])  # as JSON reads it
+        values["class_ace"] = [finite(value) for value in self.class_ace]
         return values | {name: finite(values[name]) for name in _FLOATS}
 
     @classmethod
@@ -181,6 +186,7 @@ class ImageStatistics:
         """The inverse of `to_dict`."""
         return cls(
             **{name: from_finite(data.get(name)) for name in _FLOATS},
+            class_ace=tuple(map(from_finite, data.get("class_ace", []))),
             intervals={n: Interval.from_dict(found) for n, found in data["intervals"].items()},
             class_ece_intervals=tuple(map(Interval.from_dict, data.get("class_ece_intervals", []))),
             withheld={str(name): utf8(str(why)) for name, why in data.get("withheld", {}).items()},
@@ -193,7 +199,7 @@ class ImageStatistics:
         )
 
 
-_FLOATS = ("ece", "ece_debiased", "sce_debiased")
+_FLOATS = ("ece", "ece_debiased", "sce_debiased", "ace")
 
 
 def finite(value: float) -> float | None:

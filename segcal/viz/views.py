@@ -19,7 +19,9 @@ from segcal.viz.entry import Entry
 from segcal.viz.reading import class_names, counted
 
 _TILES = ("ece", "sce", "accuracy", "miou")
-_CLASS_SCORES = tuple(SCORES[n] for n in ("class_iou", "class_dice", "accuracy", "class_ece"))
+_CLASS_SCORES = tuple(
+    SCORES[n] for n in ("class_iou", "class_dice", "accuracy", "class_ece", "class_ace")
+)
 
 
 class Heading(NamedTuple):
@@ -52,7 +54,7 @@ def class_rows(report: Report) -> list[dict[str, Any]]:
     right = report.confusion.diagonal()
     accuracy = np.divide(right, truth, out=np.full(len(truth), np.nan), where=truth > 0)
     bias = (report.classes.confidence_sum - report.classes.hits).sum(1) / total
-    values = (report.class_iou, report.class_dice, accuracy, report.class_ece)
+    values = (report.class_iou, report.class_dice, accuracy, report.class_ece, report.class_ace)
     scored = list(zip(_CLASS_SCORES, values, strict=True))
     bars = np.nan_to_num(report.class_ece)
     bars = bars / max(bars.max(), 1e-12)

@@ -295,6 +295,7 @@ class _Share:
         self._total = _new_tables(1, masks.num_groups, k, b, dense=dense)
         self._cells = [np.zeros(0, dtype=np.int64)]
         self._images = [ImageSums.zeros(images, k, b) for _ in masks.members] if per_image else []
+        self._class_counts = [torch.zeros_like(kept.class_gap) for kept in self._images]
 
     def tables(self, images: int) -> Tables:
         """Where to count a piece that has some of the images."""
@@ -313,12 +314,13 @@ class _Share:
             table = getattr(tables, name)
             by_image[name] = table.reshape(-1, self._masks.num_groups, *table.shape[1:])
             getattr(self._total, name)[...] += by_image[name].sum(0)
-        for sums, groups in zip(self._images, self._masks.members, strict=True):
+        for i, (sums, groups) in enumerate(zip(self._images, self._masks.members, strict=True)):
             part = {name: torch.from_numpy(t[:, groups].sum(1)) for name, t in by_image.items()}
             top, classes, predicted = part["top"], part["classes"], part["predicted"]
             sums.pixels[at] += top[..., 0].sum((1, 2)).long()
             sums.top_gap[at] += top[..., 1].sum(2) - top[..., 1, 0]
             sums.class_gap[at] += classes[..., 1] - part["hits"]
+            self._class_counts[i][at] += classes[..., 0]
             sums.truth[at] += part["hits"].sum(2).int()
             sums.predicted[at] += predicted.sum(2).int()
             sums.intersection[at] += predicted[..., 1].int()
@@ -332,6 +334,8 @@ class _Share:
             getattr(self._total, name)[...] += getattr(other._total, name)
         for images, more in zip(self._images, other._images, strict=True):
             images.add_(more)
+        for count, more_count in zip(self._class_counts, other._class_counts, strict=True):
+            count += more_count
 
     def finish(self, *, logits: bool) -> list[BatchSums]:
         """What to add to the meter of each mask."""
@@ -362,6 +366,8 @@ class _Share:
             faults=faults,
         )
         images = self._images[mask] if self._images else None
+        if images is not None:
+            images.set_class_ace(self._class_counts[mask])
         if confusion.numel():
             return BatchSums(sums, images)
         group, cells = np.divmod(np.concatenate(self._cells), k * k)

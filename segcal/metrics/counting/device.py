@@ -71,6 +71,9 @@ def count_in_torch(
         )
         for _ in inside
     ]
+    class_counts = [
+        torch.zeros(n, k, num_bins, dtype=torch.int64, device=place) for _ in inside if per_image
+    ]
     cells: list[Tensor] = []
     counted: list[list[Tensor]] = [[] for _ in inside]
     pixels = torch.zeros(len(inside), n, dtype=torch.int64, device=place)
@@ -85,11 +88,14 @@ def count_in_torch(
             pixels[i, images] += valid.sum(1)
             batch.sums.faults[0] += piece.out_of_range
             batch.sums.faults[1 if logits else 2] += (valid.flatten() & ~seen.usable).sum()
-            _tally(seen, valid if per_image else valid.view(1, -1), edges, batch, images)
+            table = _tally(seen, valid if per_image else valid.view(1, -1), edges, batch, images)
+            if per_image:
+                class_counts[i][images] += table
     for i, batch in enumerate(found):
         batch.sums.images += (pixels[i] > 0).sum()
         if batch.images is not None:
             batch.images.pixels += pixels[i]
+            batch.images.set_class_ace(class_counts[i])
         batch.cells = torch.cat(cells) if cells else flat.new_zeros(0, dtype=torch.int64)
         batch.counted = torch.cat(counted[i]) if cells else flat.new_zeros(0, dtype=torch.bool)
         _neutralise(batch)
@@ -143,8 +149,12 @@ def _first_equal(probs: Tensor, confidence: Tensor) -> Tensor:
     return k - (rank * (probs == confidence)).amax(0)
 
 
-def _tally(seen: _Predictions, valid: Tensor, edges: Tensor, batch: BatchSums, at: slice) -> None:
-    """Add the pixels that are `valid` (G, P / G) to the sums, and to the `at` images if kept."""
+def _tally(seen: _Predictions, valid: Tensor, edges: Tensor, batch: BatchSums, at: slice) -> Tensor:
+    """Add the pixels that are `valid` (G, P / G) to the sums, and to the `at` images if kept.
+
+    Returns:
+        (G, K, B) pixels in the bins of each class.
+    """
     flat = valid.flatten()
     sums, images = batch.sums, batch.images
     sums.nll += seen.nll.masked_fill(~flat, 0).sum()
@@ -173,6 +183,7 @@ def _tally(seen: _Predictions, valid: Tensor, edges: Tensor, batch: BatchSums, a
         images.predicted[at] += _histogram(slot, g * k).view(g, k)
         slot = slot.masked_fill(~correct, g * k)
         images.intersection[at] += _histogram(slot, g * k).view(g, k)
+    return classes.count
 
 
 def _group(valid: Tensor) -> Tensor:
