@@ -188,6 +188,15 @@ def test_triage_is_chosen_on_the_holdout_and_checked_on_the_test_images(tmp_path
     assert "| net + TS, accuracy=0.9 |" in table and "| net, miss=0.1 |" in table
 
 
+def test_triage_of_a_classification_run(runs, tmp_path, undrawn):
+    triage = ["--operate", "coverage=0.5", "--conformal", "miss=0.2", "--out", str(tmp_path / "o")]
+    assert main(["eval", str(runs / "digits"), *QUICK, *triage]) == 0
+    report = segcal.Report.load(tmp_path / "o" / "report.json")
+    (point,), (sets,) = report.operating_points, report.class_sets
+    assert (point.coverage, point.accuracy) == accepted(report.fine, point.threshold)
+    assert point.holdout_coverage >= 0.5 and sets.holdout_miss <= 0.2
+
+
 def test_every_flag_of_the_format(tmp_path, undrawn):
     (tmp_path / "p").mkdir()
     (tmp_path / "l").mkdir()
