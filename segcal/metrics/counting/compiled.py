@@ -142,50 +142,81 @@ def _widened_of(x, bfloat16):
 
 
 @njit(**_EXACT)
-def _collect(code, groups, target, k, strides, length, stop, place, ints, longs, seen):
-    """Find the next pixels that count, as many as a block holds; returns how many.
+def _collect(code, groups, target, offset, step, n, group, at, y):
+    """Append the pixels of an image that count to those of a block, as many as it holds.
 
-    Returns BAD_LABELS instead if one of them has a label that is no class.
+    Args:
+        code: of the pixels.
+        groups: of all codes.
+        target: of the pixels.
+        offset: where in the memory of a class the first value is.
+        step: from there to the next.
+        n: how many pixels the block has.
+        group: gets the groups.
+        at: gets where the values are.
+        y: gets the labels.
+
+    Returns:
+        How many pixels the block has now, and how many of the image were looked at.
+    """
+    i = 0
+    while n < len(group) and i < len(code):
+        a = groups[code[i]]
+        group[n], at[n], y[n] = a, offset, target[i]
+        n += a >= 0
+        i += 1
+        offset += step
+    return n, i
+
+
+@njit(**_EXACT)
+def _fill(code, groups, target, strides, length, per_image, place, ints, longs, seen):
+    """Collect a block of pixels that count, of one image if `per_image`; returns how many.
 
     Args:
         code: of all pixels.
         groups: of all codes.
         target: of all pixels.
-        k: classes.
         strides: of the values.
-        length: pixels an image.
-        stop: the pixel not to go beyond.
-        place: the number of the first pixel, its image, and its number there; gets those of the
-            next.
+        length: pixels of an image.
+        per_image: whether to tell images apart.
+        place: the first pixel: its image, and its number there; gets the next one.
         ints: the first row gets groups, the second where in the memory of a class the values are.
         longs: the first row gets labels.
         seen: see `count_pixels`.
     """
     group, at, y = ints[0], ints[1], longs[0]
-    position, image, pixel = place
-    offset = image * strides[0] + pixel * strides[2]
+    image, pixel = place
     n = 0
-    while n < len(group) and position < stop:
-        a = groups[code[position]]
-        group[n], at[n], y[n] = a, offset, target[position]
-        n += a >= 0
-        seen[image, a + 1] = True
-        position += 1
-        pixel += 1
-        offset += strides[2]
+    while n < len(group) and image < len(seen):
+        first, start, stop = n, image * length + pixel, (image + 1) * length
+        offset = image * strides[0] + pixel * strides[2]
+        n, done = _collect(
+            code[start:stop], groups, target[start:stop], offset, strides[2], n, group, at, y
+        )
+        for j in range(first, n):
+            seen[image, group[j]] = True
+        pixel += done
         if pixel == length:
             image, pixel = image + 1, 0
-            offset = image * strides[0]
-    place[0], place[1], place[2] = position, image, pixel
-    classes = True
-    for j in range(n):
-        classes &= 0 <= y[j] < k
-    return n if classes else BAD_LABELS
+            if per_image:
+                break
+    place[0], place[1] = image, pixel
+    return n
+
+
+@njit(**_EXACT)
+def _all_classes(y, k):
+    """Whether all labels are classes."""
+    right = True
+    for j in range(len(y)):
+        right &= 0 <= y[j] < k
+    return right
 
 
 @njit(**_EXACT)
 def _sort_by_group(n, ints, longs, starts):
-    """Order the pixels of `_collect` by group; returns the lowest and the highest group.
+    """Order the pixels of `_fill` by group; returns the lowest and the highest group.
 
     starts[a] and starts[a + 1] get where group a starts and ends.
     """
@@ -244,15 +275,21 @@ def _softmax(block, high, total, norm, top, best):
         top: (P,) gets the largest probability.
         best: (P,) gets the first class that has it.
     """
-    k, pixels, real = np.int32(len(block)), len(high), block.dtype.type
+    k, pixels, real, wide = np.int32(len(block)), len(high), block.dtype.type, np.float64
     for j in range(pixels):
         total[j] = 0.0
     for c in range(k):
         row = block[c]
         for j in range(pixels):
-            e = _exp(row[j] - high[j])
-            row[j] = e
-            total[j] += e
+            row[j] = _exp(row[j] - high[j])
+    for c in range(0, k - 3, 4):  # four at once: a sum in float64 costs as much as exp
+        one, two, three, four = block[c], block[c + 1], block[c + 2], block[c + 3]
+        for j in range(pixels):
+            total[j] += (wide(one[j]) + wide(two[j])) + (wide(three[j]) + wide(four[j]))
+    for c in range(k - k % 4, k):
+        row = block[c]
+        for j in range(pixels):
+            total[j] += row[j]
     for j in range(pixels):
         norm[j] = total[j]
         top[j] = real(1) / norm[j]
@@ -430,7 +467,7 @@ def count_pixels(
         tables: what to add to.
         cells: (n l,) gets (group · K + label) · K + prediction of each pixel that counts, if
             `tables.confusion` is empty.
-        seen: (n, A + 1) gets whether there are pixels of no group, and of each group.
+        seen: (n, A) gets whether an image has pixels of a group.
 
     Returns:
         The number of pixels counted, or BAD_LABELS or BAD_VALUES; the tables then mean nothing.
@@ -444,16 +481,15 @@ def count_pixels(
     ints = np.empty((4, width), np.int32)
     longs = np.empty((2, width), np.int64)
     starts = np.empty(num_groups + 1, np.int64)
-    place = np.zeros(3, np.int64)  # the next pixel: its number, its image, its number there
+    place = np.zeros(2, np.int64)
     counted = 0
-    while place[0] < len(target):
-        first_row = place[1] * num_groups if per_image else 0
-        stop = (place[1] + 1) * length if per_image else len(target)
-        n = _collect(code, groups, target, k, strides, length, stop, place, ints, longs, seen)
-        if n == BAD_LABELS:
-            return BAD_LABELS
+    while place[0] < len(seen):
+        first_row = place[0] * num_groups if per_image else 0
+        n = _fill(code, groups, target, strides, length, per_image, place, ints, longs, seen)
         if not n:
             continue
+        if not _all_classes(longs[0, :n], k):
+            return BAD_LABELS
         lowest, highest = _sort_by_group(n, ints, longs, starts)
         at, best, y = ints[1, :n], ints[2, :n], longs[0, :n]
         high, low, norm, top = floats[0, :n], floats[1, :n], floats[2, :n], floats[3, :n]
@@ -544,13 +580,11 @@ def sum_tempered(
     memory = np.empty((2, classes * width))
     doubles = np.empty((6, width))
     ints, longs = np.empty((4, width), np.int32), np.empty((2, width), np.int64)
-    seen = np.empty((len(target) // max(length, 1), 2), np.bool_)
-    place = np.zeros(3, np.int64)
-    while place[0] < len(target):
-        n = _collect(
-            code, groups, target, classes, strides, length, len(target), place, ints, longs, seen
-        )
-        if n <= 0:
+    seen = np.empty((len(target) // max(length, 1), 1), np.bool_)
+    place = np.zeros(2, np.int64)
+    while place[0] < len(seen):
+        n = _fill(code, groups, target, strides, length, False, place, ints, longs, seen)
+        if not n:
             continue
         at, y = ints[1, :n], longs[0, :n]
         z = memory[0, : classes * n].reshape(classes, n)
