@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from segcal.metrics.sums import FINE_BINS, MOST_NLL, OCTAVES, STEPS
 
 BLOCK_VALUES = 1 << 15  # K · P of a block, which the second-level cache holds
-LEAST_BLOCK, MOST_BLOCK = 32, 512  # P
+LEAST_BLOCK, MOST_BLOCK = 64, 512  # P
 BAD_LABELS, BAD_VALUES = -1, -2  # instead of a number of pixels
 
 # "contract" rounds a product and a sum once instead of twice. Nothing more: NaN must stay NaN, and
@@ -39,7 +39,7 @@ class Tables(NamedTuple):
     """What `count_pixels` adds to: sums of A groups of pixels, all float64, counts too.
 
     A count and a sum that belong together lie side by side: one step adds to both. The first axis
-    is that of groups, or of images and then groups if images are told apart.
+    is that of groups, or of R images and then groups if images are told apart.
     """
 
     classes: NDArray[np.float64]  # (R A, K, B, 2) count and Σ p; the first bin's count stays 0
@@ -245,11 +245,13 @@ def _sort_by_group(n, ints, longs, starts):
 
 
 @njit(**_EXACT)
-def _load(values, step, at, contiguous, bfloat16, block, high):
+def _load(values, step, at, bfloat16, block, high):
     """Fill the (K, P) block with the values `at` each class's memory; find the largest."""
     pixels, real = len(at), block.dtype.type
+    contiguous = True
     for j in range(pixels):
         high[j] = -np.inf
+        contiguous &= at[j] - at[0] == j
     for c in range(len(block)):
         row, given = block[c], values[c * step :]
         if contiguous:
@@ -495,8 +497,7 @@ def count_pixels(
         high, low, norm, top = floats[0, :n], floats[1, :n], floats[2, :n], floats[3, :n]
         total, distance = doubles[0, :n], doubles[1, :n]
         block = memory[: k * n].reshape(k, n)
-        contiguous = strides[2] == 1 and lowest == highest and at[n - 1] - at[0] == n - 1
-        _load(values, strides[1], at, contiguous, bfloat16, block, high)
+        _load(values, strides[1], at, bfloat16, block, high)
         if logits:
             for j in range(n):
                 distance[j] = np.float64(high[j]) - np.float64(block[y[j], j])
@@ -512,6 +513,8 @@ def count_pixels(
             return BAD_VALUES
         for a in range(lowest, highest + 1):
             i, e, r = starts[a], starts[a + 1], first_row + a
+            if i == e:
+                continue
             brier = e - i - 2 * _count_labels(
                 block[:, i:e], y[i:e], top[i:e], best[i:e], edges, per_image, a, r, tables,
                 cells[counted + i :],
@@ -591,8 +594,7 @@ def sum_tempered(
         weight = memory[1, : classes * n].reshape(classes, n)
         high, true, norm = doubles[0, :n], doubles[1, :n], doubles[2, :n]
         first, second, distance = doubles[3, :n], doubles[4, :n], doubles[5, :n]
-        contiguous = strides[2] == 1 and at[n - 1] - at[0] == n - 1
-        _load(values, strides[1], at, contiguous, bfloat16, z, high)
+        _load(values, strides[1], at, bfloat16, z, high)
         for c in range(classes):
             row = z[c]
             for j in range(n):
