@@ -4,6 +4,7 @@ python tools/bench.py losses      each loss, forward + backward, against F.cross
 python tools/bench.py posthoc     the fit of each scaler, against L-BFGS on all logits in memory
 python tools/bench.py train       the trainer against a plain PyTorch loop; the speed of the loader
 python tools/bench.py metrics     the meter against one softmax, numpy, torchmetrics and others
+python tools/bench.py eval        `segcal eval` on saved predictions: import, read, count, draw
 python tools/bench.py scale       1,000 images of 1024×2048 through one meter: pixels/s and memory
 """
 
@@ -12,7 +13,7 @@ import importlib
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("losses", "metrics", "posthoc", "scale", "train")
+BENCHMARKS = ("eval", "losses", "metrics", "posthoc", "scale", "train")
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))  # `benchmarks` lives beside this file

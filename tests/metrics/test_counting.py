@@ -316,10 +316,12 @@ def test_labels_of_every_integer_dtype(dtype):
 
 
 def test_crops_are_counted_in_place(monkeypatch):
-    """Neither a crop nor a transposed image has pixels that lie side by side in memory."""
+    """Pixels of a crop do not lie side by side in memory, and windows even share it."""
     large = random_logits(torch.float32, shape=(2, 5, 30, 41))
+    windows = large[0].flatten(1).unfold(1, 4, 3).movedim(1, 0)  # (N, 5, 4)
     monkeypatch.setattr(cpu, "PIECE", 100)
-    for part in (large[..., 3:20, 5:35], large.mT, large[::2], large[:, :, ::3, ::2]):
+    crops = (large[..., 3:20, 5:35], large.mT, large[::2], large[:, :, ::3, ::2], windows)
+    for part in crops:
         labels = labels_for(part)
         meters = CalibrationMeter(5, per_image=True), CalibrationMeter(5, per_image=True)
         meters[0].update(part, labels)
