@@ -19,8 +19,8 @@ from segcal.commands.options import (
     parse_export,
     parse_merge,
     parse_report,
+    spell,
 )
-from segcal.commands.parser import spell
 
 Command = Callable[[Sequence[str], str], None]
 

@@ -17,7 +17,7 @@ import yaml
 from PIL import Image
 
 from segcal.cli import COMMANDS, SAVE_MEMORY, main, run_command
-from segcal.commands.parser import spell
+from segcal.commands.options import spell
 from segcal.metrics.protocols import PROTOCOLS
 from segcal.metrics.regions import REGIONS
 from segcal.run import open_run

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import segcal
 from segcal.config import load_config
-from segcal.data.manifest import read_manifest
+from segcal.data.predictions import read_manifest
 from segcal.evaluation import results
 from segcal.losses import build_loss
 from tests.fuzz.files import Payload, pt

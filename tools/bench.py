@@ -18,7 +18,7 @@ BENCHMARKS = ("eval", "losses", "metrics", "posthoc", "scale", "train")
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))  # `benchmarks` lives beside this file
     sys.path.insert(0, str(Path(__file__).parents[1]))  # works without installation
-    from segcal.commands.parser import spell
+    from segcal.commands.options import spell
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter

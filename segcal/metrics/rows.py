@@ -13,7 +13,7 @@ from segcal.metrics.scores import SCORES, Score, number
 
 if TYPE_CHECKING:
     from segcal.metrics.report import Report
-    from segcal.metrics.tables import Interval
+from segcal.metrics.tables import Interval
 
 FEW_IMAGES = 20  # fewer may all lack what is rare
 _POSTHOC = (SCORES["sce"], SCORES["ece"])

@@ -14,19 +14,24 @@ from matplotlib.figure import Figure
 
 from segcal.files import atomic_write
 from segcal.metrics.scores import SCORES
-from segcal.viz.classes import classwise_reliability, gap_heatmap
-from segcal.viz.curves import convergence
+from segcal.viz.diagrams import (
+    classwise_reliability,
+    confidence_histogram,
+    convergence,
+    gap_heatmap,
+    reliability_diagram,
+    risk_coverage,
+    wrong_confidence,
+)
 from segcal.viz.entry import Entry, distinct, tell_apart
 from segcal.viz.figure import png, svg, themed
-from segcal.viz.reliability import confidence_histogram, reliability_diagram, wrong_confidence
-from segcal.viz.selective import risk_coverage
-from segcal.viz.severity import (
+from segcal.viz.shifts import (
     believed_accuracy,
     kinds_and_severities,
     severity_curve,
     severity_curves,
+    shifted,
 )
-from segcal.viz.shifts import shifted
 
 _WRONG_WORDS = (
     "Confidence of wrong predictions",

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from segcal.data.shift import Shift
 from segcal.files import utf8
 from segcal.metrics import Report, rows
+
+
+class Heading(NamedTuple):
+    """The heading of a sortable column, and the order that the first click gives."""
+
+    text: str
+    first: str = "descending"
 
 
 @dataclass(frozen=True)

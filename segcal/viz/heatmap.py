@@ -13,7 +13,7 @@ from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
 from segcal.files import is_distribution
-from segcal.viz.palette import OVER, UNDER
+from segcal.viz.figure import OVER, UNDER
 
 LIMIT = 0.5  # the gap at which the colour is full
 _STRENGTH = 0.85  # opacity of the full colour: the image stays visible under it

@@ -1,4 +1,4 @@
-"""report.html: one file that contains everything it shows and fetches nothing."""
+"""The HTML page of an evaluation or a comparison: its sentences, its tables, its pictures."""
 
 from __future__ import annotations
 
@@ -9,33 +9,242 @@ import math
 import os
 from collections.abc import Sequence
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
 import segcal
 from segcal.files import atomic_write
-from segcal.metrics.rows import cells_of, columns_of, more_columns_of, part_tables
-from segcal.metrics.scores import SCORES
+from segcal.metrics import Interval, Report
+from segcal.metrics.rows import (
+    TableCell,
+    best_of,
+    cells_of,
+    columns_of,
+    interval_notes,
+    more_columns_of,
+    part_tables,
+)
+from segcal.metrics.scores import SCORES, Score, number
+from segcal.viz.diagrams import class_names, counted
 from segcal.viz.drawings import (
     Drawing,
     Drawings,
     entry_drawings,
 )
-from segcal.viz.entry import Entry, Overlay, distinct
+from segcal.viz.entry import Entry, Heading, Overlay, distinct
 from segcal.viz.figure import adaptive_svg
-from segcal.viz.shifts import mean_table, score_tables, shifted, shifts_of
-from segcal.viz.views import (
-    class_columns,
-    class_ece_table,
-    class_rows,
-    facts,
-    tiles,
-    worst_images,
+from segcal.viz.shifts import mean_over_shifts, mean_table, score_tables, shifted, shifts_of
+
+_EVEN = 0.0005  # mean confidence and accuracy that print alike (in %, one digit) are equal
+
+
+class Phrase(NamedTuple):
+    """A piece of a sentence, and its kind: "over", "under", "even", or ""."""
+
+    text: str
+    kind: str = ""
+
+
+def headline(entries: Sequence[Entry]) -> list[Phrase]:
+    """The main result, in a few sentences."""
+    found = _one(entries[0].report) if len(entries) == 1 else _several(entries)
+    return [*found, *_under_shift(shifted(entries))]
+
+
+def verdict(report: Report) -> Phrase:
+    """Whether the network is over- or under-confident overall, and by how much."""
+    gap = report.mean_confidence - report.accuracy
+    if np.isnan(gap):
+        return Phrase("nothing was counted")
+    if abs(gap) < _EVEN:
+        return Phrase("as confident as accurate overall", "even")
+    kind = "over" if gap > 0 else "under"
+    return Phrase(f"{kind}-confident by {100 * abs(gap):.1f} points", kind)
+
+
+def _one(report: Report) -> list[Phrase]:
+    if not report.protocol.pixels:
+        return [Phrase("Nothing was counted.")]
+    found = verdict(report)
+    names, worst = class_names(report), int(np.nanargmax(report.class_ece))
+    return [
+        Phrase(found.text[0].upper() + found.text[1:], found.kind),
+        Phrase(
+            f": mean confidence {_value('mean_confidence', report.mean_confidence)}, "
+            f"accuracy {_value('accuracy', report.accuracy)}. "
+            f"ECE is {_value('ece', report.ece)}{_between(report.intervals.get('ece'))}; "
+            f"the worst calibrated class is {names[worst]}, "
+            f"with a class\u2011j\u2011ECE of {_value('class_ece', report.class_ece[worst])}."
+        ),
+    ]
+
+
+def _under_shift(entries: Sequence[Entry]) -> list[Phrase]:
+    """The mean over shifts, of the best model if there are several."""
+    if not entries:
+        return []
+    best = min(entries, key=lambda entry: mean_over_shifts(entry, "ece"))
+    ece, accuracy, confidence = (
+        _value(name, mean_over_shifts(best, name))
+        for name in ("ece", "accuracy", "mean_confidence")
+    )
+    count = len(best.shifts)
+    under = f" Under {count} shifts" if count > 1 else f" Under {best.shifts[0].shift}"
+    mean = "mean " if count > 1 else ""
+    if len(entries) == 1:
+        subject = f"{under} the {mean}ECE is {ece}"
+    else:
+        subject = f"{under} {best.name} has the lowest {mean}ECE, {ece}"
+    return [Phrase(f"{subject}: confidence {confidence}, accuracy {accuracy}.")]
+
+
+def _several(entries: Sequence[Entry]) -> list[Phrase]:
+    order = sorted(
+        (entry for entry in entries if entry.report.protocol.pixels),
+        key=lambda entry: entry.report.ece,
+    )
+    if not order:
+        return [Phrase("Nothing was counted.")]
+    best, last = order[0], order[-1]
+    phrases = [
+        Phrase(best.name, "even"),
+        Phrase(f" has the lowest ECE, {_value('ece', best.report.ece)}, and is "),
+        verdict(best.report),
+        Phrase("."),
+    ]
+    if last is not best:
+        accuracies = sorted(entry.report.accuracy for entry in order)
+        low, high = (_value("accuracy", accuracies[end]) for end in (0, -1))
+        accuracy = f"{low} for all" if low == high else f"between {low} and {high}"
+        phrases.append(
+            Phrase(
+                f" {last.name} has the highest, {_value('ece', last.report.ece)}. "
+                f"Accuracy is {accuracy}."
+            )
+        )
+    return [*phrases, *_overlap(order)]
+
+
+def _overlap(order: Sequence[Entry]) -> list[Phrase]:
+    """A caution if the interval of the lowest ECE overlaps another one."""
+    best = order[0].report.intervals.get("ece")
+    rivals = [
+        entry.name
+        for entry in order[1:]
+        if (other := entry.report.intervals.get("ece")) and best and other.low <= best.high
+    ]
+    if not rivals:
+        return []
+    whose = "those" if len(rivals) > 1 else "that"
+    return [Phrase(f" Its 95\u00a0% interval overlaps {whose} of {', '.join(rivals)}.")]
+
+
+def _between(interval: Interval | None) -> str:
+    if interval is None or np.isnan(interval.low):
+        return ""
+    low, high = (SCORES["ece"].number(end) for end in (interval.low, interval.high))
+    return f" ({low} to {high} with 95\u00a0% confidence)"
+
+
+def _value(score: str, value: float) -> str:
+    """A score and its unit, joined by a no-break space."""
+    return SCORES[score].brief(value).replace(" ", "\u00a0")
+
+
+_TILES = ("ece", "sce", "accuracy", "miou")
+_CLASS_SCORES = tuple(
+    SCORES[n] for n in ("class_iou", "class_dice", "accuracy", "class_ece", "class_ace")
 )
-from segcal.viz.words import headline, verdict
+
+
+def tiles(report: Report) -> list[tuple[Score, TableCell]]:
+    """The four scores to see first, and their cells."""
+    scores = [SCORES[name] for name in _TILES]
+    return list(zip(scores, cells_of([report], scores)[0], strict=True))
+
+
+def class_columns(report: Report) -> list[Heading]:
+    """The columns of `class_rows` after the name."""
+    return [
+        Heading("no.", "ascending"),
+        Heading(f"{counted(report)} (%)"),
+        *(Heading(s.heading, "ascending" if s.higher else "descending") for s in _CLASS_SCORES),
+        Heading("bias (points)"),
+    ]
+
+
+def class_rows(report: Report) -> list[dict[str, Any]]:
+    """One row per class: name, cells, and its class-j-ECE relative to the largest one."""
+    total = max(report.protocol.pixels, 1)
+    truth = report.confusion.sum(1)
+    right = report.confusion.diagonal()
+    accuracy = np.divide(right, truth, out=np.full(len(truth), np.nan), where=truth > 0)
+    bias = (report.classes.confidence_sum - report.classes.hits).sum(1) / total
+    values = (report.class_iou, report.class_dice, accuracy, report.class_ece, report.class_ace)
+    scored = list(zip(_CLASS_SCORES, values, strict=True))
+    bars = np.nan_to_num(report.class_ece)
+    bars = bars / max(bars.max(), 1e-12)
+    rows = []
+    for c, name in enumerate(class_names(report)):
+        share = 100 * float(truth[c] / total)
+        cells = [TableCell(c, str(c)), TableCell(share, number(share, 2))]
+        cells += [_cell(score, float(of_class[c])) for score, of_class in scored]
+        cells.append(TableCell(100 * bias[c], _signed(100 * bias[c])))
+        rows.append({"name": name, "cells": cells, "bar": f"{bars[c]:.3f}"})
+    return rows
+
+
+def class_ece_table(entries: Sequence[Entry]) -> dict[str, Any]:
+    """The class-j-ECE of every class (row) and entry (column), the best of each row marked."""
+    names = class_names(entries[0].report)
+    score = SCORES["class_ece"]
+    table = np.stack([entry.report.class_ece for entry in entries], axis=1)  # (K, E)
+    rows = []
+    for name, values in zip(names, table.tolist(), strict=True):
+        cells = [_cell(score, value) for value in values]
+        best = best_of([cell.value for cell in cells], score.digits, higher=score.higher)
+        cells = [cell._replace(best=index in best) for index, cell in enumerate(cells)]
+        rows.append({"name": name, "cells": cells})
+    return {"columns": [Heading(entry.name) for entry in entries], "rows": rows}
+
+
+def worst_images(report: Report) -> list[tuple[str, str, str]]:
+    """(name, ECE, pixels) of the worst calibrated images, as printed."""
+    ece = SCORES["ece"]
+    return [(each.name, ece.number(each.ece), f"{each.pixels:,}") for each in report.worst_images]
+
+
+def facts(report: Report) -> list[tuple[str, str]]:
+    """The protocol as (name, text) lines."""
+    p = report.protocol
+    rule = "(lo, hi], 0 in the first" if p.edge_rule == "right" else "[lo, hi), 1 in the last"
+    what = counted(report)
+    of = f" of {p.images:,} images" if what == "pixels" else ""
+    lines = [
+        ("counted", f"{p.pixels:,} {what}{of}"),
+        ("region", p.region),
+        ("averaged over", what if p.average == "pixel" else f"{p.average}s"),
+        ("classes", str(p.num_classes)),
+        ("bins", f"{p.num_bins} of equal width, {rule}"),
+        ("ignored label", str(p.ignore_index)),
+    ]
+    lines += [("intervals", note) for note in interval_notes(report)]
+    return [*lines, ("measured with", f"segcal {p.version}")]
+
+
+def _cell(score: Score, value: float) -> TableCell:
+    return TableCell(value * score.scale, score.number(value))
+
+
+def _signed(value: float) -> str:
+    """A number with its sign, but zero without."""
+    text = f"{value:+.2f}".replace("-", "−")
+    return text[1:] if float(f"{value:.2f}") == 0 else text
+
 
 _MAX_CLASSES = 24  # in the diagrams of the page; its tables have all classes
 _QUALITY = 88  # WEBP quality of overlays, which may be photographs

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.nn.functional import interpolate
 
+from segcal import files
 from segcal.data.predictions import PredictionFolder
-from segcal.files import BadFile, limits
+from segcal.files import BadFile
 
 C, H, W = 4, 6, 8
 
@@ -279,7 +280,7 @@ def test_an_array_larger_than_the_limit_is_not_loaded(tmp_path, monkeypatch):
     logits, labels = maps()
     np.savez_compressed(tmp_path / "a.npz", logits=np.zeros((C, 60, 80), np.float32), labels=labels)
     np.savez(tmp_path / "b.npz", logits=logits, labels=np.zeros((600, 800), np.uint8))
-    monkeypatch.setattr(limits, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(files, "MAX_BYTES", 10_000)
     folder = PredictionFolder(tmp_path, num_classes=C)
     for index in (0, 1):  # too large as stored, too large once resized
         with pytest.raises(BadFile, match="GiB"):

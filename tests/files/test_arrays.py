@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import segcal
+from segcal import files as module
 from segcal.data.predictions import PredictionFolder
 from segcal.files import BadFile, Npz
-from segcal.files import arrays as module
 from tests.fuzz.files import npz
 from tests.support.saved import save_folder
 

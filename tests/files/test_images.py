@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from segcal.files import BadFile, image_size, limits, read_mask, read_rgb
+from segcal import files
+from segcal.files import BadFile, image_size, read_mask, read_rgb
 
 
 def grey_png(path, values, depth):
@@ -132,6 +133,6 @@ def test_what_is_no_image(tmp_path, monkeypatch, read):
     with pytest.raises(BadFile, match=r"a\.png: Expected a readable image file, but reading it"):
         read(path)
     Image.new("L", (60, 60)).save(path)
-    monkeypatch.setattr(limits, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(files, "MAX_BYTES", 10_000)
     with pytest.raises(BadFile, match=r"a\.png: Expected at most .* 60 x 60 pixels"):
         read(path)

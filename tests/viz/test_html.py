@@ -17,8 +17,7 @@ from segcal.metrics import CalibrationMeter
 from segcal.metrics.rows import cells_of, columns_of, more_columns_of
 from segcal.viz import Entry, Overlay, overlay_panel, write_figures, write_page
 from segcal.viz.drawings import Drawings
-from segcal.viz.html import render_page
-from segcal.viz.words import headline, verdict
+from segcal.viz.html import headline, render_page, verdict
 from tests.support.synthetic_reports import constant_report, predictor, synthetic_report
 
 NAMES = ["road", "sky", "tree", "<i>car</i>"]

@@ -23,9 +23,8 @@ from segcal.viz import (
     shift_records,
 )
 from segcal.viz.drawings import shift_drawings
-from segcal.viz.html import render_page
-from segcal.viz.severity import kinds_and_severities
-from segcal.viz.words import headline
+from segcal.viz.html import headline, render_page
+from segcal.viz.shifts import kinds_and_severities
 from tests.support.synthetic_reports import predictor, synthetic_report
 
 EVIL = "<img src=x>|*"

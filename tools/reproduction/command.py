@@ -20,7 +20,7 @@ from reproduction.pool import work_together
 from reproduction.results import Setting, comparisons, numbers
 from reproduction.store import Store
 from reproduction.worker import TrainingWorker
-from segcal.commands.parser import spell
+from segcal.commands.options import spell
 from segcal.data.options import DataConfig
 
 FIGURES = {"opening": opening.OPENING, **figures.FIGURES}

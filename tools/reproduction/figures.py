@@ -23,8 +23,7 @@ from segcal.files import atomic_write
 from segcal.metrics import Report
 from segcal.metrics.scores import SCORES
 from segcal.training.trainer import LOG
-from segcal.viz.figure import new_figure, png, svg, themed
-from segcal.viz.palette import run_style
+from segcal.viz.figure import new_figure, png, run_style, svg, themed
 
 Pairs = tuple[tuple[str, tuple[str, ...]], ...]  # (experiment, losses), a row of a figure each
 

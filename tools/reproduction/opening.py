@@ -24,8 +24,7 @@ from segcal import viz
 from segcal.data.samples import Samples
 from segcal.evaluation.sources import SplitPredictions
 from segcal.run import open_run
-from segcal.viz.figure import new_figure, plain
-from segcal.viz.palette import run_style
+from segcal.viz.figure import new_figure, plain, run_style
 
 LOSSES = ("nll", "nll+mdca")
 _PHOTOS, _IMAGES, _MASKS = "pacs_resnet18", "cifar10_resnet32", "voc2012_deeplabv3plus_xception65"

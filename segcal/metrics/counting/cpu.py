@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from segcal.files import rounding_of
-from segcal.metrics.counting.bins import bin_edges
+from segcal.metrics.counting.bins import Cut, as_rows, bin_edges, cut
 from segcal.metrics.counting.compiled import (
     BAD_LABELS,
     BAD_VALUES,
@@ -24,7 +24,6 @@ from segcal.metrics.counting.compiled import (
     count_pixels,
     sum_tempered,
 )
-from segcal.metrics.counting.cuts import Cut, as_rows, cut
 from segcal.metrics.sums import FINE_BINS, BatchSums, ImageSums, Sums
 from segcal.pixels import Pixels, flatten, flatten_labels
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from segcal.files import is_distribution
-from segcal.metrics.counting.bins import bin_edges, bin_of, fine_bin
-from segcal.metrics.counting.cuts import as_rows, cut
+from segcal.metrics.counting.bins import as_rows, bin_edges, bin_of, cut, fine_bin
 from segcal.metrics.sums import FINE_BINS, MOST_NLL, BatchSums, ImageSums, Sums
 from segcal.pixels import Pixels, flatten
 

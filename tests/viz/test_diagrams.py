@@ -12,11 +12,10 @@ from matplotlib.patches import StepPatch
 import segcal.viz
 from segcal.metrics import BinTable, CalibrationMeter
 from segcal.viz import confidence_histogram, convergence, reliability_diagram, wrong_confidence
+from segcal.viz.diagrams import draw_bars
 from segcal.viz.drawings import entry_drawings
 from segcal.viz.entry import Entry
-from segcal.viz.figure import plain, png, themed
-from segcal.viz.palette import OVER, UNDER
-from segcal.viz.reliability import draw_bars
+from segcal.viz.figure import OVER, UNDER, plain, png, themed
 from tests.support.synthetic_reports import constant_report, synthetic_report
 
 CALIBRATED = synthetic_report()
