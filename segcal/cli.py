@@ -19,10 +19,11 @@ from segcal.commands.options import (
     parse_export,
     parse_merge,
     parse_report,
+    parse_sweep,
     spell,
 )
 
-Command = Callable[[Sequence[str], str], None]
+Command = Callable[[Sequence[str], str], int | None]  # the exit status, if it is not 0
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -77,6 +78,14 @@ def export_command(arguments: Sequence[str], prog: str) -> None:
     export_run(options)
 
 
+def sweep_command(arguments: Sequence[str], prog: str) -> int:
+    """Train and evaluate a grid of methods and seeds, and write its tables."""
+    options = parse_sweep(arguments, prog)
+    from segcal.commands.sweep import run_sweeps
+
+    return run_sweeps(options, arguments, prog)
+
+
 # A new command is one function (arguments, prog) and one line here; its docstring is its help.
 COMMANDS: dict[str, Command] = {
     "train": train_command,
@@ -85,6 +94,7 @@ COMMANDS: dict[str, Command] = {
     "merge": merge_command,
     "compare": compare_command,
     "export": export_command,
+    "sweep": sweep_command,
 }
 # What to change when memory runs out, in the options of the commands that run a network.
 SAVE_MEMORY: dict[Command, str] = {
@@ -118,7 +128,7 @@ def run_command(command: Command, arguments: Sequence[str], prog: str) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # the path of a result may be any bytes
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        command(arguments, prog)
+        return command(arguments, prog) or 0
     except KeyboardInterrupt:
         return 130
     except OSError as error:
@@ -128,7 +138,6 @@ def run_command(command: Command, arguments: Sequence[str], prog: str) -> int:
         return _fail(str(error), 2)
     except Exception as error:
         return _stopped(error, SAVE_MEMORY.get(command, "it needs more than there is"))
-    return 0
 
 
 def _stopped(error: Exception, save_memory: str) -> int:

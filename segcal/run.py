@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -194,10 +195,20 @@ def _expect_no_run(folder: Path) -> None:
         )
 
 
-def _expect_same(theirs: dict[str, Any], ours: dict[str, Any], folder: Path) -> None:
+def changed_settings(
+    theirs: Mapping[str, Any], ours: Mapping[str, Any], *, same: Container[str] = ()
+) -> dict[str, Any]:
+    """Where the settings `ours` of a run differ from `theirs` in what it learns, with our values.
+
+    Both are as `to_dict` gives them; `theirs` may be of an earlier version. `same` names settings
+    that a resumed run may change, and that are to be compared all the same.
+    """
     found = differences(with_defaults(theirs), ours)
-    changed = {key: value for key, value in found.items() if key not in _MAY_CHANGE}
-    if changed:
+    return {key: v for key, v in found.items() if key not in _MAY_CHANGE or key in same}
+
+
+def _expect_same(theirs: dict[str, Any], ours: dict[str, Any], folder: Path) -> None:
+    if changed := changed_settings(theirs, ours):
         shown = ", ".join(f"{key}={value}" for key, value in changed.items())
         raise ValueError(
             f"Expected the settings of the run in {folder} to resume it, but got {shown}; "

@@ -17,6 +17,7 @@ LAYERS = [
     {"viz", "data", "models"},
     {"training", "evaluation"},
     {"integrations", "run", "config"},
+    {"sweep"},
     {"commands", "cli", "__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

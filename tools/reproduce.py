@@ -4,8 +4,7 @@ python tools/reproduce.py --list                       what there is, what is do
 python tools/reproduce.py main --scale small           a CPU-sized version of the main table
 python tools/reproduce.py segmentation --seeds 3       a table as the paper has it
 
-Each run has a folder of its own. The same command continues where it was stopped, and several
-processes, also on several machines that share a disk, can work on one --out.
+Each run has a folder of its own. The same command continues where it was stopped.
 """
 
 import sys

@@ -220,6 +220,45 @@ def parse_compare(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     return options
 
 
+def parse_sweep(arguments: Sequence[str], prog: str) -> argparse.Namespace:
+    """Train and evaluate a grid that a YAML file defines, and write its tables. Resumable."""
+    parser = Parser(prog, parse_sweep.__doc__ or "")
+    parser.add_argument(
+        "sweeps", nargs="+", type=Path, metavar="SWEEP.yaml", help="what to train and show"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/sweep"),
+        help="folder of the runs and the tables; default: runs/sweep",
+    )
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="folder of runs: complete ones with the same settings are not trained again",
+    )
+    parser.add_argument("--data", type=Path, help="folder that stands in for data/ in the config")
+    parser.add_argument(
+        "--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps; default: auto"
+    )
+    parser.add_argument("--into", type=Path, metavar="FILE.md", help="also put the tables here")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say what is to be done and its cost; train nothing"
+    )
+    add_pool_options(parser)
+    return parser.parse(arguments)
+
+
+def add_pool_options(parser: argparse.ArgumentParser) -> None:
+    """Where the runs of a grid are worked on."""
+    parser.add_argument(
+        "--jobs", type=at_least(1), default=1, metavar="N", help="runs at a time; default: 1"
+    )
+
+
 def _add_run_options(parser: Parser) -> None:
     """The options of every command that opens a run."""
     parser.add_argument(

@@ -16,6 +16,7 @@ import numpy as np
 from segcal.metrics.bootstrap import LEVEL, ImageArrays, ImageScores, combine, sorted_sums
 from segcal.metrics.meter import CalibrationMeter
 from segcal.metrics.scores import Array, Score
+from segcal.metrics.tables import Interval
 
 _SCORES = ("ece", "sce", "accuracy", "miou")
 log = logging.getLogger(__name__)
@@ -101,6 +102,28 @@ def paired_differences(
                 value, end, why = 0.0, 0.0, ""
             differences[name] = Difference(value, end, end, withheld=why)
     return differences
+
+
+def mean_intervals(
+    meters: Sequence[CalibrationMeter], *, resamples: int = 1000, seed: int = 0
+) -> dict[str, Interval]:
+    """Intervals of the mean scores of several models on the same images, by the score's name.
+
+    The models may be one network trained with several seeds, or one network under several shifts
+    of the images. `bootstrap.combine` makes the intervals; a score without one is left out.
+
+    Args:
+        meters: with `per_image=True`, which counted the same images.
+        resamples: resamples of the bootstrap over images.
+        seed: seed of the bootstrap.
+
+    Raises:
+        ValueError: other settings, no sums of images, fewer than two images, or other images.
+    """
+    _, sums = _same_images(meters)
+    models = [ImageScores(each) for each in sums]
+    found = combine(models, [1 / len(models)] * len(models), resamples=resamples, seed=seed)
+    return {n: Interval(max(e.low, 0.0), min(e.high, 1.0), LEVEL) for n, e in found.items()}
 
 
 def _same_images(meters: Sequence[CalibrationMeter]) -> tuple[list[str], list[ImageArrays]]:

@@ -10,13 +10,14 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from reproduction import command, experiments, figures, opening, paper, worker
+from reproduction import command, experiments, figures, opening, paper
 from reproduction.results import Setting
-from reproduction.store import Store
 
 from segcal import viz
 from segcal.config import load_config, parse_train
-from segcal.metrics import Report
+from segcal.metrics import CalibrationMeter, Report, mean_intervals
+from segcal.sweep import worker
+from segcal.sweep.store import Store
 
 TINY = """
 data: {name: DATA, limit: 16}
@@ -38,7 +39,7 @@ def tiny(tmp_path, monkeypatch):
         data, model = ("scenes", unet) if "scenes" in name else ("digits", "{name: resnet8}")
         text = TINY.replace("DATA", data).replace("MODEL", model)
         (configs / f"{name}.yaml").write_text(text)
-    monkeypatch.setattr(worker, "CONFIGS", configs)
+    monkeypatch.setattr(worker, "find_config", lambda name: configs / f"{name}.yaml")
     monkeypatch.setattr(experiments, "CONFIGS", configs)
     return tmp_path
 
@@ -172,6 +173,7 @@ def test_dry_run_prints_commands_that_train(tiny, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
     for line in lines:
+        assert line.startswith("segcal train ")
         config, resume = parse_train(line.split()[2:])
         assert resume and config.data.name == "scenes"
     assert not (tiny / "out").exists()
@@ -259,11 +261,9 @@ def test_table_of_our_own_has_intervals_and_differences(tiny):
     lines = into.read_text().splitlines()
     (row,) = [line for line in lines if line.startswith("| fl / none |")]
     ece = row.split("|")[4]
-    low, high = (
-        100 * sum(getattr(report.intervals["ece"], end) for report in first) / 2
-        for end in ("low", "high")
-    )
-    assert f"({low:.2f} to {high:.2f})" in ece
+    states = [runs / f"{names[0]}-seed{seed}/reports/test-none.npz" for seed in (0, 1)]
+    interval = mean_intervals([CalibrationMeter.load(path) for path in states])["ece"]
+    assert f"({100 * interval.low:.2f} to {100 * interval.high:.2f})" in ece
     (row,) = [line for line in lines if line.startswith("| fl / none → fl+mdca / none |")]
     found = row.split("|")[4].split("(")[0].strip(" *")
     means = [sum(report.ece for report in side) / 2 for side in (first, second)]

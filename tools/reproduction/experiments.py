@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from reproduction.plan import Scale
+from reproduction.grids import Scale
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -42,13 +42,12 @@ class StandIn:
     Attributes:
         title: as a table names it.
         needs: see `Experiment`; empty if the data is bundled.
-        shifts: its own change to the test data for a change that it cannot make, both as
-            (kind, value).
+        shifts: its own change to the test data for a change that it cannot make.
     """
 
     title: str
     needs: tuple[str, ...] = ()
-    shifts: Mapping[tuple[str, str], tuple[str, str]] | None = None
+    shifts: Mapping[str, str] | None = None
 
 
 STAND_INS = {
@@ -56,9 +55,9 @@ STAND_INS = {
     "small/digits_resnet8": StandIn(
         "digits, ResNet-8",
         shifts={
-            ("domain", "art"): ("rotation", "15"),
-            ("domain", "cartoon"): ("rotation", "45"),
-            ("domain", "sketch"): ("rotation", "75"),
+            "domain:art": "rotation:15",
+            "domain:cartoon": "rotation:45",
+            "domain:sketch": "rotation:75",
         },
     ),
     "small/digits_resnet14": StandIn("digits, ResNet-14"),
@@ -75,15 +74,6 @@ STAND_INS = {
 
 _CIFAR10, _CIFAR100 = ("cifar-10-batches-py",), ("cifar-100-python",)
 _SVHN = ("train_32x32.mat",)
-
-# A CPU's share of the paper's grids. The gamma of fl+mdca is the one that was chosen for fl.
-_OWN_GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
-    "fl": {"gamma": (1, 3)},
-    "nll+dca": {"beta": (1, 10)},
-    "nll+mmce": {"beta": (2,)},
-    "nll+mdca": {"beta": (1, 10)},
-    "fl+mdca": {"beta": (1, 10), "gamma": (1,)},
-}
 
 EXPERIMENTS = {
     "cifar10_resnet32": Experiment(
@@ -123,13 +113,11 @@ EXPERIMENTS = {
         "PASCAL VOC 2012 at half resolution (379 + 387 images), DeepLabV3+ EfficientNet-Lite0",
         ("voc2012_half",),
         ("small/scenes",),
-        grids=_OWN_GRIDS,
     ),
     "cifar10_small_resnet20": Experiment(
         "CIFAR-10 (5000 + 2000 images), ResNet-20",
         ("cifar10_small",),
         ("small/digits_resnet8",),
-        grids=_OWN_GRIDS,
     ),
 } | {
     f"cifar10_imbalance{factor}_resnet32": Experiment(
@@ -174,4 +162,9 @@ def title(experiment: str, scale: Scale, data: Path) -> str:
     full = EXPERIMENTS[experiment].title
     if scale == "full":
         return full
-    return f"{full} (here: {STAND_INS[config_name(experiment, scale, data)].title})"
+    return f"{full} (here: {stand_in_title(experiment, data)})"
+
+
+def stand_in_title(experiment: str, data: Path) -> str:
+    """What stands in for the experiment at small scale."""
+    return STAND_INS[config_name(experiment, "small", data)].title

@@ -8,22 +8,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from reproduction import plan
-from reproduction.paper import Table, Want
-from reproduction.plan import Method
+from reproduction.grids import grid
+from reproduction.paper import Want
 from reproduction.results import Setting
 from segcal import viz
-from segcal.files import atomic_write
 from segcal.metrics import Report
 from segcal.metrics.scores import SCORES
+from segcal.sweep.plan import Evaluation, Hyper, Method
 from segcal.training.trainer import LOG
-from segcal.viz.figure import new_figure, png, run_style, svg, themed
+from segcal.viz.figure import new_figure, run_style
 
 Pairs = tuple[tuple[str, tuple[str, ...]], ...]  # (experiment, losses), a row of a figure each
 
@@ -92,25 +90,6 @@ def overlaid_diagrams(setting: Setting, pairs: Pairs) -> Figure:
     return figure
 
 
-def of_table(table: Table) -> FigureMaker:
-    """The reliability diagram beside a table of our own."""
-
-    def draw(setting: Setting) -> dict[str, Figure]:
-        reports = {}
-        for row in table.drawn:
-            want = table.want(row, table.columns[0])
-            assert want is not None  # such tables have no averages
-            if found := setting.reports(want):
-                reports[row] = found[0]
-        if not reports:
-            return {}
-        figure = new_figure(5.4, 5.4)
-        viz.reliability_diagram(reports, figure.subplots(), counts=False)
-        return {"": figure}
-
-    return FigureMaker(lambda setting: setting.methods(table), draw)
-
-
 def wrong_confidences(setting: Setting, pairs: Pairs) -> Figure:
     """The confidence of wrong predictions."""
     ((experiment, losses),) = pairs
@@ -133,19 +112,17 @@ def convergences(setting: Setting, pairs: Pairs) -> Figure:
 def _log(setting: Setting, method: Method) -> list[dict[str, Any]]:
     hyper = setting.store.choice(method)
     assert hyper is not None
-    path = setting.store.folder(method.chosen(hyper)[0]) / LOG
+    path = setting.store.trained_folder(method.chosen(hyper)[0]) / LOG
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _swept(
-    setting: Setting, experiment: str, loss: str, hyper: plan.Hyper, **options: str
-) -> Method:
+def _swept(setting: Setting, experiment: str, loss: str, hyper: Hyper, **options: str) -> Method:
     config = setting.method(experiment, loss).config
     return Method(config, loss, (hyper,), setting.seeds, options=tuple(options.items()))
 
 
-def _usual(loss: str, setting: Setting) -> plan.Hyper:
-    return plan.grid(loss, setting.scale, tune=False)[0]
+def _usual(loss: str, setting: Setting) -> Hyper:
+    return grid(loss, setting.scale, tune=False)[0]
 
 
 def batch_sizes(setting: Setting) -> dict[str, dict[float, Method]]:
@@ -199,7 +176,7 @@ def sweep(
 
 def _mean(setting: Setting, method: Method, score: str) -> float:
     runs = method.chosen(method.grid[0])
-    reports = [Report.load(setting.store.report(run, plan.PLAIN)) for run in runs]
+    reports = [Report.load(setting.store.report(run, Evaluation())) for run in runs]
     return fmean(float(getattr(each, score)) for each in reports)
 
 
@@ -212,16 +189,3 @@ FIGURES: dict[str, FigureMaker] = {
     "batch_size": sweep("batch size", batch_sizes, ("ece", "sce", "accuracy")),
     "beta": sweep("beta", betas, ("sce", "accuracy")),
 }
-
-
-def write_figure(maker: FigureMaker, name: str, setting: Setting, folder: Path) -> list[Path]:
-    """Draw a figure and write it as png and svg; the paths."""
-    paths = []
-    with themed():
-        for ending, figure in maker.draw(setting).items():
-            for kind, encode in (("png", png), ("svg", svg)):
-                path = folder / f"{name}{ending}.{kind}"
-                with atomic_write(path, "wb") as file:
-                    file.write(encode(figure))
-                paths.append(path)
-    return paths

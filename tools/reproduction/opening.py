@@ -17,13 +17,13 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from reproduction.figures import FigureMaker, first_report
-from reproduction.plan import Method
 from reproduction.results import Setting
-from reproduction.worker import to_shift
 from segcal import viz
 from segcal.data.samples import Samples
 from segcal.evaluation.sources import SplitPredictions
 from segcal.run import open_run
+from segcal.sweep.plan import Method
+from segcal.sweep.worker import to_shift
 from segcal.viz.figure import new_figure, plain, run_style
 
 LOSSES = ("nll", "nll+mdca")
@@ -60,7 +60,7 @@ def draw_panels(setting: Setting) -> dict[str, Figure]:
     shown = answers(setting, _IMAGES)
     rare = answers(setting, _RARE)
     inside = answers(setting, _PHOTOS, part="holdout")
-    outside = answers(setting, _PHOTOS, shift=("domain", "art"))
+    outside = answers(setting, _PHOTOS, shift="domain:art")
     return {
         "_a": image_and_answers(shown, surest_mistake(shown), "NLL's surest mistake"),
         "_b": image_and_answers(rare, typical_of_rarest(rare), "rarest class, typical for NLL"),
@@ -78,7 +78,7 @@ def answers(
     experiment: str,
     *,
     part: str = "test",
-    shift: tuple[str, str] | None = None,
+    shift: str = "",
 ) -> Answers:
     """What the networks of the first seed say of the test set or the hold-out."""
     probs = {}
@@ -101,7 +101,7 @@ def folder_of(setting: Setting, experiment: str, loss: str) -> Path:
     method = setting.method(experiment, loss)
     hyper = setting.store.choice(method)
     assert hyper is not None
-    return setting.store.folder(method.chosen(hyper)[0])
+    return setting.store.trained_folder(method.chosen(hyper)[0])
 
 
 def surest_mistake(answered: Answers) -> int:

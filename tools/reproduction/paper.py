@@ -10,10 +10,11 @@ from typing import Any
 
 import yaml
 
-from segcal.metrics.scores import SCORES
+from segcal.sweep.definition import Sweep, read_sweep
 
 PAPER = Path(__file__).with_name("paper.yaml")
-EVIDENCE = Path(__file__).with_name("evidence.yaml")
+CONFIGS = Path(__file__).parents[2] / "configs"
+OWN = ("voc_half", "cifar10_small")  # in configs/sweeps/
 AVERAGE = "average"  # the column that is the mean of the others
 
 
@@ -25,35 +26,33 @@ class Want:
         experiment: the data set and network, named as a file in configs/.
         loss: the training loss.
         posthoc: none, ts or dc.
-        shift: (kind, value) of the change to the test data, such as ("rotation", "15").
+        shift: the change to the test data, such as rotation:15; empty for none.
         of_class: the class, for class-j-ECE.
     """
 
     experiment: str
     loss: str
     posthoc: str = "none"
-    shift: tuple[str, str] | None = None
+    shift: str = ""
     of_class: str | None = None
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the paper, or of our own.
+    """A table of the paper.
 
     Attributes:
         name: what `tools/reproduce.py` calls it.
-        label: of the LaTeX source; empty for our own.
+        label: of the LaTeX source.
         title: what it shows.
         row_kind: what the rows' names mean: experiment, loss, or loss / posthoc.
         column_kind: what the columns' names mean: experiment, loss, class, domain or rotation.
         rows: names of the rows.
         columns: names of the columns.
         units: unit of each metric.
-        values: metric to row to one number a column, in that unit; empty for our own.
+        values: metric to row to one number a column, in that unit.
         experiment: the one of the whole table, where neither rows nor columns name it.
         notes: doubts about the paper's numbers.
-        comparisons: pairs of rows whose difference is shown; in tables of our own.
-        drawn: rows in the reliability diagram beside a table of our own.
     """
 
     name: str
@@ -67,8 +66,6 @@ class Table:
     values: dict[str, dict[str, tuple[float, ...]]]
     experiment: str | None
     notes: tuple[str, ...]
-    comparisons: tuple[tuple[str, str], ...] = ()
-    drawn: tuple[str, ...] = ()
 
     def want(self, row: str, column: str) -> Want | None:
         """What the numbers at `row` and `column` are measured on; None for an average."""
@@ -77,12 +74,12 @@ class Table:
         named = {"experiment": self.experiment}
         for kinds, names in ((self.row_kind, row), (self.column_kind, column)):
             named |= dict(zip(kinds.split(" / "), names.split(" / "), strict=True))
-        shifts = [(kind, named[kind]) for kind in ("domain", "rotation") if kind in named]
+        shifts = [f"{kind}:{named[kind]}" for kind in ("domain", "rotation") if kind in named]
         return Want(
             experiment=str(named["experiment"]),
             loss=str(named["loss"]),
             posthoc=named.get("posthoc") or "none",
-            shift=shifts[0] if shifts else None,  # type: ignore[arg-type]
+            shift=shifts[0] if shifts else "",
             of_class=named.get("class"),
         )
 
@@ -91,9 +88,9 @@ class Table:
         found = (self.want(row, column) for row in self.rows for column in self.columns)
         yield from dict.fromkeys(want for want in found if want is not None)
 
-    def printed(self, metric: str, row: str, column: str) -> float | None:
-        """The paper's number, in the unit of `metric`; None in tables of our own."""
-        return self.values[metric][row][self.columns.index(column)] if self.values else None
+    def printed(self, metric: str, row: str, column: str) -> float:
+        """The paper's number, in the unit of `metric`."""
+        return self.values[metric][row][self.columns.index(column)]
 
 
 @dataclass(frozen=True)
@@ -112,27 +109,9 @@ def tables() -> dict[str, Table]:
 
 
 @cache
-def own_tables() -> dict[str, Table]:
+def own_tables() -> dict[str, Sweep]:
     """Our own tables by name."""
-    entries = yaml.safe_load(EVIDENCE.read_text(encoding="utf-8"))["tables"]
-    return {
-        name: Table(
-            name=name,
-            label="",
-            title=entry["title"],
-            row_kind="loss / posthoc",
-            column_kind="experiment",
-            rows=tuple(entry["rows"]),
-            columns=(entry["experiment"],),
-            units={score: SCORES[score].unit for score in entry["scores"]},
-            values={},
-            experiment=None,
-            notes=(),
-            comparisons=tuple((first, second) for first, second in entry["compare"]),
-            drawn=tuple(entry["draw"]),
-        )
-        for name, entry in entries.items()
-    }
+    return {name: read_sweep(CONFIGS / "sweeps" / f"{name}.yaml") for name in OWN}
 
 
 @cache
@@ -141,17 +120,23 @@ def figures() -> dict[str, Figure]:
     return {name: Figure(name, **entry) for name, entry in _paper()["figures"].items()}
 
 
-def find(name: str) -> Table | Figure:
+def find(name: str) -> Table | Figure | Sweep:
     """The table or figure called `name`, by our name or the paper's label, with tab: or without.
 
     Raises:
         ValueError: there is none.
     """
-    everything: dict[str, Table | Figure] = {**tables(), **own_tables(), **figures()}
+    everything: dict[str, Table | Figure | Sweep] = {**tables(), **own_tables(), **figures()}
     for entry in everything.values():
-        if name and name in (entry.name, entry.label, entry.label.partition(":")[2]):
+        label = label_of(entry)
+        if name and name in (entry.name, label, label.partition(":")[2]):
             return entry
     raise ValueError(f"Expected one of {', '.join(everything)}, but got {name!r}")
+
+
+def label_of(entry: Table | Figure | Sweep) -> str:
+    """Its label in the LaTeX source; empty for tables of our own."""
+    return "" if isinstance(entry, Sweep) else entry.label
 
 
 def _table(name: str, entry: dict[str, Any]) -> Table:

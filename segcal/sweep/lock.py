@@ -1,4 +1,4 @@
-"""Locks on folders, so that several processes can share the work of one grid."""
+"""The lock of a grid's folder: one driver at a time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ LOCK = ".lock"
 
 
 @contextmanager
-def try_lock(folder: Path) -> Iterator[bool]:
-    """Hold the lock of `folder` (made if missing) for the block; gives False if another has it.
+def held(folder: Path) -> Iterator[None]:
+    """Hold the lock of `folder`, made if missing, inside the block.
 
-    The system holds the lock for the open file, so it is free the moment its process ends, however
-    it ends: no lock is ever stale. The file says who had it last, for people.
+    The system holds it for the open file, so it is free the moment its process ends, however that
+    ends.
+
+    Raises:
+        ValueError: another process holds it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
@@ -25,10 +28,12 @@ def try_lock(folder: Path) -> Iterator[bool]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield False
-            return
+            holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
+            raise ValueError(
+                f"Expected {folder} to be free, but {holder} is working in it"
+            ) from None
         os.truncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-        yield True
+        yield
     finally:
         os.close(descriptor)

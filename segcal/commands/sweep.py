@@ -1,0 +1,121 @@
+"""`segcal sweep`: trains and evaluates a grid, and writes its tables."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from segcal.sweep.definition import Sweep, read_sweep
+from segcal.sweep.figures import draw, write_figures
+from segcal.sweep.lock import held
+from segcal.sweep.plan import Method, merge_methods
+from segcal.sweep.pools import open_pool
+from segcal.sweep.progress import Progress, every_run, in_time
+from segcal.sweep.render import put_into, sheet_markdown, write_sheet
+from segcal.sweep.results import Results
+from segcal.sweep.runner import open_tasks, work
+from segcal.sweep.store import Store
+from segcal.sweep.worker import TrainingWorker, find_config
+
+
+def run_sweeps(options: argparse.Namespace, arguments: Sequence[str], prog: str) -> int:
+    """Make the tables of the sweeps that the options name; 1 if a run failed, else 0."""
+    sweeps = [read_sweep(path) for path in options.sweeps]
+    methods = merge_methods(method for sweep in sweeps for method in sweep.methods())
+    data = None if options.data is None else options.data.resolve()
+    worker = TrainingWorker(data, options.device)
+    store = Store(options.out.resolve() / "runs")
+    store = Store(store.root, worker.found_in(options.runs, methods, store))
+    worker.expect_same(methods, store)
+    if options.dry_run:
+        _estimate(sweeps, methods, store, worker)
+        return 0
+    with held(options.out):
+        failures = work_off(methods, store, worker, options)
+        command = shlex.join([*prog.split(), *arguments])
+        for sweep in sweeps:
+            results = Results(sweep, store)
+            remarks = _weights(sweep, worker, store)
+            mark = f"sweep {sweep.name}"
+            for path in write_sweep(results, options.out, command, remarks, options.into, mark):
+                print(path)
+    return 1 if failures else 0
+
+
+def write_sweep(
+    results: Results,
+    folder: Path,
+    command: str,
+    remarks: Sequence[str],
+    into: Path | None,
+    mark: str,
+) -> list[Path]:
+    """Write the tables and diagrams of a sweep, also between the comments of `mark` in `into`."""
+    sheet = results.sheet(command, remarks)
+    if into is not None:
+        put_into(into, mark, sheet_markdown(sheet))
+    drawn = write_figures(lambda: draw(results), results.sweep.name, folder)
+    return [*write_sheet(sheet, folder), *drawn]
+
+
+def work_off(
+    methods: Sequence[Method], store: Store, worker: TrainingWorker, options: argparse.Namespace
+) -> list[str]:
+    """Do what is left of a grid on the pool that is asked for; the runs that failed."""
+    runs = dict.fromkeys(run for method in methods for run in every_run(method, store))
+    for run in runs:
+        store.forget_failure(run)
+        if run.name in store.found:
+            store.set_trained(run, store.trained(run) or {})
+    signal.signal(signal.SIGTERM, _stop)
+    pool = open_pool(options)
+    try:
+        failures = work(methods, store, worker, pool, say=lambda line: print(line, flush=True))
+    except KeyboardInterrupt:
+        print("saved; the same command goes on from here", file=sys.stderr)
+        raise
+    finally:
+        pool.close()
+    for failure in failures:
+        print(f"failed: {failure}", file=sys.stderr)
+    return failures
+
+
+def _stop(number: int, _: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _estimate(
+    sweeps: Sequence[Sweep], methods: Sequence[Method], store: Store, worker: TrainingWorker
+) -> None:
+    """Print how many runs there are and what is left to do; then the trainings that can start."""
+    now = Progress.of(methods, store)
+    found = f", {len(store.found)} of them found in --runs" if store.found else ""
+    most = " at most" if any(len(sweep.select) > 1 for sweep in sweeps) else ""
+    print(f"{now.total} trainings{most}, {now.done} done{found}; {now.reports} reports to make")
+    if now.seconds is not None:
+        print(f"about {in_time(now.seconds)} left on one worker, as the runs that are done took")
+    else:
+        for config in dict.fromkeys(find_config(sweep.config) for sweep in sweeps):
+            lines = config.read_text(encoding="utf-8").splitlines()
+            costs = [line[len("# cost: ") :] for line in lines if line.startswith("# cost: ")]
+            print(f"one training, by {config}: {costs[0] if costs else 'no cost is stated'}")
+    for task in open_tasks(methods, store):
+        if store.trained(task.run) is None:
+            print(worker.command(task.run, store))
+
+
+def _weights(sweep: Sweep, worker: TrainingWorker, store: Store) -> list[str]:
+    """Which epoch is evaluated."""
+    config = worker.config(sweep.methods()[0].candidates()[0], store)
+    if config.eval_every >= config.epochs:
+        return ["The weights of the last epoch are evaluated."]
+    return [
+        f"The weights of the epoch with the best {config.select} on the hold-out are evaluated."
+    ]

@@ -1,0 +1,1 @@
+"""Sweeps: grids of trainings with choices on the hold-out, their evaluations and their tables."""

@@ -1,0 +1,275 @@
+"""A sweep as a YAML file defines it: what to train, how to choose, what to evaluate and show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from segcal.config import LossOptions
+from segcal.data.shift import parse_shifts
+from segcal.evaluation.calibrate import method_names
+from segcal.evaluation.evaluate import NONE
+from segcal.files import read_yaml
+from segcal.metrics.scores import LOGGED, SCORES
+from segcal.sweep.plan import Evaluation, Method, Options, Value, combinations, merge_methods
+
+_KEYS = {"title", "config", "options", "vary", "seeds", "select", "posthoc", "shift", "limit"}
+_KEYS |= {"methods", "scores", "compare", "draw", "by_shift"}
+_HYPER = {f.name for f in fields(LossOptions)} - {"loss", "class_weights"}
+_METHOD_KEYS = {"loss", "name", "seeds", "posthoc", "shift", "options"} | _HYPER
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the tables of a sweep.
+
+    Attributes:
+        name: what tables call it: METHOD / POSTHOC.
+        method: what it shows.
+        posthoc: short name of the post-hoc method.
+    """
+
+    name: str
+    method: Method
+    posthoc: str
+
+
+@dataclass(frozen=True)
+class MethodEntry:
+    """A method of a sweep.
+
+    Attributes:
+        name: what tables call it.
+        loss: the training loss.
+        hyper: values to choose from, by the name of a hyper-parameter.
+        seeds: of its trainings.
+        posthoc: short names of the post-hoc methods it is evaluated with.
+        shifts: of the test images, as in fog:3.
+        options: settings of its own.
+    """
+
+    name: str
+    loss: str
+    hyper: Mapping[str, tuple[Value, ...]]
+    seeds: tuple[int, ...]
+    posthoc: tuple[str, ...]
+    shifts: tuple[str, ...]
+    options: Options
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A grid of trainings and what its tables show.
+
+    Attributes:
+        name: of the files of its tables.
+        title: what it shows.
+        config: a YAML file of settings, or the name of one in configs/.
+        entries: the methods.
+        options: other settings than the config's.
+        vary: settings with several values: every method is trained with each.
+        select: scores on the hold-out that choose hyper-parameters; tables show the choice of the
+            first, and that of the others where it differs.
+        limit: images under shift; None for all.
+        scores: the columns of the tables.
+        compare: pairs of rows whose differences are shown.
+        draw: rows in the reliability diagram.
+        by_shift: scores that are shown for each shift by itself.
+    """
+
+    name: str
+    title: str
+    config: str
+    entries: tuple[MethodEntry, ...]
+    options: Options = ()
+    vary: tuple[tuple[str, tuple[Value, ...]], ...] = ()
+    select: tuple[str, ...] = ("accuracy",)
+    limit: int | None = None
+    scores: tuple[str, ...] = ("accuracy", "miou", "ece", "sce")
+    compare: tuple[tuple[str, str], ...] = ()
+    draw: tuple[str, ...] = ()
+    by_shift: tuple[str, ...] = ()
+
+    def variations(self) -> tuple[Options, ...]:
+        """The settings of `vary`, one combination each."""
+        return combinations(dict(self.vary))
+
+    def rows(self, variation: Options, rule: str) -> list[Row]:
+        """The rows of a variation, with hyper-parameters chosen by `rule`."""
+        return [
+            Row(f"{entry.name} / {posthoc}", self.method(entry, variation, rule), posthoc)
+            for entry in self.entries
+            for posthoc in entry.posthoc
+        ]
+
+    def methods(self) -> list[Method]:
+        """All that is to be trained and evaluated."""
+        return merge_methods(
+            row.method
+            for variation in self.variations()
+            for rule in self.select
+            for row in self.rows(variation, rule)
+        )
+
+    def shifts(self) -> list[str]:
+        """The shifts of all methods, in order."""
+        return list(dict.fromkeys(shift for entry in self.entries for shift in entry.shifts))
+
+    def method(self, entry: MethodEntry, variation: Options, rule: str) -> Method:
+        """The trainings and evaluations of a method, chosen by `rule`."""
+        where = [("", None), *((shift, self.limit) for shift in entry.shifts)]
+        return Method(
+            config=self.config,
+            loss=entry.loss,
+            grid=combinations(entry.hyper),
+            seeds=entry.seeds,
+            evaluations=frozenset(Evaluation(p, *at) for p in entry.posthoc for at in where),
+            options=tuple({**dict(self.options), **dict(entry.options), **dict(variation)}.items()),
+            select=rule,
+        )
+
+
+def read_sweep(path: Path) -> Sweep:
+    """The sweep that a YAML file defines.
+
+    Raises:
+        ValueError: in one line, what is wrong with it.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"Expected the YAML file of a sweep at {path}, but there is none")
+    stated = read_yaml(path)
+    try:
+        sweep = _sweep(stated, path)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    beside = path.parent / sweep.config
+    return replace(sweep, config=str(beside)) if beside.is_file() else sweep
+
+
+def _sweep(stated: Any, path: Path) -> Sweep:
+    _expect_keys(stated, _KEYS, {"config", "methods"}, "a sweep")
+    if not isinstance(stated["methods"], list) or not stated["methods"]:
+        raise ValueError(f"Expected a list of methods, but got {stated['methods']!r:.60}")
+    sweep = Sweep(
+        name=path.stem,
+        title=str(stated.get("title", path.stem)),
+        config=str(stated["config"]),
+        entries=tuple(_entry(entry, stated) for entry in stated["methods"]),
+        options=_options(stated.get("options", {})),
+        vary=tuple(
+            (name, _values(values)) for name, values in _flat(stated.get("vary", {})).items()
+        ),
+        select=_among("select", stated.get("select", "accuracy"), [s.name for s in LOGGED]),
+        limit=_limit(stated.get("limit")),
+        scores=_among("scores", stated.get("scores", list(Sweep.scores)), SCORES),
+        compare=tuple(_pair(pair) for pair in stated.get("compare", ())),
+        draw=tuple(stated.get("draw", ())),
+        by_shift=_among("by_shift", stated.get("by_shift", []), SCORES),
+    )
+    _expect_rows(sweep)
+    return sweep
+
+
+def _entry(stated: Any, whole: Mapping[str, Any]) -> MethodEntry:
+    _expect_keys(stated, _METHOD_KEYS, {"loss"}, "a method")
+    default = {**whole, **stated}
+    posthoc = default.get("posthoc", NONE)
+    listed = posthoc if isinstance(posthoc, list) else str(posthoc).split(",")
+    known = method_names(",".join(map(str, listed)))
+    shift = default.get("shift") or []
+    shifts = parse_shifts(",".join(shift if isinstance(shift, list) else [shift])) if shift else ()
+    entry = MethodEntry(
+        name=str(stated.get("name", stated["loss"])),
+        loss=str(stated["loss"]),
+        hyper={name: _values(stated[name]) for name in sorted(stated) if name in _HYPER},
+        seeds=_seeds(default.get("seeds", 1)),
+        posthoc=tuple(p for p in (NONE, *known) if p in known or NONE in map(str, listed)),
+        shifts=tuple(map(str, shifts)),
+        options=_options(stated.get("options", {})),
+    )
+    for hyper in combinations(entry.hyper):
+        chosen: dict[str, Any] = dict(hyper)
+        LossOptions(loss=entry.loss, **chosen)  # complains of what does not fit
+    return entry
+
+
+def _expect_keys(stated: Any, known: set[str], needed: set[str], what: str) -> None:
+    if not isinstance(stated, dict):
+        raise ValueError(f"Expected {what} (key: value), but got {stated!r:.60}")
+    for key in needed - stated.keys():
+        raise ValueError(f"Expected {key} in {what}, but there is none")
+    for key in stated.keys() - known:
+        raise ValueError(
+            f"Expected keys of {what} out of {', '.join(sorted(known))}, but got {key}"
+        )
+
+
+def _expect_rows(sweep: Sweep) -> None:
+    names = [row.name for row in sweep.rows((), sweep.select[0])]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"Expected methods with different names, but got two {name}")
+    for name in (*(name for pair in sweep.compare for name in pair), *sweep.draw):
+        if name not in names:
+            raise ValueError(f"Expected rows out of {', '.join(names)}, but got {name}")
+
+
+def _flat(stated: Any, prefix: str = "") -> dict[str, Any]:
+    """Options nested as in a config, by dotted name."""
+    if not isinstance(stated, dict):
+        raise ValueError(f"Expected options (key: value), but got {stated!r:.60}")
+    found: dict[str, Any] = {}
+    for name, value in stated.items():
+        found |= (
+            _flat(value, f"{prefix}{name}.")
+            if isinstance(value, dict)
+            else {f"{prefix}{name}": value}
+        )
+    return found
+
+
+def _options(stated: Any) -> Options:
+    return tuple((name, _text(value)) for name, value in _flat(stated).items())
+
+
+def _text(value: Any) -> Value:
+    """A value as the command line of training takes it."""
+    if value is None:
+        return "null"
+    return str(value) if isinstance(value, list) else value
+
+
+def _values(stated: Any) -> tuple[Value, ...]:
+    values = stated if isinstance(stated, list) else [stated]
+    if not values or not all(isinstance(value, float | int | str | bool) for value in values):
+        raise ValueError(f"Expected a value or a list of values, but got {stated!r:.60}")
+    return tuple(values)
+
+
+def _seeds(stated: Any) -> tuple[int, ...]:
+    seeds = list(range(stated)) if type(stated) is int else stated
+    if not isinstance(seeds, list) or not seeds or not all(type(s) is int for s in seeds):
+        raise ValueError(f"Expected seeds as a number of them or a list, but got {stated!r:.60}")
+    return tuple(dict.fromkeys(seeds))
+
+
+def _limit(stated: Any) -> int | None:
+    if stated is not None and (type(stated) is not int or stated < 1):
+        raise ValueError(f"Expected limit as a whole number of at least 1, but got {stated!r:.60}")
+    return stated
+
+
+def _among(key: str, stated: Any, known: Iterable[str]) -> tuple[str, ...]:
+    names = stated if isinstance(stated, list) else [stated]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"Expected {key} out of {', '.join(known)}, but got {name}")
+    return tuple(names)
+
+
+def _pair(stated: Any) -> tuple[str, str]:
+    if not isinstance(stated, list) or len(stated) != 2:
+        raise ValueError(f"Expected two rows to compare, but got {stated!r:.60}")
+    return str(stated[0]), str(stated[1])

@@ -1,0 +1,78 @@
+"""The diagrams of a sweep: reliability on clean images, and scores against severity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from segcal import viz
+from segcal.files import atomic_write
+from segcal.metrics.scores import SCORES
+from segcal.sweep.definition import Row
+from segcal.sweep.plan import Evaluation
+from segcal.sweep.results import Part, Results, parts_of
+from segcal.sweep.worker import to_shift
+from segcal.viz.figure import new_figure, plain, png, run_style, svg, themed
+
+SEVERITY_SCORES = ("ece", "accuracy")
+
+
+def draw(results: Results) -> dict[str, Figure]:
+    """The diagrams that the sweep asks for by `draw`, by the suffix of their names."""
+    sweep = results.sweep
+    figures = {}
+    for number, variation in enumerate(sweep.variations()):
+        ending = f"_{number + 1}" if sweep.vary else ""
+        rows = [row for row in results.rows(variation) if row.name in sweep.draw]
+        reports = {row.name: results.reports(row, Evaluation(row.posthoc)) for row in rows}
+        if shown := {name: found[0] for name, found in reports.items() if found}:
+            figure = new_figure(5.4, 5.4)
+            viz.reliability_diagram(shown, figure.subplots(), counts=False)
+            figures[ending] = figure
+        if (curves := _severity_curves(results, rows)) is not None:
+            figures[f"_severity{ending}"] = curves
+    return figures
+
+
+def _severity_curves(results: Results, rows: list[Row]) -> Figure | None:
+    """Scores against severity, 0 being the clean images: means over seeds and corruptions."""
+    clean, *others = parts_of(results.sweep)
+    parts: dict[int, Part] = {}
+    for part in others:
+        shift = to_shift(part.shifts[0])
+        if shift is not None and shift.severity is not None:
+            parts[shift.severity] = part
+    if len(parts) < 2:
+        return None
+    figure = new_figure(4.4 * len(SEVERITY_SCORES), 3.4)
+    places = {0: clean, **dict(sorted(parts.items()))}
+    drawn = False
+    for ax, score in zip(figure.subplots(1, len(SEVERITY_SCORES)), SEVERITY_SCORES, strict=True):
+        for index, row in enumerate(rows):
+            means = {s: results.number(row, score, part, "").mean for s, part in places.items()}
+            points = [(severity, mean) for severity, mean in means.items() if mean is not None]
+            if len(points) > 1:
+                drawn = True
+                style = run_style(index)
+                ax.plot(*zip(*points, strict=True), label=plain(row.name), markersize=4, **style)
+        ax.set(xlabel="severity (0: clean)", ylabel=SCORES[score].heading)
+        ax.set_xticks(list(places))
+        if score != "accuracy":
+            ax.set_ylim(0, None)
+    figure.axes[0].legend()
+    return figure if drawn else None
+
+
+def write_figures(make: Callable[[], Mapping[str, Figure]], name: str, folder: Path) -> list[Path]:
+    """Draw figures and write each as png and svg under `name` and its suffix; the paths."""
+    paths = []
+    with themed():
+        for ending, figure in make().items():
+            for kind, encode in (("png", png), ("svg", svg)):
+                path = folder / f"{name}{ending}.{kind}"
+                with atomic_write(path, "wb") as file:
+                    file.write(encode(figure))
+                paths.append(path)
+    return paths

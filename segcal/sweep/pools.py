@@ -1,0 +1,89 @@
+"""Pools without a cluster: this process alone, or several on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+
+import torch
+
+from segcal.sweep.runner import OpenTask, Pool, Worker, do
+from segcal.sweep.store import Store
+
+Outcome = Future[str | None]  # of `do`
+
+
+class Alone:
+    """Tasks one after the other, in this process."""
+
+    size = 1
+
+    def submit(self, task: OpenTask, store: Store, worker: Worker) -> Outcome:
+        """Do the task."""
+        future: Outcome = Future()
+        future.set_result(do(task, store, worker))
+        return future
+
+    def wait(self, handles: Sequence[Outcome]) -> list[tuple[Outcome, str | None]]:
+        """All are done."""
+        return [(future, future.result()) for future in handles]
+
+    def stop(self, handles: Sequence[Outcome]) -> None:
+        """Nothing is under way."""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class Processes:
+    """Tasks in `size` new processes, which share the machine's cores."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._executor = ProcessPoolExecutor(
+            size,
+            multiprocessing.get_context("spawn"),
+            torch.set_num_threads,
+            (max((os.cpu_count() or 1) // size, 1),),
+        )
+
+    def submit(self, task: OpenTask, store: Store, worker: Worker) -> Outcome:
+        """Give the task to a process."""
+        return self._executor.submit(do, task, store, worker)
+
+    def wait(self, handles: Sequence[Outcome]) -> list[tuple[Outcome, str | None]]:
+        """Wait for the first; what it raised becomes its reason."""
+        done, _ = wait(handles, return_when=FIRST_COMPLETED)
+        return [(future, _outcome(future)) for future in done]
+
+    def stop(self, handles: Sequence[Outcome]) -> None:
+        """Ask every process to save its run, and wait until all have ended."""
+        for process in multiprocessing.active_children():
+            process.terminate()
+        self.close()
+
+    def close(self) -> None:
+        """End the processes."""
+        self._executor.shutdown(cancel_futures=True)
+
+
+def _outcome(future: Outcome) -> str | None:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        raise RuntimeError(
+            "a process of the grid died; the same command goes on from its checkpoints"
+        ) from None
+    except KeyboardInterrupt:
+        raise
+    except Exception as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def open_pool(options: argparse.Namespace) -> Pool:
+    """The pool that a command line asks for."""
+    return Alone() if options.jobs == 1 else Processes(options.jobs)

@@ -1,0 +1,272 @@
+"""The tables of a sweep, from the reports of its runs and the sums behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from segcal.metrics import (
+    CalibrationMeter,
+    Interval,
+    Report,
+    mean_intervals,
+    paired_differences,
+)
+from segcal.metrics.scores import SCORES
+from segcal.sweep.definition import Row, Sweep
+from segcal.sweep.plan import Evaluation, Hyper, Method, Options, combinations, in_words
+from segcal.sweep.render import Block, Number, Sheet
+from segcal.sweep.store import Store
+from segcal.sweep.worker import to_shift
+
+INTERVAL = "mean ± deviation over seeds (95 % interval over images)"
+DIFFERENCE = "differences on the same images (95 % interval over images), * where it leaves out 0"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Evaluations that numbers are means over.
+
+    Attributes:
+        title: in words.
+        shifts: of the test images; "" for the clean ones.
+        limit: of images; None for all.
+    """
+
+    title: str
+    shifts: tuple[str, ...] = ("",)
+    limit: int | None = None
+
+    def evaluations(self, posthoc: str) -> list[Evaluation]:
+        """The evaluations of a row."""
+        return [Evaluation(posthoc, shift, self.limit) for shift in self.shifts]
+
+
+CLEAN = Part("clean test images")
+
+
+def parts_of(sweep: Sweep) -> list[Part]:
+    """The clean images, the mean over corruptions at each severity, and other shifts by name."""
+    groups: dict[str, list[str]] = {}
+    for name in sweep.shifts():
+        shift = to_shift(name)
+        assert shift is not None
+        group = name if shift.severity is None else f"severity {shift.severity}"
+        groups.setdefault(group, []).append(name)
+    images = "" if sweep.limit is None else f", {sweep.limit} images"
+    parts = [CLEAN]
+    for group, names in groups.items():
+        title = f"mean over {len(names)} corruptions of {group}" if len(names) > 1 else names[0]
+        parts.append(Part(title + images, tuple(names), sweep.limit))
+    return parts
+
+
+@dataclass(frozen=True)
+class Results:
+    """What is measured of a sweep; reports are read once."""
+
+    sweep: Sweep
+    store: Store
+    _reports: dict[tuple[object, ...], list[Report]] = field(default_factory=dict)
+    _meters: dict[tuple[object, ...], list[CalibrationMeter]] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], dict[str, Interval]] = field(default_factory=dict)
+
+    def sheet(self, command: str, remarks: Sequence[str] = ()) -> Sheet:
+        """The tables, as far as the sweep is done."""
+        blocks: list[Block] = []
+        numbers: list[Number] = []
+        for variation in self.sweep.variations():
+            rows = self.rows(variation)
+            prefix = ", ".join(f"{name} {in_words(value)}" for name, value in variation)
+            for part in parts_of(self.sweep):
+                title = f"{prefix}: {part.title}" if prefix else part.title
+                found = {
+                    (row.name, score): self.number(row, score, part, title)
+                    for row in rows
+                    for score in self.sweep.scores
+                }
+                numbers += found.values()
+                blocks.append(self._scores(title, rows, found))
+                blocks += self._differences(title, rows, part)
+                if len(part.shifts) > 1:
+                    single = self._single(rows, part, prefix)
+                    numbers += single.values()
+                    blocks += self._by_shift(title, rows, part, single)
+        said = [*self._remarks(), *remarks]
+        return Sheet(self.sweep.name, self.sweep.title, command, said, blocks, numbers)
+
+    def rows(self, variation: Options) -> list[Row]:
+        """The rows of a variation; those of further rules where they chose otherwise."""
+        first, *others = self.sweep.select
+        rows = self.sweep.rows(variation, first)
+        chosen = {row.name: self.choice(row.method) for row in rows}
+        for rule in others:
+            for row in self.sweep.rows(variation, rule):
+                if self.choice(row.method) not in (None, chosen[row.name]):
+                    rows.append(Row(by_rule(row.name, rule), row.method, row.posthoc))
+        return rows
+
+    def choice(self, method: Method) -> Hyper | None:
+        """The chosen hyper-parameters; None while they are not, or if no run could be trained."""
+        try:
+            return self.store.choice(method)
+        except ValueError:
+            return None
+
+    def reports(self, row: Row, evaluation: Evaluation) -> list[Report]:
+        """The reports of a row, one a seed; none while any is missing."""
+        key = (row.method.key, evaluation)
+        if key not in self._reports:
+            self._reports[key] = self.store.reports(row.method, evaluation)
+        return self._reports[key]
+
+    def meters(self, row: Row, part: Part) -> list[CalibrationMeter]:
+        """The sums behind a row: of each seed under each shift of `part`; or none."""
+        found = []
+        for evaluation in part.evaluations(row.posthoc):
+            key = (row.method.key, evaluation)
+            if key not in self._meters:
+                self._meters[key] = self.store.meters(row.method, evaluation)
+            if not self._meters[key]:
+                return []
+            found += self._meters[key]
+        return found
+
+    def number(self, row: Row, score: str, part: Part, column: str) -> Number:
+        """A score of a row: its mean over the shifts of `part`, one a seed, and its interval."""
+        unit, factor = SCORES[score].unit, SCORES[score].scale
+        each = [self.reports(row, e) for e in part.evaluations(row.posthoc)]  # (shifts, seeds)
+        if not all(each):
+            return Number(score, unit, row.name, column, ())
+        seeds = [fmean(getattr(r, score) for r in reports) for reports in zip(*each, strict=True)]
+        interval = self._intervals(row, part).get(score)
+        ends = None if interval is None else (factor * interval.low, factor * interval.high)
+        return Number(score, unit, row.name, column, tuple(factor * s for s in seeds), ends)
+
+    def _intervals(self, row: Row, part: Part) -> dict[str, Interval]:
+        key = (row.method.key, row.posthoc, part)
+        if key not in self._known:
+            meters = self.meters(row, part)
+            several = len(meters[0].names) > 1  # one image has no interval
+            self._known[key] = mean_intervals(meters) if several else {}
+        return self._known[key]
+
+    def _single(
+        self, rows: Sequence[Row], part: Part, prefix: str
+    ) -> dict[tuple[str, str, str], Number]:
+        """The numbers of every row under each shift by itself."""
+        found = {}
+        for row in rows:
+            for shift in part.shifts:
+                alone = Part(shift, (shift,), part.limit)
+                column = f"{prefix}: {shift}" if prefix else shift
+                for score in self.sweep.scores:
+                    found[row.name, shift, score] = self.number(row, score, alone, column)
+        return found
+
+    def _scores(
+        self, title: str, rows: Sequence[Row], found: Mapping[tuple[str, str], Number]
+    ) -> Block:
+        scores = self.sweep.scores
+        return Block(
+            f"{_capital(title)}: {INTERVAL}",
+            [_heading(score, arrow=True) for score in scores],
+            [
+                (
+                    row.name,
+                    [(found[row.name, s].text, found[row.name, s].interval_text) for s in scores],
+                )
+                for row in rows
+            ],
+        )
+
+    def _differences(self, title: str, rows: Sequence[Row], part: Part) -> list[Block]:
+        """The differences that are asked for, also between the rows of further rules."""
+        by_name = {row.name: row for row in rows}
+        pairs = []
+        for rule in self.sweep.select:
+            for pair in self.sweep.compare:
+                of_rule = tuple(
+                    n if by_rule(n, rule) not in by_name else by_rule(n, rule) for n in pair
+                )
+                pairs.append(pair if rule == self.sweep.select[0] else of_rule)
+        shown = []
+        for first, second in dict.fromkeys(pairs):
+            meters = [self.meters(by_name[name], part) for name in (first, second)]
+            if all(meters) and len(meters[0][0].names) > 1:
+                shown.append((f"{first} → {second}", paired_differences(*meters)))
+        if not shown:
+            return []
+        scores = [score for score in self.sweep.scores if score in shown[0][1]]
+        rows_of = [(name, [found[s].texts(SCORES[s]) for s in scores]) for name, found in shown]
+        return [Block(f"{_capital(title)}: {DIFFERENCE}", [_heading(s) for s in scores], rows_of)]
+
+    def _by_shift(
+        self,
+        title: str,
+        rows: Sequence[Row],
+        part: Part,
+        found: Mapping[tuple[str, str, str], Number],
+    ) -> list[Block]:
+        return [
+            Block(
+                f"{_capital(title)}, one by one: {_heading(score, arrow=True)}",
+                [row.name for row in rows],
+                [
+                    (shift, [(found[row.name, shift, score].text, "") for row in rows])
+                    for shift in part.shifts
+                ],
+            )
+            for score in self.sweep.by_shift
+        ]
+
+    def _remarks(self) -> list[str]:
+        """How the numbers came about."""
+        counts = sorted({len(entry.seeds) for entry in self.sweep.entries})
+        seeds = " or ".join(map(str, counts)) + (" seeds" if counts[-1] > 1 else " seed")
+        said = [f"{seeds} a method; post-hoc methods are fitted on the clean hold-out."]
+        rules = " and by ".join(SCORES[rule].label for rule in self.sweep.select)
+        if any(len(row.method.grid) > 1 for row in self.sweep.rows((), self.sweep.select[0])):
+            said.append(
+                f"Hyper-parameters are chosen by {rules} on the hold-out with the first seed, "
+                "never on the test images."
+            )
+        for variation in self.sweep.variations():
+            before = "".join(f"{name} {in_words(value)}, " for name, value in variation)
+            for entry in self.sweep.entries:
+                chosen = {
+                    SCORES[rule].label: self.choice(self.sweep.method(entry, variation, rule))
+                    for rule in self.sweep.select
+                }
+                count = len(combinations(entry.hyper))
+                if count > 1 and all(chosen.values()):
+                    said.append(f"{before}{entry.name}: {_choices(chosen)}, of {count}.")
+        return said
+
+
+def _choices(chosen: Mapping[str, Hyper | None]) -> str:
+    """What each rule chose; once, if they all chose the same."""
+    texts = {
+        rule: ", ".join(f"{name} {in_words(value)}" for name, value in hyper or ())
+        for rule, hyper in chosen.items()
+    }
+    if len(set(texts.values())) == 1:
+        return f"{next(iter(texts.values()))} chosen" + (" by both" if len(texts) == 2 else "")
+    return "; ".join(f"{text} chosen by {rule}" for rule, text in texts.items())
+
+
+def by_rule(row: str, rule: str) -> str:
+    """The name of a row whose hyper-parameters a further rule chose."""
+    method, _, posthoc = row.rpartition(" / ")
+    return f"{method} by {SCORES[rule].label} / {posthoc}"
+
+
+def _capital(title: str) -> str:
+    return title[0].upper() + title[1:]
+
+
+def _heading(score: str, *, arrow: bool = False) -> str:
+    found = SCORES[score]
+    better = {"higher": " ↑", "lower": " ↓", "neither": ""}[found.better]
+    return f"{found.title} ({found.unit}){better if arrow else ''}"

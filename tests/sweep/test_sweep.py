@@ -1,0 +1,239 @@
+"""`segcal sweep` from a YAML file to its tables, on trainings of a second."""
+
+import csv
+import re
+import shutil
+from statistics import fmean, stdev
+
+import pytest
+
+from segcal.cli import main
+from segcal.metrics import CalibrationMeter, Report, mean_intervals, paired_differences
+from segcal.sweep.definition import read_sweep
+from segcal.sweep.plan import Evaluation
+from segcal.sweep.store import Store
+from tests.support import ROOT
+
+OWN = sorted((ROOT / "configs/sweeps").glob("*.yaml"))
+CONFIG = """
+# cost: a second.
+data: {name: digits, limit: 60}
+model: {name: resnet8}
+epochs: 1
+batch_size: 20
+workers: 0
+optim: {name: sgd, lr: 0.05}
+schedule: {name: constant, warmup: 0}
+"""
+SWEEP = """
+title: Digits under shift
+config: tiny.yaml
+seeds: 2
+select: [accuracy, nll]
+posthoc: [none, ts]
+shift: fog:3,contrast:3
+limit: 30
+methods:
+  - {loss: nll, posthoc: none}
+  - {loss: fl, gamma: [1, 3]}
+scores: [accuracy, ece, nll]
+by_shift: [ece]
+compare: [[nll / none, fl / ts]]
+draw: [nll / none]
+"""
+
+
+def sweep(folder, *words):
+    return main(["sweep", str(folder / "grid.yaml"), "--device", "cpu", *words])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The folder of a sweep that was run."""
+    folder = tmp_path_factory.mktemp("sweep")
+    (folder / "tiny.yaml").write_text(CONFIG)
+    (folder / "grid.yaml").write_text(SWEEP)
+    assert sweep(folder, "--out", str(folder / "out"), "--into", str(folder / "page.md")) == 0
+    return folder
+
+
+def state(made, loss, where, posthoc, seed):
+    (path,) = made.glob(f"out/runs/tiny-{loss}*-seed{seed}/reports/{where}-{posthoc}.npz")
+    return CalibrationMeter.load(path)
+
+
+def test_tables_are_those_of_the_reports(made):
+    with open(made / "out/grid.csv", newline="") as file:
+        rows = {(r["metric"], r["row"], r["column"]): r for r in csv.DictReader(file)}
+    clean = rows["ece", "nll / none", "clean test images"]
+    paths = [made / f"out/runs/tiny-nll-seed{seed}/reports/test-none.json" for seed in (0, 1)]
+    seeds = [100 * Report.load(path).ece for path in paths]
+    assert [float(x) for x in clean["seeds"].split()] == pytest.approx(seeds, rel=1e-5)
+    assert float(clean["mean"]) == pytest.approx(fmean(seeds), rel=1e-5)
+    assert float(clean["deviation"]) == pytest.approx(stdev(seeds), rel=1e-5)
+
+    shifts = "mean over 2 corruptions of severity 3, 30 images"
+    mean = rows["ece", "nll / none", shifts]
+    each = [rows["ece", "nll / none", name] for name in ("fog:3", "contrast:3")]
+    values = [[float(x) for x in r["seeds"].split()] for r in each]
+    assert [float(x) for x in mean["seeds"].split()] == pytest.approx(
+        [fmean(pair) for pair in zip(*values, strict=True)], rel=1e-4
+    )
+    names = ("fog3-limit30", "contrast3-limit30")
+    meters = [state(made, "nll", where, "none", seed) for where in names for seed in (0, 1)]
+    assert all(len(meter.names) == 30 for meter in meters)
+    interval = mean_intervals(meters)["ece"]
+    ends = [float(mean["low"]), float(mean["high"])]
+    assert ends == pytest.approx([100 * interval.low, 100 * interval.high], rel=1e-4, abs=1e-9)
+
+
+def test_differences_are_paired_over_seeds_and_shifts(made):
+    nll, fl, *_ = read_sweep(made / "grid.yaml").methods()
+    store = Store(made / "out/runs")
+    first, second = (
+        [
+            meter
+            for shift in ("fog:3", "contrast:3")
+            for meter in store.meters(method, Evaluation(posthoc, shift, 30))
+        ]
+        for method, posthoc in ((nll, "none"), (fl, "ts"))
+    )
+    assert len(first) == len(second) == 4
+    value, interval = paired_differences(first, second)["ece"].texts(Report.ece)
+    text = (made / "out/grid.md").read_text()
+    part = text.split("Mean over 2 corruptions of severity 3, 30 images: differences")[1]
+    (row,) = [line for line in part.splitlines() if line.startswith("| nll / none → fl / ts |")]
+    assert f"| {value} ({interval}) |" in row
+
+
+def test_page_and_marked_file(made):
+    text = (made / "page.md").read_text()
+    assert text.startswith("<!-- sweep grid -->\n### Digits under shift\n")
+    assert "fl: gamma" in text and "The weights of the last epoch are evaluated." in text
+    page = (made / "out/grid.html").read_text()
+    assert "<h1>Digits under shift</h1>" in page and page.count("<table>") == 5
+    assert (made / "out/grid.png").exists()
+
+
+def test_the_same_command_trains_nothing_again(made, capsys):
+    times = {path: path.stat().st_mtime_ns for path in made.glob("out/runs/*/reports/*")}
+    assert sweep(made, "--out", str(made / "out"), "--dry-run") == 0
+    assert "0 reports to make" in capsys.readouterr().out
+    assert sweep(made, "--out", str(made / "out")) == 0
+    assert times == {path: path.stat().st_mtime_ns for path in made.glob("out/runs/*/reports/*")}
+
+
+def test_two_processes_make_the_same_tables(made, tmp_path):
+    assert sweep(made, "--out", str(tmp_path), "--jobs", "2") == 0
+    assert (tmp_path / "grid.csv").read_text() == (made / "out/grid.csv").read_text()
+
+
+def test_runs_are_found_by_their_settings(made, tmp_path, capsys):
+    """Other names, another place, a changed folder of data: still the same training."""
+    for number, path in enumerate(sorted((made / "out/runs").iterdir())):
+        shutil.copytree(path, tmp_path / f"runs/{number}")
+        shutil.rmtree(tmp_path / f"runs/{number}/reports", ignore_errors=True)
+        (tmp_path / f"runs/{number}/trained.json").unlink()
+    words = ["--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs")]
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
+    assert sweep(made, *words, "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "4 of them found in --runs" in said or "5 of them" in said or "6 of them" in said
+    assert not (tmp_path / "out").exists()
+    assert sweep(made, *words) == 0
+    assert (tmp_path / "out/grid.csv").read_text() == (made / "out/grid.csv").read_text()
+    assert not list((tmp_path / "out").rglob("*.pt"))
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
+
+    # An unfinished run and one of other settings are neither.
+    runs = [path for path in (tmp_path / "runs").iterdir() if "loss: nll" in settings(path)]
+    (runs[0] / "log.jsonl").write_text("")
+    (runs[1] / "config.yaml").write_text(settings(runs[1]).replace("epochs: 1", "epochs: 2"))
+    capsys.readouterr()
+    words = ["--out", str(tmp_path / "new"), "--runs", str(tmp_path / "runs"), "--dry-run"]
+    assert sweep(made, *words) == 0
+    wanted = [line for line in capsys.readouterr().out.splitlines() if "--loss nll " in line]
+    assert len(wanted) == 2
+
+
+def settings(run):
+    return (run / "config.yaml").read_text()
+
+
+def test_changed_settings_are_not_taken_for_done(made, tmp_path, capsys):
+    shutil.copytree(made, tmp_path / "copy")
+    (tmp_path / "copy/tiny.yaml").write_text(CONFIG.replace("lr: 0.05", "lr: 0.01"))
+    assert sweep(tmp_path / "copy", "--out", str(tmp_path / "copy/out")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "but got optim.lr=0.01; choose another folder with --out" in line
+
+
+def test_dry_run_states_runs_and_cost_and_writes_nothing(made, tmp_path, capsys):
+    assert sweep(made, "--out", str(tmp_path / "none"), "--dry-run") == 0
+    lines = capsys.readouterr().out.splitlines()
+    # nll with two seeds, gamma 1 and 3 with the first, and the second with what each rule chooses
+    assert lines[0] == "6 trainings at most, 0 done; 30 reports to make"
+    assert lines[1].endswith("tiny.yaml: a second.")
+    assert len(lines) == 2 + 4 and not (tmp_path / "none").exists()
+
+
+def test_options_vary(tmp_path):
+    (tmp_path / "tiny.yaml").write_text(CONFIG)
+    text = "config: tiny.yaml\nvary: {data: {limit: [40, 60]}}\nmethods: [{loss: nll}]\n"
+    (tmp_path / "grid.yaml").write_text(text)
+    found = read_sweep(tmp_path / "grid.yaml")
+    assert [method.options for method in found.methods()] == [
+        (("data.limit", 40),),
+        (("data.limit", 60),),
+    ]
+    assert sweep(tmp_path, "--out", str(tmp_path / "out")) == 0
+    folders = sorted(path.name for path in (tmp_path / "out/runs").iterdir())
+    assert folders == [f"tiny-nll-data.limit{limit}-seed0" for limit in (40, 60)]
+    text = (tmp_path / "out/grid.md").read_text()
+    assert "**Data.limit 40: clean test images" in text and "limit 60: clean" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("posthoc: [none, ts]", "posthoc: [none, tz]"), "Expected post-hoc methods among"),
+        (("gamma: [1, 3]", "gama: [1, 3]"), "Expected keys of a method out of .* but got gama"),
+        (("loss: nll", "loss: nl"), "Expected"),
+        (("shift: fog:3", "shift: frog:3"), "Expected shifts out of .* but got 'frog'"),
+        (("seeds: 2", "seeds: two"), "Expected seeds as a number of them or a list, but got 'two'"),
+        (("limit: 30", "limit: 0"), "Expected limit as a whole number of at least 1, but got 0"),
+        (("select: [accuracy, nll]", "select: speed"), "Expected select out of .* but got speed"),
+        (
+            ("[nll / none, fl / ts]", "[nll / ts, fl / ts]"),
+            "Expected rows out of .* but got nll / ts",
+        ),
+        (("config: tiny.yaml", "config: nowhere"), "Expected a config at .*nowhere.yaml"),
+        (("methods:", "ways:"), "Expected methods in a sweep, but there is none"),
+    ],
+)
+def test_mistakes_are_one_line(change, message, tmp_path, capsys):
+    (tmp_path / "tiny.yaml").write_text(CONFIG)
+    assert change[0] in SWEEP
+    (tmp_path / "grid.yaml").write_text(SWEEP.replace(*change))
+    assert sweep(tmp_path, "--out", str(tmp_path / "out")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(message, line), line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "configs/sweeps").glob("*.yaml")), ids=lambda p: p.stem
+)
+def test_our_own_sweeps_can_be_read(path):
+    assert read_sweep(path).methods()
+    assert f"# segcal sweep configs/sweeps/{path.name}" in path.read_text().splitlines()[0]
+
+
+def test_the_grid_of_masks_under_shift():
+    found = read_sweep(ROOT / "configs/sweeps/voc_shift.yaml")
+    candidates = {run for method in found.methods() for run in method.candidates()}
+    assert len(candidates) == 1 + 2 + 2 + 4
+    method = found.methods()[0]
+    assert method.seeds == (0, 1, 2) and len(method.evaluations) == 2 * (1 + 12)
+    assert Evaluation("ts", "fog:3", 150) in method.evaluations
+    assert found.select == ("accuracy", "nll")
