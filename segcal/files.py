@@ -75,11 +75,13 @@ def check_size(length: int, what: str) -> None:
         raise ValueError(f"Expected at most {limit:g} GiB, but {what} is {length / 2**30:.1f} GiB")
 
 
-def check_num_classes(num_classes: int) -> None:
+def check_num_classes(num_classes: int, *, multilabel: bool = False) -> None:
     """Raise if tables of this many classes make no sense, or would not fit in memory."""
-    if not 2 <= num_classes <= MAX_CLASSES:
+    least = 1 if multilabel else 2
+    if not least <= num_classes <= MAX_CLASSES:
         raise ValueError(
-            f"Expected num_classes of at least 2 and at most {MAX_CLASSES}, but got {num_classes}"
+            f"Expected num_classes of at least {least} and at most {MAX_CLASSES}, "
+            f"but got {num_classes}"
         )
 
 

@@ -171,7 +171,9 @@ def flatten_labels(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     return given, given != ignore_index
 
 
-def fold_multilabel(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def fold_multilabel(
+    logits: Tensor, labels: Tensor, *, probs: bool = False
+) -> tuple[Tensor, Tensor]:
     """Turn K sigmoid outputs into N·K two-class problems: z becomes the two logits (0, z).
 
     softmax((0, z)) is (1 − sigmoid(z), sigmoid(z)), so everything that takes softmax outputs takes
@@ -179,10 +181,23 @@ def fold_multilabel(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         logits: (N, K, *S), each an output before its sigmoid; K = 1 is a binary problem.
-        labels: (N, K, *S) of 0, 1 or the ignore index; for K = 1 also (N, *S).
+        labels: as for `multilabel_labels`.
+        probs: the outputs are after their sigmoid; p becomes (1 − p, p).
 
     Returns:
         (N·K, 2, *S) logits and (N·K, *S) labels; row n·K + k is class k of image n.
+    """
+    labels = multilabel_labels(logits, labels)
+    z = logits.flatten(0, 1).unsqueeze(1)
+    return torch.cat([1 - z if probs else torch.zeros_like(z), z], 1), labels.flatten(0, 1)
+
+
+def multilabel_labels(logits: Tensor, labels: Tensor) -> Tensor:
+    """The labels of K sigmoid outputs in the outputs' shape (N, K, *S).
+
+    Args:
+        logits: (N, K, *S).
+        labels: (N, K, *S) of 0, 1 or the ignore index; for K = 1 also (N, *S).
     """
     _check_tensors(logits, labels)
     if labels.shape == (logits.shape[0], *logits.shape[2:]) and logits.shape[1] == 1:
@@ -192,8 +207,7 @@ def fold_multilabel(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
             f"Expected multi-label labels of the logits' shape {tuple(logits.shape)}, "
             f"but got {tuple(labels.shape)}"
         )
-    z = logits.flatten(0, 1).unsqueeze(1)
-    return torch.cat([torch.zeros_like(z), z], 1), labels.flatten(0, 1)
+    return labels
 
 
 def label_mass(

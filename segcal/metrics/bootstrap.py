@@ -32,7 +32,7 @@ MIN_LABELLED = 2  # images that must show a class for an interval of mIoU
 _FADE = 0.5  # standard errors within which the sign of a gap fades to 0
 _PATTERNS = 0.95  # quantile of the margins over the resampled signs
 _BLOCK = 100  # resamples at a time, which bounds memory
-ImageArrays = Mapping[str, Array]  # the sums of I images by their names in `ImageSums`
+ImageArrays = Mapping[str, Array]  # the sums of I images by name; see `sorted_sums`
 
 
 class Estimate(NamedTuple):
@@ -91,13 +91,24 @@ def image_statistics(
 
 
 def sorted_sums(images: ImageSums, names: Sequence[str]) -> tuple[list[str], ImageArrays]:
-    """Names and sums of the images that have pixels, in the order of their names."""
-    pixels = images.pixels.numpy()
-    order = [i for i in sorted(range(len(names)), key=names.__getitem__) if pixels[i]]
-    return (
-        [names[i] for i in order],
-        {name: tensor.numpy()[order] for name, tensor in images.tensors().items()},
-    )
+    """Names and sums of the images that have pixels, in the order of their names.
+
+    Returns:
+        The names, and by name the arrays of `ImageSums`, with three that are the same for softmax
+        and sigmoid outputs: "pixels" (I,), "class_pixels" (I, K) that a class's gaps are of, and
+        "hits" (I,) predicted right.
+    """
+    counted = images.pixels.numpy() if images.pixels.ndim == 1 else images.pixels.sum(1).numpy()
+    order = [i for i in sorted(range(len(names)), key=names.__getitem__) if counted[i]]
+    sums = {name: tensor.numpy()[order] for name, tensor in images.tensors().items()}
+    pixels, hits = sums["pixels"], sums["intersection"]
+    if pixels.ndim == 2:  # decisions of each class; "absent" is right where neither says "present"
+        hits = pixels - sums["predicted"] - sums["truth"] + 2 * hits
+        sums["class_pixels"], sums["pixels"] = pixels, pixels.sum(1)
+    else:
+        sums["class_pixels"] = np.broadcast_to(pixels[:, None], hits.shape)
+    sums["hits"] = hits.sum(1, dtype=np.int64)
+    return [names[i] for i in order], sums
 
 
 def combine(
@@ -160,13 +171,18 @@ class ImageScores:
 
     def __init__(self, sums: ImageArrays) -> None:
         self._top, self._classes = sums["top_gap"], sums["class_gap"]  # (I, B), (I, K, B)
-        self._pixels = sums["pixels"]
+        self._pixels, self._class_pixels = sums["pixels"], sums["class_pixels"]  # (I,), (I, K)
         self.num_images, self.num_classes, _ = self._classes.shape
-        class_ece = [error_range(self._classes[:, c], self._pixels) for c in self._every_class]
+        self._known = self._class_pixels.sum(0) > 0  # (K,) not so for a class that is all ignored
+        class_ece = {
+            c: error_range(self._classes[:, c], self._class_pixels[:, c])
+            for c in np.flatnonzero(self._known).tolist()
+        }
+        unknown = Estimate(math.nan, 0.0, 1.0)
         self.ranges = {
             "ece": error_range(self._top, self._pixels),
-            "sce": Estimate(*map(float, np.mean(class_ece, 0))),
-            **{_class_key(c): class_ece[c] for c in self._every_class},
+            "sce": Estimate(*map(float, np.mean(list(class_ece.values()), 0))),
+            **{_class_key(c): class_ece.get(c, unknown) for c in self._every_class},
         }
         self.linear: dict[str, Array] = {}
         self.withheld: dict[str, str] = {}
@@ -178,7 +194,7 @@ class ImageScores:
         return range(self.num_classes)
 
     def _add_accuracy(self, sums: ImageArrays) -> None:
-        hits = sums["intersection"].sum(1, dtype=np.float64)
+        hits = sums["hits"].astype(np.float64)
         value = float(hits.sum() / self._pixels.sum())
         self.ranges["accuracy"] = Estimate(value, value, value)
         self.linear["accuracy"] = _ratio_influence(hits[None], self._pixels)
@@ -212,20 +228,24 @@ class ImageScores:
             weights: (R, I) how often each resample holds each image.
             classes: whether to give the class-j-ECE too.
         """
-        yield "ece", self._influences(np.sign(weights @ self._top), self._top)
+        top = np.sign(weights @ self._top)
+        yield "ece", self._influences(top, self._top, self._pixels)
         signs = np.sign(weights @ self._classes.reshape(self.num_images, -1))
         signs = signs.reshape(len(weights), self.num_classes, -1)  # (R, K, B)
         total = np.zeros(weights.shape)
         for c in self._every_class:
-            influence = self._influences(signs[:, c], self._classes[:, c])
+            influence = np.zeros(weights.shape)
+            if self._known[c]:
+                gap, pixels = self._classes[:, c], self._class_pixels[:, c]
+                influence = self._influences(signs[:, c], gap, pixels)
             total += influence
             if classes:
                 yield _class_key(c), influence
-        yield "sce", total / self.num_classes
+        yield "sce", total / self._known.sum()
 
-    def _influences(self, signs: Array, gap: Array) -> Array:
+    def _influences(self, signs: Array, gap: Array, pixels: Array) -> Array:
         # Not `signs @ gap.T`: threads of a matrix product wait for each other on a busy machine.
-        return _ratio_influence(np.einsum("rb,ib->ri", signs, gap), self._pixels)
+        return _ratio_influence(np.einsum("rb,ib->ri", signs, gap), pixels)
 
 
 def error_range(gap: Array, pixels: Array) -> Estimate:

@@ -13,14 +13,18 @@ from segcal.metrics.sums import MOST_NLL
 from segcal.pixels import flatten
 
 
-def explain_labels(values: Tensor, labels: Tensor, ignore_index: int) -> str:
+def explain_labels(
+    values: Tensor, labels: Tensor, ignore_index: int, *, multilabel: bool = False
+) -> str:
     """The sentence for labels that are no class: which, how many, and where first."""
     try:
-        flatten(values, labels, ignore_index)
+        flatten(values, labels, ignore_index, multilabel=multilabel)
     except ValueError as error:
         flat = labels.reshape(len(labels), -1).long()
-        bad = ((flat < 0) | (flat >= values.shape[1])) & (flat != ignore_index)
-        return f"{error}, first at {_place(bad, values)}"
+        classes = 2 if multilabel else values.shape[1]
+        bad = ((flat < 0) | (flat >= classes)) & (flat != ignore_index)
+        place = _place_of_class(bad, values)[0] if multilabel else _place(bad, values)
+        return f"{error}, first at {place}"
     raise AssertionError("the labels are fine")
 
 
@@ -52,6 +56,35 @@ def explain_values(values: Tensor, labels: Tensor, ignore_index: int, *, logits:
         f"Expected probabilities, in 0..1 and of sum 1 over dimension 1, but got values in "
         f"{low:g}..{high:g} of sum {total:g} at {place}; logits go to update()"
     )
+
+
+def explain_multilabel_values(
+    values: Tensor, labels: Tensor, ignore_index: int, *, logits: bool
+) -> str:
+    """The sentence for the first of K sigmoid outputs that could not be counted."""
+    wide = values.double()
+    if logits:
+        fine = (wide < torch.inf) & (torch.where(labels == 1, -wide, wide) <= MOST_NLL)
+    else:
+        fine = is_distribution(torch.stack([1 - values, values]), 0, rounded_to=values.dtype)
+    bad = (~fine & (labels != ignore_index)).flatten(1)
+    place, value = _place_of_class(bad, values)
+    if not logits:
+        return (
+            f"Expected probabilities in 0..1, but got {value:g} at {place}; logits go to update()"
+        )
+    if value < math.inf:  # and not NaN
+        return f"Expected a logit of finite NLL for the label, but got {value:g} at {place}"
+    return f"Expected finite logits, but got {value:g} at {place}"
+
+
+def _place_of_class(bad: Tensor, values: Tensor) -> tuple[str, float]:
+    """Where the first True of `bad` (N, K·L) is, for `values` (N, K, *S), and the value there."""
+    first = int(bad.flatten().nonzero()[0])
+    k, sides = values.shape[1], values.shape[2:]
+    c = first // max(math.prod(sides), 1) % k
+    one = bad.view(len(bad), k, -1)[:, c]
+    return f"{_place(one, values[:, c : c + 1])}, class {c}", values.flatten()[first].item()
 
 
 def _place(bad: Tensor, values: Tensor) -> str:

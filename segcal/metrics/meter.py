@@ -15,7 +15,8 @@ import segcal
 from segcal import distributed
 from segcal.metrics.bootstrap import image_statistics
 from segcal.metrics.counting import count
-from segcal.metrics.faults import explain_labels, explain_values
+from segcal.metrics.counting.multilabel import count_multilabel
+from segcal.metrics.faults import explain_labels, explain_multilabel_values, explain_values
 from segcal.metrics.report import Report
 from segcal.metrics.state import (
     Settings,
@@ -27,7 +28,7 @@ from segcal.metrics.state import (
 )
 from segcal.metrics.sums import BatchSums, ImageSums, Sums, fine_edges
 from segcal.metrics.tables import BinTable, FineHistogram, ImageStatistics, Protocol
-from segcal.pixels import check_shapes
+from segcal.pixels import check_shapes, multilabel_labels
 
 # Held while the sums of a meter are read or replaced, never while pixels are counted. One for all
 # meters, because a meter that holds a lock could not be copied or sent to another process.
@@ -46,8 +47,12 @@ class CalibrationMeter:
     accelerator, where looking would stall the queue, a batch with bad values adds nothing and
     `compute` raises. Several threads may update one meter.
 
+    With `multilabel` the outputs are K sigmoids, and labels (N, K, *S) of 0, 1 or the ignore index:
+    each pixel is K decisions, "class c or not", at p = 0.5. Scores of classes are of their own
+    decisions, all other scores of the decisions of all classes; see docs/conventions.md.
+
     Args:
-        num_classes: K.
+        num_classes: K; from 2 on, or from 1 on with `multilabel`.
         num_bins: B equal bins over [0, 1].
         ignore_index: the label that means "do not count this pixel".
         edge_rule: "right" for bins (lo, hi] with 0 in the first, "left" for [lo, hi) with 1 in
@@ -56,6 +61,7 @@ class CalibrationMeter:
             8·K·B bytes an image.
         class_names: K names for the report.
         region: what the counted pixels are, for the report; see `segcal.metrics.regions`.
+        multilabel: the outputs are of K sigmoids.
     """
 
     def __init__(
@@ -68,17 +74,19 @@ class CalibrationMeter:
         per_image: bool = False,
         class_names: Sequence[str] | None = None,
         region: str = "all",
+        multilabel: bool = False,
     ) -> None:
         names = None if class_names is None else tuple(class_names)
         self.settings = Settings(
-            num_classes, num_bins, ignore_index, edge_rule, per_image, names, region
+            num_classes, num_bins, ignore_index, edge_rule, per_image, names, region, multilabel
         )
         self.reset()
 
     def reset(self) -> None:
         """Forget all pixels."""
         with _LOCK:
-            self._sums = Sums.zeros(self.settings.num_classes, self.settings.num_bins)
+            s = self.settings
+            self._sums = Sums.zeros(s.num_classes, s.num_bins, multilabel=s.multilabel)
             self._images: list[ImageSums] = []
             self._names: list[str] = []
             self._synced = False
@@ -88,7 +96,7 @@ class CalibrationMeter:
 
         Args:
             logits: (N, C, *S) of any floating dtype; the softmax is taken in float32 at least.
-            labels: (N, *S) of an integer dtype.
+            labels: (N, *S) of an integer dtype; (N, C, *S) if `multilabel`.
             names: N names of the images; by default their running numbers. Only with `per_image`.
 
         Raises:
@@ -103,12 +111,12 @@ class CalibrationMeter:
         """Count a batch of probabilities.
 
         Values must lie in [0, 1] and sum to 1 over the classes, up to the rounding of their dtype
-        (the sum to 1e-4 at least). They are not normalised. For NLL, a probability of 0 counts as
-        the smallest normal number of the dtype.
+        (the sum to 1e-4 at least; those of `multilabel` have no sum). They are not normalised. For
+        NLL, a probability of 0 counts as the smallest normal number of the dtype.
 
         Args:
             probs: (N, C, *S) of any floating dtype.
-            labels: (N, *S) of an integer dtype.
+            labels: (N, *S) of an integer dtype; (N, C, *S) if `multilabel`.
             names: as for `update`.
 
         Raises:
@@ -154,6 +162,7 @@ class CalibrationMeter:
                 images=int(sums["images"]),
                 pixels=int(sums["top_count"].sum()),
                 version=segcal.__version__,
+                multilabel=s.multilabel,
             ),
             top=BinTable(edges, sums["top_count"], sums["top_hits"], sums["top_confidence"]),
             classes=BinTable(
@@ -183,15 +192,17 @@ class CalibrationMeter:
 
     def image_sums(self) -> ImageSums:
         """The sums of each image, in the order of `names`; none unless `per_image`."""
-        empty = ImageSums.zeros(0, self.settings.num_classes, self.settings.num_bins)
+        s = self.settings
+        empty = ImageSums.zeros(0, s.num_classes, s.num_bins, multilabel=s.multilabel)
         return ImageSums.cat([empty, *self._images])
 
     def _raise_faults(self) -> None:
+        s = self.settings
         labels, logits, probs = self._sums.faults.tolist()
         if labels or logits or probs:
             raise ValueError(
                 "Expected finite logits, probabilities that sum to 1 and labels in "
-                f"0..{self.settings.num_classes - 1} or {self.settings.ignore_index}, but got "
+                f"0..{1 if s.multilabel else s.num_classes - 1} or {s.ignore_index}, but got "
                 f"{logits} pixels with logits not finite, {probs} with no probabilities and "
                 f"{labels} with labels out of range; their batches were not counted"
             )
@@ -297,8 +308,8 @@ def update_together(
     Args:
         meters: of equal settings, but for class names and region.
         values: (N, C, *S) logits, as for `CalibrationMeter.update`.
-        labels: (N, *S).
-        inside: for each meter, (N, *S) bool: the pixels it counts; None for all.
+        labels: (N, *S); (N, C, *S) for meters with `multilabel`.
+        inside: for each meter, bool of the labels' shape: what it counts; None for all.
         names: of the N images.
         probs: the values are probabilities, as for `CalibrationMeter.update_probs`.
 
@@ -320,7 +331,11 @@ def update_together(
         values, labels = values.cpu(), labels.cpu()
         inside = [None if mask is None else mask.cpu() for mask in inside]
     values = values.detach()
-    check_shapes(values, labels)
+    if s.multilabel:
+        given, labels = labels, multilabel_labels(values, labels)
+        inside = [m if m is None or m.shape != given.shape else m.view_as(labels) for m in inside]
+    else:
+        check_shapes(values, labels)
     n, k = values.shape[:2]
     if k != s.num_classes:
         raise ValueError(
@@ -335,7 +350,7 @@ def update_together(
     if names is not None and (isinstance(names, str) or len(names) != n):
         raise ValueError(f"Expected {n} names, one an image, but got {names!r}")
     try:
-        batches = count(
+        batches = (count_multilabel if s.multilabel else count)(
             values,
             labels,
             inside,
@@ -346,9 +361,12 @@ def update_together(
             per_image=s.per_image,
         )
     except ValueError as error:
-        raise ValueError(explain_labels(values, labels, s.ignore_index)) from error
+        raise ValueError(
+            explain_labels(values, labels, s.ignore_index, multilabel=s.multilabel)
+        ) from error
     if _can_look(values) and any(batch.sums.faults.any() for batch in batches):
-        raise ValueError(explain_values(values, labels, s.ignore_index, logits=not probs))
+        why = explain_multilabel_values if s.multilabel else explain_values
+        raise ValueError(why(values, labels, s.ignore_index, logits=not probs))
     # Nothing below can fail, so a batch is counted wholly or not at all.
     text = [""] * n if names is None else [str(name) for name in names]
     with _LOCK:

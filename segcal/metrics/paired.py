@@ -149,7 +149,10 @@ def _same_images(meters: Sequence[CalibrationMeter]) -> tuple[list[str], list[Im
 
 def _require_same_labels(models: Sequence[ImageArrays], names: Sequence[str]) -> None:
     """Raise a ValueError unless every image has the same number of pixels of each class."""
-    differing = np.any([(m["truth"] != models[0]["truth"]).any(1) for m in models], 0)  # (I,)
+    labels = ("truth", "class_pixels")
+    differing = np.any(
+        [(m[name] != models[0][name]).any(1) for m in models for name in labels], 0
+    )  # (I,)
     for i in np.flatnonzero(differing).tolist():
         which = repr(names[i]) if names[i] else f"number {i + 1}, without a name to match it by,"
         raise ValueError(

@@ -97,11 +97,12 @@ def _means(meter: CalibrationMeter, size: int, *, weighted: bool) -> dict[str, f
     }
     pixels = sums["pixels"]
     overlap = sums["intersection"], sums["predicted"], sums["truth"]
+    class_ece = scores.ratio(np.abs(sums["class_gap"]).sum(2), sums["class_pixels"])
     by_group: dict[str, Array] = {
-        "accuracy": scores.ratio(sums["intersection"].sum(1), pixels),
+        "accuracy": scores.ratio(sums["hits"], pixels),
         "miou": scores.miou(*overlap),
         "ece": scores.ratio(np.abs(sums["top_gap"]).sum(1), pixels),
-        "sce": scores.ratio(np.abs(sums["class_gap"]).sum(2).mean(1), pixels),
+        "sce": scores.mean_of_known(class_ece),
     }
     weights = pixels if weighted else np.ones(len(pixels))
     return {name: float(np.average(by_group[name], weights=weights)) for name in PROTOCOL_SCORES}

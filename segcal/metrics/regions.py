@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool2d
 
-Region = Callable[[Tensor], Tensor]  # (N, *S) labels -> (N, *S) bool
+Region = Callable[[Tensor], Tensor]  # (N, *S) labels, or (N, K, *S) of sigmoids -> the same, bool
 REGIONS = {
     "boundary:W": "pixels with another label within W rows and columns",
     "interior:W": "all other pixels",
@@ -58,8 +58,36 @@ def foreground(labels: Tensor) -> Tensor:
     return labels != 0
 
 
-def named_regions(names: Iterable[str], num_classes: int) -> dict[str, Region]:
+def of_each_class(region: Region) -> Region:
+    """The region of (N, K, *S) labels of sigmoid outputs, of each class by its own labels."""
+    return lambda labels: region(labels.flatten(0, 1)).view_as(labels)
+
+
+def _decisions_of(classes: Iterable[int]) -> Region:
+    """The decisions of some of the K sigmoid outputs, in all pixels."""
+    group = sorted(set(classes))
+
+    def inside(labels: Tensor) -> Tensor:
+        mask = torch.zeros_like(labels, dtype=torch.bool)
+        mask[:, group] = True
+        return mask
+
+    return inside
+
+
+def any_present(labels: Tensor) -> Tensor:
+    """The region of all pixels where at least one of the K classes is present."""
+    return (labels == 1).any(1, keepdim=True).expand_as(labels)
+
+
+def named_regions(
+    names: Iterable[str], num_classes: int, *, multilabel: bool = False
+) -> dict[str, Region]:
     """The regions with names such as boundary:3, interior:3 and classes:1+2, by name.
+
+    With `multilabel` they are regions of the decisions of K sigmoid outputs: boundary and interior
+    are of each class by its own labels, classes are the decisions of these classes, and foreground
+    is where any class is present.
 
     Raises:
         ValueError: something that `REGIONS` does not list, or a class out of range.
@@ -69,11 +97,12 @@ def named_regions(names: Iterable[str], num_classes: int) -> dict[str, Region]:
         kind, _, value = name.partition(":")
         numbers = [int(number) if number.isdecimal() else -1 for number in value.split("+")]
         if kind in ("boundary", "interior") and len(numbers) == 1 and numbers[0] >= 1:
-            regions[name] = (boundary if kind == "boundary" else interior)(numbers[0])
+            region = (boundary if kind == "boundary" else interior)(numbers[0])
+            regions[name] = of_each_class(region) if multilabel else region
         elif kind == "classes" and all(0 <= number < num_classes for number in numbers):
-            regions[name] = class_group(numbers)
+            regions[name] = _decisions_of(numbers) if multilabel else class_group(numbers)
         elif name == "foreground":
-            regions[name] = foreground
+            regions[name] = any_present if multilabel else foreground
         else:
             raise ValueError(
                 f"Expected regions such as {', '.join(REGIONS)} with a width W of at least 1 and "

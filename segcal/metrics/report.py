@@ -46,7 +46,8 @@ class Report(ScoreTable):
         top: (B,) table of the predicted class: its probability, and how often it is the label.
         classes: (K, B) table of every class: its probability, and how often it is the label.
         fine: fine histogram of top-label confidence, for correct and for wrong predictions.
-        confusion: (K, K) pixels of label (row) and prediction (column).
+        confusion: (K, K) pixels of label (row) and prediction (column); for `multilabel`
+            (K, 2, 2), of each class by itself.
         nll_sum: sum over pixels of -log p_y.
         brier_sum: sum over pixels of |p - onehot(y)|².
         class_names: K names, or None.
@@ -88,6 +89,9 @@ class Report(ScoreTable):
     @property
     def overlap(self) -> tuple[Array, Array, Array]:
         """(K,) pixels of each class: correctly predicted, predicted, and in the truth."""
+        if self.protocol.multilabel:
+            present = self.confusion[:, 1]  # (K, 2)
+            return present[:, 1], self.confusion[:, :, 1].sum(1), present.sum(1)
         return self.confusion.diagonal(), self.confusion.sum(0), self.confusion.sum(1)
 
     @property
@@ -185,7 +189,9 @@ class Report(ScoreTable):
         require_sums("edges", (b + 1,), self.top.edges, self.classes.edges)
         require_sums("top", (b,), *self.top.sums)
         require_sums("classes", (k, b), *self.classes.sums)
-        require_sums("confusion", (k, k), self.confusion)
+        if type(p.multilabel) is not bool:
+            raise ValueError(f"Expected multilabel to be a bool, but got {p.multilabel!r}")
+        require_sums("confusion", (k, 2, 2) if p.multilabel else (k, k), self.confusion)
         fine = self.fine
         require_sums("fine", (f,), fine.correct, fine.wrong, fine.confidence_sum, fine.edges[1:])
         if self.images is not None and len(self.images.class_ace) not in (0, k):

@@ -87,7 +87,7 @@ def part_tables(report: Report) -> list[PartTable]:
     tables = [
         PartTable(
             "Regions",
-            ["region", *scores, "pixels"],
+            ["region", *scores, pixels_or_decisions(report)],
             [
                 (name, cells_of([part], PART_SCORES)[0], f"{part.protocol.pixels:,}")
                 for name, part in parts.items()
@@ -209,10 +209,16 @@ def protocol_sentence(report: Report) -> str:
     bins = "(lo, hi]" if p.edge_rule == "right" else "[lo, hi)"
     intervals = "".join(f"; {note}" for note in interval_notes(report))
     return (
-        f"{p.average.capitalize()}-averaged over {p.pixels:,} pixels of {p.images:,} images, "
+        f"{p.average.capitalize()}-averaged over {p.pixels:,} {pixels_or_decisions(report)} of "
+        f"{p.images:,} images, "
         f"region {p.region}, {p.num_classes} classes, {p.num_bins} equal bins {bins}, "
         f"label {p.ignore_index} ignored{intervals}; segcal {p.version}."
     )
+
+
+def pixels_or_decisions(report: Report) -> str:
+    """What a report counts: pixels, or decisions: one of each pixel and sigmoid output."""
+    return "decisions" if report.protocol.multilabel else "pixels"
 
 
 def interval_notes(report: Report) -> list[str]:

@@ -46,9 +46,10 @@ def ece(count: Array, hits: Array, confidence: Array) -> Array:
 def sce(count: Array, hits: Array, confidence: Array) -> Array:
     """Static calibration error (Nixon et al. 2019): the mean over all K classes of their ECE.
 
-    Takes the (..., K, B) class table. Classes that never occur count as well.
+    Takes the (..., K, B) class table. Classes that never occur count as well; those of sigmoid
+    outputs whose labels are all ignored do not.
     """
-    return ece(count, hits, confidence).mean(-1)
+    return mean_of_known(ece(count, hits, confidence))
 
 
 def mce(count: Array, hits: Array, confidence: Array) -> Array:
@@ -91,7 +92,7 @@ def class_iou(intersection: Array, predicted: Array, truth: Array) -> Array:
 
 def miou(intersection: Array, predicted: Array, truth: Array) -> Array:
     """Mean IoU over the classes that are predicted or in the truth; others do not count."""
-    return _mean_of_known(class_iou(intersection, predicted, truth))
+    return mean_of_known(class_iou(intersection, predicted, truth))
 
 
 def class_dice(intersection: Array, predicted: Array, truth: Array) -> Array:
@@ -101,10 +102,10 @@ def class_dice(intersection: Array, predicted: Array, truth: Array) -> Array:
 
 def dice(intersection: Array, predicted: Array, truth: Array) -> Array:
     """Mean Dice over the classes that are predicted or in the truth; others do not count."""
-    return _mean_of_known(class_dice(intersection, predicted, truth))
+    return mean_of_known(class_dice(intersection, predicted, truth))
 
 
-def _mean_of_known(values: Array) -> Array:
+def mean_of_known(values: Array) -> Array:
     """The mean over the last axis of what is not NaN."""
     return ratio(np.nansum(values, -1), (~np.isnan(values)).sum(-1))
 

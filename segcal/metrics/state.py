@@ -31,16 +31,20 @@ class Settings:
     per_image: bool
     class_names: tuple[str, ...] | None
     region: str
+    multilabel: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("num_classes", 2), ("num_bins", 1), ("ignore_index", None)):
+        classes = 1 if self.multilabel else 2
+        for name, least in (("num_classes", classes), ("num_bins", 1), ("ignore_index", None)):
             value = getattr(self, name)
             whole = isinstance(value, Integral) and not isinstance(value, bool)
             if not whole or (least is not None and value < least):
                 bound = "" if least is None else f" >= {least}"
                 raise ValueError(f"Expected {name} to be an integer{bound}, but got {value!r}")
             object.__setattr__(self, name, int(value))  # numpy's integers are not JSON's
-        check_num_classes(self.num_classes)
+        check_num_classes(self.num_classes, multilabel=self.multilabel)
+        if not isinstance(self.multilabel, bool):
+            raise ValueError(f"Expected multilabel to be a bool, but got {self.multilabel!r}")
         if self.edge_rule not in EDGE_RULES:
             raise ValueError(f"Expected edge_rule in {EDGE_RULES}, but got {self.edge_rule!r}")
         if self.class_names is not None and len(self.class_names) != self.num_classes:
@@ -96,12 +100,13 @@ def read_state(path: str | os.PathLike[str]) -> tuple[Settings, dict[str, Tensor
     try:
         with Npz(Path(path), own=True) as arrays:
             settings = Settings.decode(torch.from_numpy(arrays["settings"]))
-            sums = Sums.zeros(settings.num_classes, settings.num_bins, "meta").tensors()
-            for name, tensor in sums.items():
+            k, b, multilabel = settings.num_classes, settings.num_bins, settings.multilabel
+            sums = Sums.zeros(k, b, "meta", multilabel=multilabel)
+            for name, tensor in sums.tensors().items():
                 if arrays.shape(name) != tensor.shape:
                     raise ValueError(
-                        f"the settings say {settings.num_classes} classes and {settings.num_bins} "
-                        f"bins, but {name} has shape {arrays.shape(name)}"
+                        f"the settings say {k} classes and {b} bins, "
+                        f"but {name} has shape {arrays.shape(name)}"
                     )
             return settings, {name: torch.from_numpy(arrays[name]) for name in arrays.keys}
     except BadFile as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -31,6 +31,9 @@ class Sums:
     """Everything the scores of a data set depend on. K classes, B bins, F fine bins.
 
     Counts are int64 and sums float64: exact, and exact to rounding, for any number of pixels.
+
+    Of K sigmoid outputs, each pixel is K decisions between a class and its absence. What is of a
+    class counts its own decisions; the rest counts all decisions as if they were pixels.
     """
 
     class_count: Tensor  # (K, B) pixels whose p_c lies in the bin
@@ -39,7 +42,7 @@ class Sums:
     top_count: Tensor  # (B,) pixels whose largest probability lies in the bin
     top_hits: Tensor  # (B,) of those, how many are predicted right
     top_confidence: Tensor  # (B,) their sum of the largest probability
-    confusion: Tensor  # (K, K) pixels of label (row) and prediction (column)
+    confusion: Tensor  # (K, K) pixels of label (row) and prediction (column); sigmoid: (K, 2, 2)
     fine_correct: Tensor  # (F,) fine histogram of the confidence of right predictions
     fine_wrong: Tensor  # (F,) the same of wrong ones
     fine_confidence: Tensor  # (F,) sum of confidence, right and wrong
@@ -56,6 +59,7 @@ class Sums:
         device: torch.device | str = "cpu",
         *,
         confusion: bool = True,
+        multilabel: bool = False,
     ) -> Sums:
         """No pixels yet; tensors that can be changed in and out of inference mode.
 
@@ -73,7 +77,7 @@ class Sums:
             return cls(
                 *(count(k, b), count(k, b), total(k, b)),
                 *(count(b), count(b), total(b)),
-                count(k, k) if confusion else count(0, 0),
+                count(k, 2, 2) if multilabel else count(k, k) if confusion else count(0, 0),
                 *(count(f), count(f), total(f)),
                 *(total(), total()),
                 *(count(), count(3)),
@@ -104,7 +108,7 @@ class ImageSums:
     A gap is the sum of confidence minus the number of hits in a bin; ECE needs no more.
     """
 
-    pixels: Tensor  # (I,) int64 counted pixels; may be 0
+    pixels: Tensor  # (I,) int64 counted pixels; may be 0. Sigmoid outputs: (I, K), of each class
     top_gap: Tensor  # (I, B) float64
     class_gap: Tensor  # (I, K, B) float64
     intersection: Tensor  # (I, K) int32 pixels predicted right, by class
@@ -114,7 +118,13 @@ class ImageSums:
 
     @classmethod
     def zeros(
-        cls, images: int, num_classes: int, num_bins: int, device: torch.device | str = "cpu"
+        cls,
+        images: int,
+        num_classes: int,
+        num_bins: int,
+        device: torch.device | str = "cpu",
+        *,
+        multilabel: bool = False,
     ) -> ImageSums:
         """`images` images without pixels."""
         k, b = num_classes, num_bins
@@ -125,7 +135,8 @@ class ImageSums:
         def count() -> Tensor:
             return torch.zeros(images, k, dtype=torch.int32, device=device)
 
-        pixels = torch.zeros(images, dtype=torch.int64, device=device)
+        shape = (images, k) if multilabel else (images,)
+        pixels = torch.zeros(shape, dtype=torch.int64, device=device)
         return cls(pixels, gap(b), gap(k, b), count(), count(), count(), gap(k))
 
     @classmethod
@@ -178,3 +189,49 @@ class BatchSums:
             cells, counted = self.cells.to(confusion.device), self.counted.to(confusion)
             confusion.index_add_(0, cells, counted)
         total.add_(self.sums)
+
+    @classmethod
+    def of_problems(cls, parts: Sequence[BatchSums], images: Tensor) -> BatchSums:
+        """The sums of K sigmoid outputs from those of their two-class problems.
+
+        Args:
+            parts: K, each with the sums of "absent" and "present" as the two classes.
+            images: () images with at least one counted decision.
+        """
+        by_class = _stacked([part.sums for part in parts])  # (K, ...)
+        for name, tensor in by_class.items():
+            if name.startswith("class_"):
+                by_class[name] = tensor[:, 1]
+            elif name != "confusion":
+                by_class[name] = tensor.sum(0)
+        by_class["images"] = images
+        kept = [part.images for part in parts if part.images is not None]
+        by_image = _stacked(kept) if kept else {}
+        for name, tensor in by_image.items():
+            if name == "top_gap":
+                by_image[name] = tensor.sum(0)
+            elif name == "pixels":
+                by_image[name] = tensor.T
+            else:
+                by_image[name] = tensor[:, :, 1].movedim(0, 1)
+        joined = cls(Sums(**by_class), ImageSums(**by_image) if by_image else None)
+        cells = [part.cells + 4 * c for c, part in enumerate(parts) if part.cells is not None]
+        counted = [part.counted for part in parts if part.counted is not None]
+        if cells:
+            joined.cells, joined.counted = torch.cat(cells), torch.cat(counted)
+        return joined
+
+    def neutralise(self) -> None:
+        """Make a batch with faults add nothing but the faults, without asking the device."""
+        bad = self.sums.faults.sum() > 0
+        for sums in (self.sums, self.images):
+            for name, tensor in sums.tensors().items() if sums is not None else ():
+                if name != "faults":
+                    tensor.masked_fill_(bad, 0)
+        if self.counted is not None:
+            self.counted.masked_fill_(bad, False)
+
+
+def _stacked(parts: Sequence[Sums] | Sequence[ImageSums]) -> dict[str, Tensor]:
+    """The tensors of all parts by name, one a row."""
+    return {name: torch.stack([getattr(p, name) for p in parts]) for name in parts[0].tensors()}

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from segcal.metrics import Report
 from segcal.metrics.operating import OperatingPoint
+from segcal.metrics.rows import pixels_or_decisions
 from segcal.metrics.scores import SCORES, risk_at_coverage
 from segcal.metrics.tables import BinTable
 from segcal.viz.figure import (
@@ -70,8 +71,12 @@ def share(count: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def counted(report: Report) -> str:
-    """What is counted: "pixels", or "samples" where each image is one (classification)."""
-    return "pixels" if report.protocol.pixels > report.protocol.images else "samples"
+    """What is counted: "pixels", or "samples" where each image is one (classification).
+
+    Of sigmoid outputs it is "decisions", one of each class.
+    """
+    one_each = report.protocol.pixels <= report.protocol.images
+    return "samples" if one_each else pixels_or_decisions(report)
 
 
 _BAR = "#8b98ab"  # a grey blue that is visible on white and on black

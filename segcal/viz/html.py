@@ -179,9 +179,8 @@ def class_columns(report: Report) -> list[Heading]:
 
 def class_rows(report: Report) -> list[dict[str, Any]]:
     """One row per class: name, cells, and its class-j-ECE relative to the largest one."""
-    total = max(report.protocol.pixels, 1)
-    truth = report.confusion.sum(1)
-    right = report.confusion.diagonal()
+    total = report.classes.count.sum(1).clip(1)  # (K,)
+    right, _, truth = report.overlap
     accuracy = np.divide(right, truth, out=np.full(len(truth), np.nan), where=truth > 0)
     bias = (report.classes.confidence_sum - report.classes.hits).sum(1) / total
     values = (report.class_iou, report.class_dice, accuracy, report.class_ece, report.class_ace)
@@ -190,7 +189,7 @@ def class_rows(report: Report) -> list[dict[str, Any]]:
     bars = bars / max(bars.max(), 1e-12)
     rows = []
     for c, name in enumerate(class_names(report)):
-        share = 100 * float(truth[c] / total)
+        share = 100 * float(truth[c] / total[c])
         cells = [TableCell(c, str(c)), TableCell(share, number(share, 2))]
         cells += [_cell(score, float(of_class[c])) for score, of_class in scored]
         cells.append(TableCell(100 * bias[c], _signed(100 * bias[c])))
@@ -223,7 +222,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
     p = report.protocol
     rule = "(lo, hi], 0 in the first" if p.edge_rule == "right" else "[lo, hi), 1 in the last"
     what = counted(report)
-    of = f" of {p.images:,} images" if what == "pixels" else ""
+    of = "" if what == "samples" else f" of {p.images:,} images"
     lines = [
         ("counted", f"{p.pixels:,} {what}{of}"),
         ("region", p.region),

@@ -82,6 +82,21 @@ def test_regions_by_name():
     assert torch.equal(named["foreground"](labels), labels != 0)
 
 
+def test_regions_of_sigmoid_outputs_are_of_decisions():
+    """Each class has its own edges; a group of classes is their decisions, in all pixels."""
+    second = torch.zeros(1, 3, 6, dtype=torch.int64)
+    second[0, 0] = 1
+    labels = torch.stack([labels_by_hand(), second], 1)
+    names = ["boundary:1", "interior:1", "classes:1", "foreground"]
+    named = named_regions(names, 2, multilabel=True)
+    edges = torch.stack([boundary(1)(labels_by_hand()), boundary(1)(second)], 1)
+    assert torch.equal(named["boundary:1"](labels), edges)
+    assert torch.equal(named["interior:1"](labels), ~edges)
+    assert named["classes:1"](labels)[:, 1].all() and not named["classes:1"](labels)[:, 0].any()
+    present = ((labels_by_hand() == 1) | (second == 1)).unsqueeze(1)
+    assert torch.equal(named["foreground"](labels), present.expand(1, 2, 3, 6))
+
+
 @pytest.mark.parametrize(
     "name",
     ["boundary", "boundary:0", "boundary:1+2", "interior:-1", "classes:", "classes:2", "x:1"],

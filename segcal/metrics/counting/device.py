@@ -97,19 +97,8 @@ def count_in_torch(
             batch.images.set_class_ace(class_counts[i])
         batch.cells = torch.cat(cells) if cells else flat.new_zeros(0, dtype=torch.int64)
         batch.counted = torch.cat(counted[i]) if cells else flat.new_zeros(0, dtype=torch.bool)
-        _neutralise(batch)
+        batch.neutralise()
     return found
-
-
-def _neutralise(batch: BatchSums) -> None:
-    """Make a batch with faults add nothing but the faults, without asking the device."""
-    bad = batch.sums.faults.sum() > 0
-    for sums in (batch.sums, batch.images):
-        for name, tensor in sums.tensors().items() if sums is not None else ():
-            if name != "faults":
-                tensor.masked_fill_(bad, 0)
-    assert batch.counted is not None
-    batch.counted.masked_fill_(bad, False)
 
 
 def _predictions(piece: Pixels, given: torch.dtype, *, logits: bool) -> _Predictions:
