@@ -1,33 +1,46 @@
 # make demo | make test | make check | make format | make clean      (PYTHON=python3.12 make test picks another Python)
+SHELL := bash -o pipefail
 PYTHON ?= python3
 JOBS ?= 2
 VENV := .venv
 READY := $(VENV)/.ready
+DEV := $(VENV)/.dev
+DEMO := runs/demo/nll runs/demo/fl+mdca
 
-.PHONY: demo test check format clean
+.PHONY: demo $(DEMO) test check format clean
 
-# Trains on embedded data, evaluates, and prints the path of the page; a second time only evaluates.
+# Trains two networks on embedded data, side by side, and compares them; a second time only evaluates.
 demo: $(READY)
-	$(VENV)/bin/python tools/train_seg.py --loss fl+mdca --out runs/demo --resume
-	$(VENV)/bin/python tools/eval_calib.py runs/demo --posthoc none,ts
+	$(MAKE) --no-print-directory --jobs $(JOBS) $(DEMO)
+	$(VENV)/bin/python tools/eval_calib.py $(DEMO) --weights last --posthoc none,ts \
+		--shift gaussian_noise:3,defocus_blur:3,fog:3,contrast:3
 
-test: $(READY)
+$(DEMO): runs/demo/%: $(READY)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python tools/train_seg.py --config configs/demo.yaml --loss $* --out $@ --resume \
+		2>&1 | sed 's/^/$*: /'
+
+test: $(DEV)
 	$(VENV)/bin/python -m pytest -n $(JOBS)
 
-check: $(READY)
+check: $(DEV)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-format: $(READY)
+format: $(DEV)
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# With `dev`, which contains every extra. Installed again only when pyproject.toml changes.
+# Installed again only when pyproject.toml changes.
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet -e .
+	touch $@
+
+# With `dev`, which contains every extra.
+$(DEV): $(READY)
 	$(VENV)/bin/python -m pip install --quiet -e ".[dev]"
 	touch $@

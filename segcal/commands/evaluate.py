@@ -58,7 +58,7 @@ from segcal.run import open_run
 from segcal.runtime import choose_device, process_group
 from segcal.training.log import describe_scores
 from segcal.training.trainer import LOG
-from segcal.viz import Entry, Overlay, Shifted
+from segcal.viz import Entry, Overlay, Shifted, shift_text
 
 _STATED = (
     "kind",
@@ -189,11 +189,15 @@ def evaluate_inputs(options: argparse.Namespace) -> None:
                 results.append(found)
                 continue
             alone = options.out is not None and len(inputs) == 1
-            home = found.home / _folder_name(options)
-            results += _evaluate_one(found, options.out if alone else home, shifts, options)
+            folder = options.out if alone else found.home / _folder_name(options)
+            results += _evaluate_one(found, folder, shifts, options)
+            if len(inputs) == 1:
+                _say_shifts(results)
+            _say(f"report: {folder / PAGE}")
         if len(inputs) > 1 and distributed.rank() == 0:
             with new_contents(comparison) as staging:
                 write_pages(results, staging, "Comparison")
+            _say_shifts(results)
             _say(f"comparison: {comparison / PAGE}")
 
 
@@ -280,7 +284,6 @@ def _evaluate_one(
     if skipped:
         known = {*subject.source.names, *subject.source.skipped}
         _say(f"left out {len(skipped)} of {len(known)} files; the report lists them")
-    _say(f"report: {folder / PAGE}")
     return results
 
 
@@ -348,6 +351,11 @@ def describe_report(report: Report) -> str:
     """The scores of a report in one line."""
     dense = report.protocol.pixels > report.protocol.images  # not one label per image
     return describe_scores({n: v for n, v in report.scores.items() if dense or not SCORES[n].dense})
+
+
+def _say_shifts(results: Sequence[Result]) -> None:
+    if table := shift_text([result.entry for result in results]):
+        _say(f"\n{table}\n")
 
 
 def _say(line: str) -> None:

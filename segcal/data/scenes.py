@@ -14,7 +14,7 @@ from segcal.data.options import DataConfig
 from segcal.data.raw import ArrayPart, RawDataset, split
 from segcal.data.transforms import Augmentation
 
-SIDE = 64
+SIDE = 48
 TRAIN_SCENES = 2000  # hold-out included
 TEST_SCENES = 500
 IGNORE = 255
@@ -62,7 +62,7 @@ def digits(config: DataConfig) -> RawDataset:
 
 
 def scenes(config: DataConfig) -> RawDataset:
-    """Scenes of 64x64: class 0 is the background, class d + 1 the digit d, 255 its outline."""
+    """Scenes of 48x48: class 0 is the background, class d + 1 the digit d, 255 its outline."""
     if config.ignore_index != IGNORE:
         raise ValueError(
             f"Expected ignore_index={IGNORE} for the scenes, but got {config.ignore_index}"
@@ -96,11 +96,11 @@ class ScenePart:
         self._made: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def image(self, index: int) -> np.ndarray:
-        """(64, 64, 3) uint8 RGB."""
+        """(48, 48, 3) uint8 RGB."""
         return self.read(index)[0]
 
     def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """The image, and (64, 64) uint8 labels."""
+        """The image, and (48, 48) uint8 labels."""
         if index not in self._made:
             self._made[index] = make_scene(self.pool, np.random.default_rng((self._seed, index)))
         return self._made[index]
@@ -117,13 +117,13 @@ def _load() -> tuple[Digits, Digits]:
 
 
 def make_scene(pool: Digits, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """One scene, (64, 64, 3) uint8 RGB, and its labels, (64, 64) uint8; `rng` decides all of it."""
+    """One scene, (48, 48, 3) uint8 RGB, and its labels, (48, 48) uint8; `rng` decides all of it."""
     ground = (rng.uniform(0.1, 0.45) + rng.uniform(-0.12, 0.12, 3)).astype(np.float32)
-    image = ground + _texture(rng)  # (64, 64, 3)
+    image = ground + _texture(rng)  # (48, 48, 3)
     label = np.zeros((SIDE, SIDE), dtype=np.uint8)
     for _ in range(rng.integers(0, 2)):
         _paste(image, label, _arc(rng), _ink(ground, rng), rng)
-    for _ in range(rng.integers(3, 7)):
+    for _ in range(rng.integers(3, 6)):
         choice = rng.integers(len(pool.classes))
         opacity = _warp(pool.images[choice], rng)
         _paste(image, label, opacity, _ink(ground, rng), rng, int(pool.classes[choice]) + 1)
@@ -133,17 +133,17 @@ def make_scene(pool: Digits, rng: np.random.Generator) -> tuple[np.ndarray, np.n
 
 
 def _texture(rng: np.random.Generator) -> np.ndarray:
-    """(64, 64, 3) float32 around 0: waves in some colour, and grain of two sizes."""
+    """(48, 48, 3) float32 around 0: waves in some colour, and grain of two sizes."""
     angle, waves = rng.uniform(0, np.pi), rng.uniform(1, 9)
     ramp = np.linspace(0, 2 * np.pi * waves, SIDE, dtype=np.float32)
     phase = ramp * np.float32(np.cos(angle)) + ramp[:, None] * np.float32(np.sin(angle))
-    wave = np.sin(phase[..., None] + 3 * _smooth(rng, cells=3))  # (64, 64, 1)
+    wave = np.sin(phase[..., None] + 3 * _smooth(rng, cells=3))  # (48, 48, 1)
     colour = rng.uniform(-0.1, 0.1, 3).astype(np.float32)
     return wave * colour + 0.05 * _smooth(rng, cells=5, channels=3) + 0.05 * _smooth(rng, cells=20)
 
 
 def _smooth(rng: np.random.Generator, *, cells: int, channels: int = 1) -> np.ndarray:
-    """(64, 64, channels) smooth noise: standard normal at cells x cells knots, cubic between."""
+    """(48, 48, channels) smooth noise: standard normal at cells x cells knots, cubic between."""
     import cv2
 
     knots = rng.standard_normal((cells, cells, channels), dtype=np.float32)
@@ -200,8 +200,8 @@ def _paste(
     """Paste ink at a random place of the scene, in place, and label what it covers.
 
     Args:
-        image: (64, 64, 3).
-        label: (64, 64); without a `value` the ink becomes background.
+        image: (48, 48, 3).
+        label: (48, 48); without a `value` the ink becomes background.
         opacity: (s, s) of the ink in 0..1; up to a fifth of it may lie outside the scene.
         colour: (3,) of the ink.
         rng: decides the place, and how much of the scene shows through.

@@ -23,6 +23,7 @@ from segcal.viz.shifts import (
     shift_csv,
     shift_markdown,
     shift_records,
+    shift_text,
 )
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "shift_markdown",
     "shift_panel",
     "shift_records",
+    "shift_text",
     "voc_palette",
     "write_figures",
     "write_page",

@@ -98,6 +98,35 @@ def shift_markdown(entries: Sequence[Entry]) -> str:
     return "\n".join(parts)
 
 
+def shift_text(entries: Sequence[Entry]) -> str:
+    """Lines for a terminal, a model each: accuracy, then ECE clean, under each shift, in the mean.
+
+    Empty if no entry was evaluated under shift.
+    """
+    entries = shifted(entries)
+    if not entries:
+        return ""
+    accuracy, ece = SCORES["accuracy"], SCORES["ece"]
+    shifts = shifts_of(entries)
+    lines = [
+        ["", accuracy.heading, ece.heading] + [""] * (len(shifts) + 1),
+        ["model", CLEAN, CLEAN, *map(str, shifts), MEAN],
+    ]
+    for entry in entries:
+        under = {found.shift: found.report.ece for found in entry.shifts}
+        eces = [entry.report.ece, *(under.get(shift, math.nan) for shift in shifts)]
+        eces.append(mean_over_shifts(entry, ece.name))
+        lines.append([entry.name, accuracy.number(entry.report.accuracy), *map(ece.number, eces)])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            [line[0].ljust(widths[0])]
+            + [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        ).rstrip()
+        for line in lines
+    )
+
+
 def _markdown(table: dict[str, Any], corner: str) -> str:
     rows = [(row["name"], [cell_markdown(cell) for cell in row["cells"]]) for row in table["rows"]]
     return markdown_table([column.text for column in table["columns"]], rows, corner=corner)

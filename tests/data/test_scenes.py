@@ -15,9 +15,9 @@ def data():
 def test_items_have_the_promised_shapes(data):
     for part in (data.train, data.holdout, data.test):
         image, label = part[0]
-        assert image.dtype == torch.float32 and image.shape == (3, 64, 64)
-        assert label.dtype == torch.int64 and label.shape == (64, 64)
-        assert part.image(0).dtype == np.uint8 and part.image(0).shape == (64, 64, 3)
+        assert image.dtype == torch.float32 and image.shape == (3, 48, 48)
+        assert label.dtype == torch.int64 and label.shape == (48, 48)
+        assert part.image(0).dtype == np.uint8 and part.image(0).shape == (48, 48, 3)
         assert len(part.names) == len(part) == len(set(part.names))
     assert data.num_classes == 11 == len(data.class_names) == len(data.palette)
     assert data.uniform

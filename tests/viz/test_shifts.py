@@ -21,6 +21,7 @@ from segcal.viz import (
     shift_markdown,
     shift_panel,
     shift_records,
+    shift_text,
 )
 from segcal.viz.drawings import shift_drawings
 from segcal.viz.html import headline, render_page
@@ -71,6 +72,20 @@ def test_tables_have_every_model_and_shift():
     assert f"**{min(fog):.2f}**" in ece and f"**{max(fog):.2f}**" not in ece.split("fog:4")[0]
     confidence = markdown.split("**mean confidence (%)**")[1]
     assert "**" not in confidence  # none is better
+
+
+def test_text_for_a_terminal_is_aligned():
+    entries = [entry("a", "fog:3,5"), entry("a longer name", "fog:5", first=1)]
+    first, second, *rows = shift_text([*entries, Entry("never shifted", CLEAN)]).splitlines()
+    percent = [f"{100 * report.ece:.2f}" for report in (CLEAN, *REPORTS)]
+    mean = f"{50 * (REPORTS[0].ece + REPORTS[1].ece):.2f}"
+    assert first.split("  ")[-1] == "ECE (%)" and "accuracy (%)" in first
+    assert second.split(maxsplit=5)[1:] == ["clean", "clean", "fog:3", "fog:5", "mean over shifts"]
+    accuracy = f"{100 * CLEAN.accuracy:.2f}"
+    assert rows[0].split() == ["a", accuracy, *percent[:3], mean]
+    assert rows[1].split("name")[1].split() == [accuracy, percent[0], "–", percent[2], percent[2]]
+    assert len(rows) == 2 and len({len(row) for row in (second, *rows)}) == 1
+    assert shift_text([Entry("never shifted", CLEAN)]) == ""
 
 
 def lines(ax):
