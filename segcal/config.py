@@ -164,6 +164,9 @@ def train_parser(prog: str) -> ArgumentParser:
         action="store_true",
         help="Continue the run in --out, with its own settings; start it if there is none.",
     )
+    parser.add_argument(
+        "--multilabel", action="store_true", help="The same as --data.multilabel true."
+    )
     parser.add_class_arguments(TrainConfig)
     _complete_help(parser)
     for name in _RENAMED:
@@ -204,6 +207,8 @@ def parse_train(arguments: Sequence[str], prog: str = "segcal train") -> tuple[T
     except ArgumentError as error:
         raise ValueError(_one_line(error)) from None
     resume = parsed.pop("resume")
+    if parsed.pop("multilabel"):
+        parsed["data"]["multilabel"] = True
     settings = {k: v for k, v in parsed.items() if k != "config"}
     return _build(TrainConfig, _renamed(settings)), resume
 

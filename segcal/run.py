@@ -161,6 +161,7 @@ def _build(config: TrainConfig, device: torch.device, *, restored: bool) -> Trai
             config.loss,
             ignore_index=data.ignore_index,
             weight=_class_weights(config, data),
+            multilabel=data.multilabel,
             **config.hyper,
         ),
         data.train,

@@ -225,7 +225,8 @@ def _evaluate_one(
     require_writable(folder)
     shifted = {shift: subject.shifted(shift) for shift in shifts}
     require_images(options.overlays, subject.source)
-    regions = named_regions(options.regions, subject.source.num_classes)
+    multilabel = subject.source.multilabel
+    regions = named_regions(options.regions, subject.source.num_classes, multilabel=multilabel)
     scalers = fit_scalers(options.posthoc, subject.holdout, title=f"{subject.name}: hold-out")
     triage = choose_on_holdout(
         subject.holdout,

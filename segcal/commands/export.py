@@ -33,7 +33,9 @@ def export_run(options: argparse.Namespace) -> None:
     if scaler is not None:
         scaler.cpu()
     example = _example(run.data.test[0][0], options.size)  # (1, 3, H, W)
-    difference = exporting.export(run.model.cpu(), scaler, example, options.out)
+    difference = exporting.export(
+        run.model.cpu(), scaler, example, options.out, multilabel=run.data.multilabel
+    )
     shape = ", ".join(map(str, example.shape[1:]))
     print(f"{options.out}: images (N, {shape}) to probabilities, {difference:.1e} from PyTorch's")
 

@@ -410,14 +410,18 @@ def _add_prediction_options(parser: Parser) -> None:
         metavar="DIR",
         help="saved predictions to fit --posthoc on, one for each of --predictions",
     )
-    group.add_argument("--kind", choices=("logits", "probs"), help="what .npy files hold")
+    group.add_argument(
+        "--kind",
+        choices=("logits", "probs", "sigmoid_logits", "sigmoid_probs"),
+        help="what the files hold, of a softmax or of K sigmoids; default: as the keys of .npz say",
+    )
     group.add_argument(
         "--layout", choices=("chw", "hwc"), help="order of the axes of an image; default: chw"
     )
     group.add_argument("--labels", type=Path, metavar="DIR", help="folder of the labels")
     group.add_argument("--images", type=Path, metavar="DIR", help="folder of images to draw on")
     group.add_argument(
-        "--num-classes", type=at_least(2), help="expected number of classes; default: as found"
+        "--num-classes", type=at_least(1), help="expected number of classes; default: as found"
     )
     group.add_argument(
         "--class-names", type=names, metavar="A,B,...", help="names of the classes, in order"

@@ -33,6 +33,7 @@ class Splits:
         uniform: whether all hold-out and test images have one size. If not, evaluate one image at
             a time: padding a batch to a common size would change what the network sees.
         words: the vocabulary of a text, in the order of its numbers; none for images.
+        multilabel: whether labels are (C, H, W), the presence of each class.
     """
 
     train: Samples
@@ -46,6 +47,7 @@ class Splits:
     palette: np.ndarray | None
     uniform: bool
     words: tuple[str, ...] = ()
+    multilabel: bool = False
 
 
 def build_data(config: DataConfig, *, seed: int) -> Splits:
@@ -82,6 +84,7 @@ def build_data(config: DataConfig, *, seed: int) -> Splits:
         palette=source.palette,
         uniform=_uniform(config, source),
         words=source.words,
+        multilabel=config.multilabel,
     )
 
 

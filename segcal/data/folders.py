@@ -16,6 +16,9 @@ def masks(config: DataConfig) -> RawDataset:
 
     Masks are PNG files of one channel that hold class indices. root/classes.txt names the
     classes, one a line; without it num_classes says how many there are.
+
+    With multilabel, masks are in root/{train,test}/masks/CLASS, one folder a class, and hold 0 or
+    1. Without classes.txt, the classes are the names of these folders.
     """
     root = _root(config, "train/images, train/masks, test/images and test/masks")
     class_names = _class_names(config, root)
@@ -25,10 +28,16 @@ def masks(config: DataConfig) -> RawDataset:
         )
 
     def part(name: str) -> FilePart:
-        images = find_images(root / name / "images")
+        images, folder = find_images(root / name / "images"), root / name / "masks"
+        labels: list[Path] | list[tuple[Path, ...]]
+        if config.multilabel:
+            of_class = [folder / class_name for class_name in class_names]
+            labels = [tuple(_mask_of(image, each) for each in of_class) for image in images]
+        else:
+            labels = [_mask_of(image, folder) for image in images]
         return FilePart(
             images,
-            [_mask_of(image, root / name / "masks") for image in images],
+            labels,
             num_classes=len(class_names),
             ignore_index=config.ignore_index,
         )
@@ -76,6 +85,9 @@ def _root(config: DataConfig, expected: str) -> Path:
 def _class_names(config: DataConfig, root: Path) -> tuple[str, ...]:
     listed = root / "classes.txt"
     if not listed.is_file():
+        if config.multilabel:
+            first = "train" if (root / "train").is_dir() else "test"
+            return _subfolders(root / first / "masks")
         if config.num_classes is None:
             raise ValueError(f"Expected num_classes, or names one a line in {listed}, but got none")
         check_num_classes(config.num_classes)
@@ -87,8 +99,9 @@ def _class_names(config: DataConfig, root: Path) -> tuple[str, ...]:
         raise ValueError(
             f"Expected num_classes={config.num_classes} names in {listed}, but got {len(names)}"
         )
-    if len(names) < 2:
-        raise ValueError(f"Expected at least 2 class names in {listed}, but got {len(names)}")
+    least = 1 if config.multilabel else 2
+    if len(names) < least:
+        raise ValueError(f"Expected at least {least} class names in {listed}, but got {len(names)}")
     return names
 
 

@@ -25,13 +25,13 @@ class FilePart:
 
     Attributes:
         images: n image files.
-        labels: n mask files, or n classes.
-        num_classes: masks may hold 0..num_classes-1.
+        labels: n mask files, n tuples of mask files, one a class, or n classes.
+        num_classes: masks may hold 0..num_classes-1; those of one class 0 and 1.
         ignore_index: and this.
     """
 
     images: Sequence[Path]
-    labels: Sequence[Path] | Sequence[int]
+    labels: Sequence[Path] | Sequence[tuple[Path, ...]] | Sequence[int]
     num_classes: int
     ignore_index: int
 
@@ -51,14 +51,30 @@ class FilePart:
         image, label = self.image(index), self.labels[index]
         if isinstance(label, int):
             return image, label
-        mask = read_class_mask(label, num_classes=self.num_classes, ignore_index=self.ignore_index)
+        if isinstance(label, tuple):
+            return image, np.stack([self._mask(index, path, image, 2) for path in label])
+        return image, self._mask(index, label, image, self.num_classes)
+
+    def _mask(self, index: int, path: Path, image: np.ndarray, num_classes: int) -> np.ndarray:
+        """(H, W) the mask of an image."""
+        mask = read_class_mask(path, num_classes=num_classes, ignore_index=self.ignore_index)
         if mask.shape != image.shape[:2]:
             (h, w), (mask_h, mask_w) = image.shape[:2], mask.shape
             raise BadFile(
-                f"{label}: Expected a mask of {w}x{h} pixels, the size of {self.images[index]}, "
+                f"{path}: Expected a mask of {w}x{h} pixels, the size of {self.images[index]}, "
                 f"but got {mask_w}x{mask_h}"
             )
-        return image, mask
+        return mask
+
+    @property
+    def mask_files(self) -> list[Path]:
+        """All mask files."""
+        return [
+            path
+            for label in self.labels
+            if not isinstance(label, int)
+            for path in (label if isinstance(label, tuple) else (label,))
+        ]
 
 
 def read_class_mask(path: Path, *, num_classes: int, ignore_index: int) -> np.ndarray:

@@ -47,6 +47,8 @@ class DataConfig:
         max_length: How many words of a message are kept, the last ones.
         num_classes: Number of classes in your own masks; needed unless root has a classes.txt.
         ignore_index: Mask value that marks pixels not to count.
+        multilabel: Classes may overlap: there is one mask a class, of 0 and 1, and the network has
+            a sigmoid for each.
     """
 
     name: str = "scenes"
@@ -75,3 +77,4 @@ class DataConfig:
     max_length: int = 1000
     num_classes: int | None = None
     ignore_index: int = 255
+    multilabel: bool = False

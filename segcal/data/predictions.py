@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from segcal.files import (
     Npz,
     check_num_classes,
     check_size,
+    image_size,
     is_distribution,
     naming,
     npy_shape,
@@ -30,11 +31,12 @@ from segcal.files import (
 )
 from segcal.pixels import Pixels, flatten
 
-Kind = Literal["logits", "probs"]
+Kind = Literal["logits", "probs", "sigmoid_logits", "sigmoid_probs"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 Layout = Literal["chw", "hwc"]
 MANIFESTS = ("manifest.yaml", "manifest.yml", "manifest.json")  # JSON is YAML too
 
-_CHOICES = {"kind": ("logits", "probs"), "layout": ("chw", "hwc")}
+_CHOICES = {"kind": KINDS, "layout": ("chw", "hwc")}
 _TYPES: dict[str, type] = {
     "kind": str,
     "layout": str,
@@ -52,9 +54,11 @@ class PredictionFormat:
     """What a folder of predictions holds.
 
     Attributes:
-        kind: logits or probs; None: the key of each .npz says it.
+        kind: logits or probs of a softmax, sigmoid_logits or sigmoid_probs; None: the key of each
+            .npz says it.
         layout: chw for (C, H, W), hwc for (H, W, C).
-        labels: folder of the labels, NAME.png or NAME.npy; None: in each .npz as `labels`.
+        labels: folder of the labels, NAME.png or NAME.npy; None: in each .npz as `labels`. Of
+            sigmoids, NAME.npy or CLASS/NAME.png, a folder for each of `class_names`.
         images: folder of the images to draw on, NAME.jpg or NAME.png; None: in each .npz as
             `image`, or no image at all.
         num_classes: None: as many as the first readable file has.
@@ -79,7 +83,7 @@ class PredictionFormat:
             if value is not None and value not in choices:
                 raise ValueError(f"Expected {name} to be {' or '.join(choices)}, but got {value!r}")
         if self.num_classes is not None:
-            check_num_classes(self.num_classes)
+            check_num_classes(self.num_classes, multilabel=is_sigmoid(self.kind))
         if self.class_names is not None and self.num_classes not in (None, len(self.class_names)):
             raise ValueError(
                 f"Expected class_names to be {self.num_classes} names, as num_classes says, "
@@ -91,6 +95,11 @@ class PredictionFormat:
             folder = getattr(self, name)
             if folder is not None and not folder.is_dir():
                 raise ValueError(f"Expected {name} to be a folder, but {folder} is none")
+
+
+def is_sigmoid(kind: Kind | None) -> bool:
+    """Whether predictions of a kind are of sigmoid outputs."""
+    return kind in ("sigmoid_logits", "sigmoid_probs")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -131,9 +140,9 @@ class Predictions:
 
     Attributes:
         names: N names, or None.
-        kind: whether `values` are logits or probabilities.
+        kind: whether `values` are logits or probabilities, and of what.
         values: (N, C, *S) floating; S = (H, W) for segmentation, () for classification.
-        labels: (N, *S) int64.
+        labels: (N, *S) int64; (N, C, *S) for sigmoid outputs.
         images: (N, 3, H, W) what the network saw, where it is known.
     """
 
@@ -144,17 +153,36 @@ class Predictions:
     images: Tensor | None = None
 
     @property
+    def multilabel(self) -> bool:
+        """Whether the values are of sigmoid outputs."""
+        return is_sigmoid(self.kind)
+
+    @property
+    def are_probs(self) -> bool:
+        """Whether the values are probabilities."""
+        return self.kind in ("probs", "sigmoid_probs")
+
+    @property
     def logits(self) -> Tensor:
-        """(N, C, *S) logits; for probabilities their logarithms, whose softmax they are."""
-        if self.kind == "logits":
+        """(N, C, *S) logits; of probabilities, those whose softmax or sigmoids they are."""
+        if not self.are_probs:
             return self.values
         wide = self.values.to(torch.promote_types(self.values.dtype, torch.float32))
+        if self.multilabel:
+            return wide.double().logit(torch.finfo(torch.float64).eps).to(wide)
         return wide.clamp_min(torch.finfo(wide.dtype).tiny).log()
 
     @property
     def probs(self) -> Tensor:
         """(N, C, *S) probabilities."""
-        return self.values if self.kind == "probs" else self.values.softmax(1)
+        if self.are_probs:
+            return self.values
+        return self.values.sigmoid() if self.multilabel else self.values.softmax(1)
+
+    def with_logits(self, logits: Tensor) -> Predictions:
+        """The same with other (N, C, *S) logits."""
+        kind: Kind = "sigmoid_logits" if self.multilabel else "logits"
+        return replace(self, kind=kind, values=logits)
 
 
 class PredictionFolder:
@@ -190,16 +218,16 @@ class PredictionFolder:
         return (self[index] for index in range(len(self)))
 
     @cached_property
-    def _first_shape(self) -> tuple[int, ...]:
-        """The shape of the values in the first readable file."""
+    def _first(self) -> tuple[Kind, tuple[int, ...]]:
+        """The kind and the shape of the values in the first readable file."""
         reason: BadFile | None = None
         for file in self._files:
             try:
                 if file.suffix == ".npy":
-                    self._npy_kind(file)
-                    return npy_shape(file)
+                    return self._npy_kind(file), npy_shape(file)
                 with Npz(file) as arrays:
-                    return arrays.shape(self._npz_kind(file, arrays))
+                    kind = self._npz_kind(file, arrays)
+                    return kind, arrays.shape(kind)
             except BadFile as error:
                 reason = reason or error
         assert reason is not None  # there is at least one file
@@ -212,13 +240,19 @@ class PredictionFolder:
             return len(self.format.class_names)
         if self.format.num_classes is not None:
             return self.format.num_classes
-        shape = self._first_shape
+        shape = self._first[1]
         return shape[0] if len(shape) == 3 and self.format.layout == "chw" else shape[-1]
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether the predictions are of sigmoid outputs."""
+        return is_sigmoid(self.format.kind or self._first[0])
 
     @property
     def num_images(self) -> int:
         """How many images there are, if all files hold as many as the first readable one."""
-        return len(self) * (self._first_shape[0] if len(self._first_shape) == 2 else 1)
+        shape = self._first[1]
+        return len(self) * (shape[0] if len(shape) == 2 else 1)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -239,9 +273,12 @@ class PredictionFolder:
             x, y = self._batch(kind, values, labels)
             if x.shape[1] != self.num_classes:
                 raise ValueError(f"Expected {self.num_classes} classes, but got {x.shape[1]}")
-            if x.shape[2:] != y.shape[1:]:
+            if is_sigmoid(kind) != self.multilabel:
+                raise ValueError(f"Expected what other files hold, but got {kind}")
+            if x.ndim == 4 and x.shape[2:] != y.shape[-2:]:
                 x = _resize(x, kind, y, align_corners=self.format.align_corners)
-            _check_values(flatten(x, y, self.ignore_index), kind)
+            pixels = flatten(x, y, self.ignore_index, multilabel=self.multilabel)
+            _check_values(pixels, kind)
         one = len(x) == 1
         name = self.names[index]
         names = [name] if one else [f"{name}:{row}" for row in range(len(x))]
@@ -278,26 +315,46 @@ class PredictionFolder:
 
     def _npy_kind(self, file: Path) -> Kind:
         if self.format.kind is None:
-            raise BadFile(f"{file}: Expected kind=logits or kind=probs to be stated for .npy files")
+            raise BadFile(
+                f"{file}: Expected kind={' or kind='.join(KINDS)} to be stated for .npy files"
+            )
         return self.format.kind
 
     def _npz_kind(self, file: Path, arrays: Npz) -> Kind:
         """What a .npz holds: as stated, else as its key says."""
         stated = self.format.kind
-        both: tuple[Kind, ...] = ("logits", "probs")
-        found = [key for key in both if key in arrays.keys and stated in (None, key)]
+        found = [key for key in KINDS if key in arrays.keys and stated in (None, key)]
         if len(found) != 1:
-            wanted = stated or "either logits or probs"
+            wanted = f"the key {stated}" if stated else f"one key of {', '.join(KINDS)}"
             listed = ", ".join(arrays.keys) or "none"
-            raise BadFile(f"{file}: Expected the key {wanted}, but got {listed}")
+            raise BadFile(f"{file}: Expected {wanted}, but got {listed}")
         return found[0]
 
     def _labels_beside(self, file: Path) -> np.ndarray:
         """The labels of `file`, from a file of their own."""
         if self.format.labels is None:
             raise BadFile(f"{file}: Expected labels in it or a labels folder to be stated")
-        path = _sibling(file, self.format.labels, _LABEL_SUFFIXES, "label")
-        return read_npy(path) if path.suffix == ".npy" else read_mask(path)
+        folder = self.format.labels
+        if not self.multilabel or (folder / f"{file.stem}.npy").is_file():
+            path = _sibling(file, folder, _LABEL_SUFFIXES, "label")
+            return read_npy(path) if path.suffix == ".npy" else read_mask(path)
+        return np.stack([read_mask(path) for path in self._class_masks(file, folder)])
+
+    def _class_masks(self, file: Path, folder: Path) -> list[Path]:
+        """The mask of each class that belongs to `file`; they have one size."""
+        if self.format.class_names is None:
+            raise BadFile(
+                f"{file}: Expected {folder / file.stem}.npy, or class_names and a mask "
+                f"{folder / 'CLASS' / file.stem}.png for each, but got neither"
+            )
+        paths = [
+            _sibling(file, folder / name, (".png",), "label") for name in self.format.class_names
+        ]
+        sizes = [image_size(path) for path in paths]
+        for path, size in zip(paths, sizes, strict=True):
+            if size != sizes[0]:
+                raise BadFile(f"{path}: Expected the size {sizes[0]} of {paths[0]}, but got {size}")
+        return paths
 
     def _batch(self, kind: Kind, values: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
         """(N, C, *S) values, logits of at least float32, and (N, *S) int64 labels."""
@@ -305,7 +362,9 @@ class PredictionFolder:
             raise ValueError(f"Expected {kind} of a floating dtype, but got {values.dtype}")
         if labels.dtype.kind not in "biu":
             raise ValueError(f"Expected labels of an integer dtype, but got {labels.dtype}")
-        if values.ndim == 3 and labels.ndim == 2:
+        if is_sigmoid(kind):
+            values, labels = self._sigmoid_batch(kind, values, labels)
+        elif values.ndim == 3 and labels.ndim == 2:
             self._check_layout(values.shape, labels.shape)
             values = (values if self.format.layout == "chw" else values.transpose(2, 0, 1))[None]
             labels = labels[None]
@@ -317,9 +376,30 @@ class PredictionFolder:
                 f"Expected {kind} of shape ({axes}) with labels (H, W), (N, C) with (N,), or (C,) "
                 f"with (), but got {values.shape} with {labels.shape}"
             )
-        if values.dtype.itemsize > 8 or (kind == "logits" and values.dtype.itemsize < 4):
+        logits = kind in ("logits", "sigmoid_logits")
+        if values.dtype.itemsize > 8 or (logits and values.dtype.itemsize < 4):
             values = values.astype(np.float64 if values.dtype.itemsize > 8 else np.float32)
         return torch.from_numpy(values), torch.from_numpy(labels.astype(np.int64))
+
+    def _sigmoid_batch(
+        self, kind: Kind, values: np.ndarray, labels: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(N, K, *S) values and (N, K, *S) labels, whatever their sizes in S."""
+        chw = self.format.layout == "chw"
+        k = values.shape[0 if chw and values.ndim == 3 else -1] if values.ndim else 0
+        if values.ndim == 3 and labels.shape[:1] == (k,) and labels.ndim == 3:
+            self._check_layout(values.shape, labels.shape[1:])
+        elif values.ndim == 3 and labels.ndim == 2 and k == 1:
+            labels = labels[None]
+        elif values.ndim not in (1, 2) or labels.shape != values.shape:
+            axes = "K, H, W" if chw else "H, W, K"
+            raise ValueError(
+                f"Expected {kind} of shape ({axes}) with labels (K, H, W), or (N, K) or (K,) with "
+                f"labels of the same shape, but got {values.shape} with {labels.shape}"
+            )
+        if values.ndim < 3:
+            return np.atleast_2d(values), np.atleast_2d(labels)
+        return (values if chw else values.transpose(2, 0, 1))[None], labels[None]
 
     def _check_layout(self, values: tuple[int, ...], labels: tuple[int, ...]) -> None:
         """Refuse an array whose shape only makes sense in the layout that was not stated."""
@@ -371,8 +451,8 @@ def _same_aspect(size: tuple[int, ...], target: tuple[int, ...]) -> bool:
 
 
 def _resize(values: Tensor, kind: Kind, labels: Tensor, *, align_corners: bool) -> Tensor:
-    """(1, C, h, w) values at the size of (1, H, W) labels, by bilinear interpolation."""
-    size = tuple(labels.shape[1:])
+    """(1, C, h, w) values at the size of (1, *, H, W) labels, by bilinear interpolation."""
+    size = tuple(labels.shape[-2:])
     if size[0] < values.shape[2] or size[1] < values.shape[3]:
         raise ValueError(
             f"Expected labels at least as large as the {kind}, {tuple(values.shape[2:])}, "
@@ -383,11 +463,11 @@ def _resize(values: Tensor, kind: Kind, labels: Tensor, *, align_corners: bool) 
             f"Expected {kind} to be resized by a factor of at most {_MAX_FACTOR}, "
             f"but got {tuple(values.shape[2:])} for labels {size}"
         )
-    check_size(4 * values.shape[1] * labels.numel(), f"{values.shape[1]} x {size} {kind}")
+    check_size(4 * values.shape[1] * size[0] * size[1], f"{values.shape[1]} x {size} {kind}")
     wide = values.to(torch.promote_types(values.dtype, torch.float32))
     wide = interpolate(wide, size, mode="bilinear", align_corners=align_corners)
     # Probabilities keep their dtype: it says how far from 1 rounding may take their sum.
-    return wide if kind == "logits" else wide.to(values.dtype)
+    return wide if kind in ("logits", "sigmoid_logits") else wide.to(values.dtype)
 
 
 def _check_values(pixels: Pixels, kind: Kind) -> None:
@@ -395,9 +475,14 @@ def _check_values(pixels: Pixels, kind: Kind) -> None:
     values, valid = pixels.dense, pixels.valid  # (N, C, L), (N, L)
     if kind == "probs":
         good = is_distribution(values, 1)
+    elif kind == "sigmoid_probs":
+        good = (values[:, 1] >= 0) & (values[:, 1] <= 1)
     else:
         good = values.amin(1).isfinite() & values.amax(1).isfinite()
     bad = int((valid & ~good).sum())
     if bad:
-        what = "finite logits" if kind == "logits" else "probabilities (0 to 1, sum 1)"
-        raise ValueError(f"Expected {what}, but {bad} of {int(valid.sum())} pixels have others")
+        what = {"probs": "probabilities (0 to 1, sum 1)", "sigmoid_probs": "probabilities (0 to 1)"}
+        raise ValueError(
+            f"Expected {what.get(kind, 'finite logits')}, "
+            f"but {bad} of {int(valid.sum())} pixels have others"
+        )

@@ -10,7 +10,8 @@ import numpy as np
 
 from segcal.data.transforms import Augmentation
 
-Label = np.ndarray | int  # (H, W) class of each pixel, or the class of the image
+# (H, W) class of each pixel, (K, H, W) presence of each class, or the class of the image
+Label = np.ndarray | int
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 

@@ -73,7 +73,9 @@ DATASETS: dict[str, DatasetEntry] = {
     "newsgroups": DatasetEntry(
         text.newsgroups, "20 Newsgroups, text", "text", options=("max_words", "max_length")
     ),
-    "masks": DatasetEntry(folders.masks, "your own images with masks", "segmentation"),
+    "masks": DatasetEntry(
+        folders.masks, "your own images with masks", "segmentation", options=("multilabel",)
+    ),
     "folders": DatasetEntry(
         folders.folders, "your own images, one folder a class", "classification"
     ),

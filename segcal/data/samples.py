@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,10 +20,10 @@ from segcal.data.transforms import Augmenter, normalise, resize_square
 class Samples(Dataset[tuple[Tensor, Tensor]]):
     """Items of a part, normalised and, for training, augmented.
 
-    An item is `(image, label)`: float32 (3, H, W), and int64 (H, W) for segmentation or () for
-    classification. A text is int64 (L,) word numbers in place of the image. Index with an int, or
-    with `(epoch, int)` for the augmentation of that epoch, which depends on seed, epoch and index
-    alone.
+    An item is `(image, label)`: float32 (3, H, W), and int64 (H, W) for segmentation, (K, H, W)
+    where classes may overlap, or () for classification. A text is int64 (L,) word numbers in place
+    of the image. Index with an int, or with `(epoch, int)` for the augmentation of that epoch,
+    which depends on seed, epoch and index alone.
 
     Args:
         part: where samples are read from.
@@ -91,8 +90,7 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
             part = part.part
         digest = hashlib.sha256("\0".join(self.names).encode("utf-8", "surrogatepass"))
         if isinstance(part, FilePart):
-            masks = [label for label in part.labels if isinstance(label, Path)]
-            for path in (*part.images, *masks):
+            for path in (*part.images, *part.mask_files):
                 found = path.stat()
                 digest.update(
                     f"{path} {found.st_size} {found.st_mtime_ns}\0".encode("utf-8", "replace")
@@ -120,7 +118,7 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
             seed = (self._seed, epoch, index)
             image, mask = self._augmenter(image, mask, seed=seed)
             label = label if mask is None else mask
-        target = torch.as_tensor(np.asarray(label, dtype=np.int64))  # (H, W) or ()
+        target = torch.as_tensor(np.asarray(label, dtype=np.int64))  # (H, W), (K, H, W) or ()
         return normalise(image, self._mean, self._std), target
 
 

@@ -92,7 +92,7 @@ class Augmenter:
 
         Args:
             image: (H, W, 3) uint8.
-            mask: (H, W) uint8, or None for classification.
+            mask: (H, W) or (K, H, W) uint8, or None for classification.
             seed: non-negative integers that decide everything random.
         """
         generator = np.random.default_rng(seed)
@@ -101,6 +101,9 @@ class Augmenter:
         self._compose.set_random_state(generator, random.Random(int(generator.integers(2**63))))
         if mask is None:
             return self._compose(image=image)["image"], None
+        if mask.ndim == 3:
+            out = self._compose(image=image, masks=list(mask))
+            return out["image"], np.stack(out["masks"])
         out = self._compose(image=image, mask=mask)
         return out["image"], out["mask"]
 

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from segcal.data.predictions import Predictions
 from segcal.evaluation.evaluate import NONE, with_progress
 from segcal.evaluation.sources import PredictionSource, SavedPredictions
 from segcal.posthoc import SCALERS, Scaler
+from segcal.posthoc.registry import require_multilabel
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +55,17 @@ def fit_scalers(
     if not methods:
         return scalers
     source = holdout()
+    options: dict[str, Any] = {"ignore_index": source.ignore_index}
+    if source.multilabel:
+        for method in methods:
+            require_multilabel(method)
+        options["multilabel"] = True
     images = any(SCALERS[method].reads_images for method in methods)
     with _rereadable(source, images=images, title=title) as batches:
         for method in methods:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                scalers[method] = SCALERS[method](ignore_index=source.ignore_index).fit(batches)
+                scalers[method] = SCALERS[method](**options).fit(batches)
             for warning in caught:
                 log.warning("%s", warning.message)
     if source.skipped:

@@ -27,7 +27,7 @@ from segcal.metrics.protocols import (
     need_image_sums,
     scores_by_protocol,
 )
-from segcal.metrics.regions import Region, foreground
+from segcal.metrics.regions import Region, any_present, foreground
 from segcal.posthoc import Scaler
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ LogitMap = Callable[[Tensor, Tensor | None], Tensor]
 
 
 class Observer(Protocol):
-    """Something that counts (N, C, *S) logits and (N, *S) labels, batch by batch."""
+    """Something that counts logits and labels as `Predictions` has them, batch by batch."""
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch."""
@@ -94,6 +94,7 @@ def evaluate(
     class_names: Sequence[str] | None = None,
     pad_to: int = 1,
     padded: bool | None = None,
+    multilabel: bool = False,
     progress: bool = True,
 ) -> Report:
     """Evaluate `model` on every batch of `loader`, at the resolution of the labels.
@@ -123,6 +124,8 @@ def evaluate(
         pad_to: pad images right and below with 0 to sides of this multiple, and crop the logits.
         padded: whether images that are larger than their labels were padded right and below (the
             logits are cropped) or resized (the logits are resized back).
+        multilabel: the logits are of C sigmoid outputs, and labels (N, C, *S) of 0, 1 or the ignore
+            index; see `CalibrationMeter`.
         progress: show a progress bar (on rank 0).
 
     Raises:
@@ -139,6 +142,7 @@ def evaluate(
             names=names,
             pad_to=pad_to,
             padded=padded,
+            multilabel=multilabel,
         )
         measured = measure(
             source,
@@ -185,7 +189,7 @@ def measure(
     """
     regions, observers = dict(regions or {}), observers or {}
     if FOREGROUND in check_protocols(protocols):
-        regions[FOREGROUND] = foreground
+        regions[FOREGROUND] = any_present if source.multilabel else foreground
     if WHOLE_IMAGE in regions:
         raise ValueError(
             f"Expected other names for regions than {WHOLE_IMAGE!r}, which is the whole image"
@@ -262,6 +266,7 @@ def new_meter(
         per_image=per_image,
         class_names=source.class_names,
         region=region,
+        multilabel=source.multilabel,
     )
 
 
@@ -277,7 +282,7 @@ def count_batch(
         batch.labels,
         inside=inside,
         names=batch.names,
-        probs=batch.kind == "probs",
+        probs=batch.are_probs,
     )
 
 
@@ -286,7 +291,7 @@ def calibrated(batch: Predictions, scaler: LogitMap | None) -> Predictions:
     """The batch with the logits that `scaler` makes of its own; unchanged if that is None."""
     if scaler is None:
         return batch
-    return replace(batch, kind="logits", values=scaler(batch.logits, batch.images))
+    return batch.with_logits(scaler(batch.logits, batch.images))
 
 
 def _logit_map(transform: Callable[[Tensor], Tensor] | Scaler | None) -> LogitMap | None:

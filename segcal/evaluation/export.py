@@ -25,11 +25,14 @@ class Calibrated(nn.Module):
     Args:
         model: to logits, alone or as `segcal.evaluate` takes them.
         scaler: fitted on such logits; None leaves the probabilities as they are.
+        multilabel: the logits are of C sigmoid outputs.
     """
 
-    def __init__(self, model: nn.Module, scaler: Scaler | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, scaler: Scaler | None = None, *, multilabel: bool = False
+    ) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.multilabel = model, multilabel
         self.scaler = scaler
 
     def forward(self, images: Tensor) -> Tensor:
@@ -39,11 +42,17 @@ class Calibrated(nn.Module):
             logits = resize(logits, images.shape[-2:])
         if self.scaler is not None:
             logits = self.scaler(logits, images)
-        return logits.softmax(1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        return logits.to(wide).sigmoid() if self.multilabel else logits.softmax(1, dtype=wide)
 
 
 def export(
-    model: nn.Module, scaler: Scaler | None, example: Tensor, path: str | os.PathLike[str]
+    model: nn.Module,
+    scaler: Scaler | None,
+    example: Tensor,
+    path: str | os.PathLike[str],
+    *,
+    multilabel: bool = False,
 ) -> float:
     """Write `Calibrated(model, scaler)` for any batch size, and check it against PyTorch.
 
@@ -52,6 +61,7 @@ def export(
         scaler: as for `Calibrated`.
         example: (N, channels, *) images as the model takes them; their size is the file's.
         path: ending in .pt2 for torch.export, or in .onnx, which needs the extra `segcal[onnx]`.
+        multilabel: as for `Calibrated`.
 
     Returns:
         The largest difference to PyTorch's probabilities on the example.
@@ -65,7 +75,7 @@ def export(
     # Tracing takes a size of 1 for a constant, so the batch has at least 2.
     batch = example if len(example) > 1 else torch.cat([example, example])
     with eval_mode(model) as network, torch.no_grad():
-        calibrated = Calibrated(network, scaler).eval()
+        calibrated = Calibrated(network, scaler, multilabel=multilabel).eval()
         expected = calibrated(batch)
         content, found = _WRITERS[path.suffix](_trace(calibrated, batch, path), batch)
     difference = float((found.to(expected) - expected).abs().max())

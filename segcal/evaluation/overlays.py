@@ -72,11 +72,14 @@ class Drawn:
 def draw(
     source: NamedPredictions, indices: Sequence[int], scalers: Mapping[str, LogitMap | None]
 ) -> dict[str, list[Drawn]]:
-    """The chosen images by name of scaler, calibrated by each; none for classification."""
+    """The chosen images by name of scaler, calibrated by each; none for classification.
+
+    Of sigmoid outputs, the class that is calibrated worst in the image is drawn.
+    """
     drawn: dict[str, list[Drawn]] = {name: [] for name in scalers}
     for index in indices:
         batch = source[index]
-        if batch.labels.ndim == 3:
+        if batch.values.ndim == 4:
             image = _image(source, index)
             for name, scaler in scalers.items():
                 drawn[name].append(_draw(source, image, calibrated(batch, scaler)))
@@ -101,7 +104,7 @@ def draw_shifts(
         None for classification.
     """
     name, labels = clean.names[index], clean[index].labels
-    if labels.ndim != 3:
+    if labels.ndim != 3:  # or sigmoid outputs
         return None
     views = []
     for title, source in {"clean": clean, **shifted}.items():
@@ -138,15 +141,22 @@ def _draw(source: NamedPredictions, image: np.ndarray | None, batch: Predictions
     assert batch.names is not None  # images are drawn by name
     meter = new_meter(source)
     count_batch([meter], batch)
+    report = meter.compute()
     probs, labels = batch.probs[0].float().cpu().numpy(), batch.labels[0].cpu().numpy()
+    name, class_names, palette = batch.names[0], source.class_names, source.palette
+    if batch.multilabel:
+        c = int(np.argmax(np.nan_to_num(report.class_ece, nan=-1.0)))
+        name, class_names = f"{name}, {class_names[c]}", (f"not {class_names[c]}", class_names[c])
+        palette = None  # that of the source has a colour for each class, none for its absence
+        probs, labels = np.stack([1 - probs[c], probs[c]]), labels[c]
     png = overlay_panel(
         image,
         probs,
         labels,
-        class_names=source.class_names,
-        palette=source.palette,
+        class_names=class_names,
+        palette=palette,
         ignore_index=source.ignore_index,
-        name=batch.names[0],
+        name=name,
     )
     gap = calibration_gap(probs, labels, ignore_index=source.ignore_index)
     arrays = {
@@ -157,4 +167,4 @@ def _draw(source: NamedPredictions, image: np.ndarray | None, batch: Predictions
     }
     if image is not None:
         arrays["image"] = image
-    return Drawn(Overlay(batch.names[0], png, meter.compute().ece), arrays)
+    return Drawn(Overlay(name, png, report.ece), arrays)

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
 from segcal import distributed
-from segcal.data.predictions import PredictionFolder, Predictions
+from segcal.data.predictions import Kind, PredictionFolder, Predictions
 from segcal.files import BadFile
+from segcal.pixels import multilabel_labels
 from segcal.training.loader import eval_loader
 
 if TYPE_CHECKING:  # they load every data set there is
@@ -35,6 +36,7 @@ class PredictionSource(Protocol):
 
     num_classes: int
     ignore_index: int
+    multilabel: bool  # the predictions are of sigmoid outputs
     skipped: dict[str, str]  # why, by name, for images that were left out
 
     @property
@@ -83,6 +85,7 @@ class LoaderPredictions:
         names: of all images of the loader, in order; instead of names in the batches.
         pad_to: as for `segcal.evaluate`.
         padded: as for `segcal.evaluate`.
+        multilabel: as for `segcal.evaluate`.
     """
 
     def __init__(
@@ -97,9 +100,10 @@ class LoaderPredictions:
         names: Sequence[str] | None = None,
         pad_to: int = 1,
         padded: bool | None = None,
+        multilabel: bool = False,
     ) -> None:
         self.num_classes, self.class_names = num_classes, class_names
-        self.ignore_index = ignore_index
+        self.ignore_index, self.multilabel = ignore_index, multilabel
         self.num_images = None if distributed.is_distributed() else _num_images(loader)
         self.skipped: dict[str, str] = {}
         self._model, self._loader, self._batch_names = model, loader, names
@@ -120,11 +124,17 @@ class LoaderPredictions:
         labels = labels.to(self._device, non_blocking=True)
         with torch.inference_mode():
             logits = logits_of(self._model(_pad(inputs, self._pad_to)))
-            logits = _at_labels(logits, inputs, labels, self._pad_to, self._padded)
+            if self.multilabel and labels.ndim == 3 and self.num_classes == 1:
+                labels = labels.unsqueeze(1)
+            one = labels[:, 0] if self.multilabel and labels.ndim > 1 else labels  # (N, *S)
+            logits = _at_labels(logits, inputs, one, self._pad_to, self._padded)
         images = inputs if inputs.ndim == 4 else None  # numbers of words are nothing to look at
-        if images is not None and self._padded and labels.ndim == 3:
-            images = images[..., : labels.shape[1], : labels.shape[2]]
-        return Predictions(names, "logits", logits, labels, images)
+        if images is not None and self._padded and one.ndim == 3:
+            images = images[..., : one.shape[1], : one.shape[2]]
+        if self.multilabel:
+            labels = multilabel_labels(logits, labels)
+        kind: Kind = "sigmoid_logits" if self.multilabel else "logits"
+        return Predictions(names, kind, logits, labels, images)
 
 
 class SplitPredictions(LoaderPredictions):
@@ -166,6 +176,7 @@ class SplitPredictions(LoaderPredictions):
             ignore_index=data.ignore_index,
             device=device,
             names=samples.names[distributed.rank() :: distributed.world_size()],
+            multilabel=data.multilabel,
         )
         self.num_images, self.palette = len(samples), data.palette
         self.skipped = dict(samples.skipped)
@@ -198,7 +209,7 @@ class SavedPredictions:
         self.names: Sequence[str] = folder.names
         self.num_images = folder.num_images
         self.num_classes, self.class_names = folder.num_classes, folder.class_names
-        self.ignore_index = folder.ignore_index
+        self.ignore_index, self.multilabel = folder.ignore_index, folder.multilabel
         self.skipped: dict[str, str] = {}
         self._folder, self._skip_bad = folder, skip_bad
 
@@ -232,7 +243,7 @@ class SavedPredictions:
         image = self._folder.image(index)
         if image is None:
             return None
-        height, width = self._folder[index].labels.shape[1:]
+        height, width = self._folder[index].labels.shape[-2:]
         return np.asarray(Image.fromarray(image).resize((width, height)))
 
 

@@ -75,7 +75,11 @@ def choose_on_holdout(
     if not (targets or misses):
         return {}
     source = holdout()
-    ignore = source.ignore_index
+    ignore, multilabel = source.ignore_index, source.multilabel
+    if misses and multilabel:
+        raise ValueError(
+            "Expected predictions of one class a pixel for class sets, but got sigmoid outputs"
+        )
     rates = {name: MissRates(ignore) for name in scalers if misses}
     watching = {name: [found] for name, found in rates.items()}
     measured = measure(source, scalers, observers=watching, per_image=False, title=title)
@@ -85,7 +89,10 @@ def choose_on_holdout(
         chosen = {alpha: rates[name].choose(alpha) for alpha in misses}
         triage[name] = Triage(
             report,
-            {t: AcceptedPixels(choose_threshold(report.fine, t), ignore) for t in targets},
+            {
+                t: AcceptedPixels(choose_threshold(report.fine, t), ignore, multilabel=multilabel)
+                for t in targets
+            },
             {alpha: SetCounts(lam, ignore) for alpha, (lam, _) in chosen.items()},
             {alpha: miss for alpha, (_, miss) in chosen.items()},
         )

@@ -151,21 +151,25 @@ class AcceptedPixels:
     Args:
         threshold: of the confidence; None accepts nothing.
         ignore_index: the label that means "do not count this pixel".
+        multilabel: count the decisions of K sigmoid outputs instead of pixels.
     """
 
-    def __init__(self, threshold: float | None, ignore_index: int = 255) -> None:
-        self.threshold = threshold
+    def __init__(
+        self, threshold: float | None, ignore_index: int = 255, *, multilabel: bool = False
+    ) -> None:
+        self.threshold, self._multilabel = threshold, multilabel
         self._above = math.inf if threshold is None else threshold
         self._ignore_index = ignore_index
         self._counts: list[Tensor] = []
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch: (N, C, *S) logits and (N, *S) labels."""
-        pixels = flatten(logits, labels, self._ignore_index)
+        """Count a batch: (N, C, *S) logits and (N, *S) labels; (N, C, *S) of sigmoid outputs."""
+        pixels = flatten(logits, labels, self._ignore_index, multilabel=self._multilabel)
         confidence, predicted = probabilities(pixels.dense).max(1)  # (N, L)
         taken = pixels.valid & (confidence.double() > self._above)
         right = taken & (predicted == pixels.target)
-        self._counts.append(torch.stack([x.sum(1) for x in (pixels.valid, taken, right)], 1))
+        counts = torch.stack([x.sum(1) for x in (pixels.valid, taken, right)], 1)
+        self._counts.append(counts.view(len(logits), -1, 3).sum(1))
 
     def sync(self) -> None:
         """Gather the counts of all ranks."""

@@ -73,7 +73,7 @@ class AffineScaler(PixelScaler):
         sampler = PixelSampler(self.max_pixels, self.seed)
         survey = stream.survey(sampler)
         sample = sampler.finish(stream, survey.num_classes)
-        x, labels = self._features(sample.pixels.dense[0]), sample.pixels.target[0]  # (K, P), (P,)
+        x, labels = self._features(sample.logits), sample.labels  # (K, P), (P,)
         held = sample.validation
         fitting = Objective(x[:, ~held], labels[~held], stream)
         validation = Objective(x[:, held], labels[held], stream)

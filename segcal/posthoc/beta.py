@@ -28,6 +28,7 @@ class BetaCalibration(OneVsRestScaler):
         seed: of the sample.
         ignore_index: the label that means "do not count this pixel".
         sync: sample over all ranks; False fits this rank's share alone.
+        multilabel: the logits are of K sigmoid outputs; each has a curve, and is not normalised.
 
     Attributes:
         slope_: (C, 2) a and b.

@@ -10,7 +10,8 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from segcal.posthoc.pixelwise import MAX_PIXELS, SampledScaler, mean_nll, pixels_of
+from segcal.posthoc.pixelwise import MAX_PIXELS, SampledScaler, mean_nll
+from segcal.posthoc.sample import pixels_of
 from segcal.posthoc.temperature import T_MAX, T_MIN, least_nll, sums_of
 
 SHARES = (0.001, 0.01, 0.1, 1.0)
@@ -32,6 +33,9 @@ class ClasswiseTemperatureScaling(SampledScaler):
     Dividing the logit of each class by a temperature of its own (Frenkel & Goldberger 2021) is
     vector scaling without its shift, `VectorScaling`.
 
+    Of K sigmoid outputs (`multilabel`), T_c is the temperature of output c, and the sum is over its
+    own labels.
+
     Fitted as `SampledScaler` says.
 
     Args:
@@ -40,6 +44,7 @@ class ClasswiseTemperatureScaling(SampledScaler):
         seed: of the sample.
         ignore_index: the label that means "do not count this pixel".
         sync: sample over all ranks; False fits this rank's share alone.
+        multilabel: the logits are of K sigmoid outputs.
 
     Attributes:
         temperature_: () T.
@@ -48,7 +53,7 @@ class ClasswiseTemperatureScaling(SampledScaler):
     """
 
     name = "cts"
-    option_names = ("shares", "max_pixels", "seed", "ignore_index", "sync")
+    option_names = ("shares", "max_pixels", "seed", "ignore_index", "sync", "multilabel")
 
     temperature_: Tensor
     temperatures_: Tensor
@@ -62,8 +67,15 @@ class ClasswiseTemperatureScaling(SampledScaler):
         seed: int = 0,
         ignore_index: int = 255,
         sync: bool = True,
+        multilabel: bool = False,
     ) -> None:
-        super().__init__(max_pixels=max_pixels, seed=seed, ignore_index=ignore_index, sync=sync)
+        super().__init__(
+            max_pixels=max_pixels,
+            seed=seed,
+            ignore_index=ignore_index,
+            sync=sync,
+            multilabel=multilabel,
+        )
         if not shares or not all(0 <= share < math.inf for share in shares):
             raise ValueError(f"Expected shares to be numbers >= 0, but got {shares}")
         self.shares = tuple(shares)
@@ -75,6 +87,8 @@ class ClasswiseTemperatureScaling(SampledScaler):
         self.register_buffer("temperatures_", torch.ones(num_classes))
 
     def _map(self, dense: Tensor) -> Tensor:
+        if self.multilabel:
+            return dense / self.temperatures_.to(dense).unsqueeze(1)
         temperature = self.temperatures_.to(dense)[dense.argmax(1)]  # (N, L)
         return dense / temperature.unsqueeze(1)
 
@@ -96,8 +110,13 @@ class ClasswiseTemperatureScaling(SampledScaler):
         self.temperature_.fill_(1 / beta)
         predicted = logits.argmax(0)
         for c in range(self.num_classes_):
-            mine = predicted == c
-            sums = pulled(sums_of(pixels_of(logits[:, mine], labels[mine])), beta, weight)
+            if self.multilabel:
+                mine = labels[c] >= 0
+                part = logits[c : c + 1, mine], labels[c : c + 1, mine]
+            else:
+                mine = predicted == c
+                part = logits[:, mine], labels[mine]
+            sums = pulled(sums_of(pixels_of(*part)), beta, weight)
             self.temperatures_[c] = 1 / (least_nll(sums, beta)[0] if mine.any() else beta)
 
 

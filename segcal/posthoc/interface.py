@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from segcal import distributed
 from segcal.files import atomic_write
+from segcal.posthoc.registry import require_multilabel
 from segcal.posthoc.stream import Stream, Survey
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class Scaler(nn.Module):
     Args:
         ignore_index: the label that means "do not count this pixel".
         sync: sum over all ranks; False fits this rank's share alone.
+        multilabel: the logits are of K sigmoid outputs, and labels (N, K, *S) of 0, 1 or the ignore
+            index. The calibrated probabilities are then scaler(logits).sigmoid().
     """
 
     name: ClassVar[str]  # the short name, key of `SCALERS`
@@ -57,8 +60,13 @@ class Scaler(nn.Module):
     improved_: bool
     passes_: int
 
-    def __init__(self, *, ignore_index: int = 255, sync: bool = True) -> None:
+    def __init__(
+        self, *, ignore_index: int = 255, sync: bool = True, multilabel: bool = False
+    ) -> None:
         super().__init__()
+        if multilabel:
+            require_multilabel(self.name)
+        self.multilabel = multilabel
         self.ignore_index = ignore_index
         self.sync = sync
 
@@ -73,7 +81,9 @@ class Scaler(nn.Module):
             ValueError: not a re-iterable; probabilities instead of logits; logits that are not
                 finite; no valid pixel or only one class. What was learned before is kept.
         """
-        stream = Stream(batches, ignore_index=self.ignore_index, sync=self.sync)
+        stream = Stream(
+            batches, ignore_index=self.ignore_index, sync=self.sync, multilabel=self.multilabel
+        )
         with torch.inference_mode(False), torch.no_grad():
             survey, before, after = self._fit(stream)
         self.passes_ = stream.passes

@@ -30,6 +30,7 @@ class IsotonicCalibration(OneVsRestScaler):
         seed: of the sample.
         ignore_index: the label that means "do not count this pixel".
         sync: sample over all ranks; False fits this rank's share alone.
+        multilabel: the logits are of K sigmoid outputs; each has a curve, and is not normalised.
 
     Attributes:
         shift_: (C, 1025) what is added to the log-odds of p at each point of the grid.

@@ -14,22 +14,32 @@ from segcal.posthoc.pixelwise import SampledScaler
 class OneVsRestScaler(SampledScaler):
     """q_c = f_c(p_c) for each class c by itself, then normalised over the classes.
 
+    Of K sigmoid outputs each has its curve, and nothing is normalised.
+
     The predicted class may change. A class without pixels to learn from, or with nothing but
     pixels of its own, keeps its p_c. Fitted as `SampledScaler` says.
     """
 
     def _map(self, dense: Tensor) -> Tensor:
+        if self.multilabel:
+            return self._log_odds(logsigmoid(dense), logsigmoid(-dense))
         # Softmax divides by the sum, so log q_c are logits of the normalised q.
         return logsigmoid(self._log_odds(*log_probs(dense)))
 
     def _learn(self, logits: Tensor, labels: Tensor) -> None:
         self._start(self.num_classes_, 0)
         self.to(logits.device)
-        log_p, log_rest = log_probs(logits[None])
+        if not self.multilabel:
+            log_p, log_rest = (log[0] for log in log_probs(logits[None]))
         for c in range(self.num_classes_):
-            of_class = labels == c
+            if self.multilabel:
+                known = labels[c] >= 0
+                z, of_class = logits[c, known], labels[c, known] == 1
+                mine = logsigmoid(z), logsigmoid(-z)
+            else:
+                mine, of_class = (log_p[c], log_rest[c]), labels == c
             if of_class.any() and not of_class.all():
-                self._learn_class(c, log_p[0, c], log_rest[0, c], of_class)
+                self._learn_class(c, *mine, of_class)
 
     @abstractmethod
     def _log_odds(self, log_p: Tensor, log_rest: Tensor) -> Tensor:

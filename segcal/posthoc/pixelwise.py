@@ -7,9 +7,8 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from segcal.pixels import Pixels, flatten
 from segcal.posthoc.interface import Scaler
 from segcal.posthoc.sample import PixelSampler
 from segcal.posthoc.stream import Stream, Survey
@@ -26,9 +25,12 @@ class PixelScaler(Scaler):
         seed: of the sample.
         ignore_index: the label that means "do not count this pixel".
         sync: sample over all ranks; False fits this rank's share alone.
+        multilabel: the logits are of K sigmoid outputs.
     """
 
-    option_names: ClassVar[tuple[str, ...]] = ("max_pixels", "seed", "ignore_index", "sync")
+    option_names: ClassVar[tuple[str, ...]] = (
+        *("max_pixels", "seed", "ignore_index", "sync", "multilabel"),
+    )
 
     def __init__(
         self,
@@ -37,8 +39,9 @@ class PixelScaler(Scaler):
         seed: int = 0,
         ignore_index: int = 255,
         sync: bool = True,
+        multilabel: bool = False,
     ) -> None:
-        super().__init__(ignore_index=ignore_index, sync=sync)
+        super().__init__(ignore_index=ignore_index, sync=sync, multilabel=multilabel)
         if max_pixels < 1:
             raise ValueError(f"Expected max_pixels > 0, but got {max_pixels}")
         self.max_pixels = max_pixels
@@ -68,14 +71,13 @@ class SampledScaler(PixelScaler):
         sampler = PixelSampler(self.max_pixels, self.seed)
         survey = stream.survey(sampler)
         sample = sampler.finish(stream, survey.num_classes, gather=True)
-        logits, labels = sample.pixels.dense[0], sample.pixels.target[0]  # (C, P), (P,)
-        held = sample.validation
-        validation = logits[:, held], labels[held]
+        logits, labels, held = sample.logits, sample.labels, sample.validation
+        validation = logits[:, held], labels[..., held]
         self._start(survey.num_classes, survey.image_channels)
         self.to(logits.device)
         before = after = mean_nll(*validation)
         if not held.all():  # as it is for a single pixel
-            self._choose(logits[:, ~held], labels[~held], *validation)
+            self._choose(logits[:, ~held], labels[..., ~held], *validation)
             after = self._nll(*validation)
         if after < before:
             self._learn(logits, labels)
@@ -83,7 +85,7 @@ class SampledScaler(PixelScaler):
         return survey, before, after
 
     def _nll(self, logits: Tensor, labels: Tensor) -> float:
-        """The mean NLL of logits (C, P) and labels (P,), calibrated."""
+        """The mean NLL of logits and labels as those of a `Sample`, calibrated."""
         parts = [self._map(part[None])[0] for part in logits.split(_BLOCK_PIXELS, 1)]
         return mean_nll(torch.cat(parts, 1), labels)
 
@@ -104,12 +106,12 @@ class SampledScaler(PixelScaler):
     def _choose(
         self, logits: Tensor, labels: Tensor, other_logits: Tensor, other_labels: Tensor
     ) -> None:
-        """Learn from logits (C, P) and labels (P,); the others are of the validation images."""
+        """Learn as `_learn` does; the others are of the validation images."""
         self._learn(logits, labels)
 
     @abstractmethod
     def _learn(self, logits: Tensor, labels: Tensor) -> None:
-        """Learn from logits (C, P) in float64 and labels (P,), with what `_choose` chose."""
+        """Learn from logits and labels as those of a `Sample`, with what `_choose` chose."""
 
 
 def dense_of(logits: Tensor) -> Tensor:
@@ -118,12 +120,12 @@ def dense_of(logits: Tensor) -> Tensor:
     return wide.flatten(2) if wide.ndim > 2 else wide.unsqueeze(2)
 
 
-def pixels_of(logits: Tensor, labels: Tensor) -> Pixels:
-    """Logits (C, P) and labels (P,) as one row of pixels, all valid."""
-    return flatten(logits[None], labels[None], ignore_index=-1)
-
-
 def mean_nll(logits: Tensor, labels: Tensor) -> float:
-    """The mean NLL of logits (C, P) and labels (P,); 0 if there are no pixels."""
+    """The mean NLL of logits and labels as those of a `Sample`; 0 if there are no pixels."""
+    if labels.ndim == 2:  # sigmoid outputs
+        known = labels >= 0
+        y = labels[known].to(logits)
+        nll = binary_cross_entropy_with_logits(logits[known], y, reduction="sum")
+        return float(nll) / max(1, len(y))
     nll = cross_entropy(logits[None], labels[None], reduction="sum")
     return float(nll) / max(1, len(labels))

@@ -86,16 +86,31 @@ class Sample:
     """P pixels of a hold-out: this rank's share of a sample, or all of it.
 
     Attributes:
-        pixels: of shape (1, C, P), all valid, in float64.
+        logits: (C, P) in float64.
+        labels: (P,) of classes; of K sigmoid outputs (K, P) of 0, 1 or -1 for ignored labels.
         validation: (P,) bool, whether the pixel's image validates fits instead of taking part.
     """
 
-    pixels: Pixels
+    logits: Tensor
+    labels: Tensor
     validation: Tensor
+
+    @property
+    def pixels(self) -> Pixels:
+        """Logits and labels, flat."""
+        return pixels_of(self.logits, self.labels)
+
+
+def pixels_of(logits: Tensor, labels: Tensor) -> Pixels:
+    """Logits (C, P) and labels as those of a `Sample`, flat: (1, C, P), or folded (K, 2, P)."""
+    return flatten(logits[None], labels[None], ignore_index=-1, multilabel=labels.ndim == 2)
 
 
 class PixelSampler:
-    """Samples up to `size` valid pixels, all with equal chance, from the batches it is shown."""
+    """Samples up to `size` valid pixels, all with equal chance, from the batches it is shown.
+
+    Of K sigmoid outputs, a pixel is valid if one of its labels is, and is sampled with all of them.
+    """
 
     def __init__(self, size: int, seed: int) -> None:
         self._smallest = Smallest(size)
@@ -103,7 +118,7 @@ class PixelSampler:
 
     def __call__(self, batch: HoldoutBatch) -> None:
         """Look at one batch."""
-        dense, valid = batch.pixels.dense, batch.pixels.valid
+        dense, target, valid = _unfolded(batch.pixels)
         length = dense.shape[2]
         all_keys = keys(self._seed, batch.numbers, length)
         n, at = (torch.from_numpy(i) for i in np.nonzero(all_keys < self._smallest.limit))
@@ -112,7 +127,7 @@ class PixelSampler:
         n, at, key, number = (t.to(dense.device) for t in (n, at, key, number))
         keep = valid[n, at]
         n, at, key, number = n[keep], at[keep], key[keep], number[keep]
-        self._smallest.offer(key, dense[n, :, at], batch.pixels.target[n, at], number)
+        self._smallest.offer(key, dense[n, :, at], target[n, :, at], number)
 
     def finish(self, stream: Stream, num_classes: int, *, gather: bool = False) -> Sample:
         """The sample, once `stream` was read.
@@ -124,7 +139,8 @@ class PixelSampler:
                 ranks share the images.
         """
         none = torch.zeros(0, dtype=torch.int64)
-        nothing = (none, torch.zeros(0, num_classes), none, none)
+        rows = num_classes if stream.multilabel else 1
+        nothing = (none, torch.zeros(0, num_classes), none.view(0, 1).expand(0, rows), none)
         key, logits, labels, number = self._smallest.take(stream) or nothing
         if gather:
             parts = key, logits.double(), labels, number
@@ -135,8 +151,21 @@ class PixelSampler:
         sides = torch.stack([validation.sum(), (~validation).sum()]).double()
         if not stream.sum_over_ranks(sides).all():
             validation = in_validation(key)  # a single image: its pixels are split instead
-        dense = logits.double().T.contiguous()
-        return Sample(flatten(dense[None], labels[None], ignore_index=-1), validation)
+        labels = labels.T.contiguous() if stream.multilabel else labels[:, 0]
+        return Sample(logits.double().T.contiguous(), labels, validation)
+
+
+def _unfolded(pixels: Pixels) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits (N, C, L), labels (N, 1, L) and valid (N, L) of images.
+
+    Of K sigmoid outputs: logits (N, K, L), labels (N, K, L) with -1 where ignored, and valid (N, L)
+    where any label is.
+    """
+    if pixels.problems is None:
+        return pixels.dense, pixels.target.unsqueeze(1), pixels.valid
+    shape = (-1, pixels.problems, pixels.dense.shape[2])
+    labels = pixels.target.masked_fill(~pixels.valid, -1).view(shape)
+    return pixels.dense[:, 1].view(shape), labels, pixels.valid.view(shape).any(1)
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from segcal.posthoc.pixelwise import MAX_PIXELS, SampledScaler, dense_of, pixels_of
+from segcal.posthoc.pixelwise import MAX_PIXELS, SampledScaler, dense_of
+from segcal.posthoc.sample import pixels_of
 from segcal.posthoc.temperature import least_nll, sums_of
 
 _BATCH_PIXELS = 1024

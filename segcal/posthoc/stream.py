@@ -26,7 +26,7 @@ class HoldoutBatch:
         labels: (N, *S) as given.
         images: (N, channels, *) as given, or None.
         numbers: (N,) the images' numbers in the whole hold-out, unique over ranks.
-        pixels: logits and labels, flat.
+        pixels: logits and labels, flat; K sigmoid outputs are folded.
     """
 
     logits: Tensor
@@ -51,7 +51,10 @@ class PixelBlock:
 
 @dataclass(frozen=True)
 class Survey:
-    """What the first pass found, over all ranks: classes, channels of the images, valid pixels."""
+    """What the first pass found, over all ranks: classes, channels of the images, valid pixels.
+
+    Of K sigmoid outputs `num_classes` is K, and the count that of valid labels.
+    """
 
     num_classes: int
     image_channels: int
@@ -93,12 +96,20 @@ class Stream:
         batches: a re-iterable of (logits, labels) or (logits, labels, images).
         ignore_index: the label that means "do not count this pixel".
         sync: sum over all ranks, each of which reads its own share of the hold-out.
+        multilabel: the logits are of K sigmoid outputs.
 
     Attributes:
         passes: how often the batches were read.
     """
 
-    def __init__(self, batches: Iterable[Any], *, ignore_index: int, sync: bool) -> None:
+    def __init__(
+        self,
+        batches: Iterable[Any],
+        *,
+        ignore_index: int,
+        sync: bool,
+        multilabel: bool = False,
+    ) -> None:
         if isinstance(batches, Iterator) or not isinstance(batches, Iterable):
             raise ValueError(
                 "Expected batches that can be read more than once, such as a list or a "
@@ -108,6 +119,7 @@ class Stream:
         self._batches = batches
         self._ignore_index = ignore_index
         self._sync = sync
+        self.multilabel = multilabel
         self._count: int | None = None
 
     def __iter__(self) -> Iterator[HoldoutBatch]:
@@ -118,7 +130,7 @@ class Stream:
             logits, labels, images = _unpack(item)
             if logits.device.type == "mps":  # has no float64
                 logits, labels = logits.cpu(), labels.cpu()
-            pixels = flatten(logits, labels, self._ignore_index)
+            pixels = flatten(logits, labels, self._ignore_index, multilabel=self.multilabel)
             # As in the share indices[rank::ranks], so that an image has the same number however
             # many ranks there are.
             numbers = range(seen * ranks + rank, (seen + len(logits)) * ranks + rank, ranks)
@@ -146,16 +158,17 @@ class Stream:
             for block in pixel_blocks(pixels):
                 bad = block.sum(~block.logits.sum(1).isfinite())
                 faults = _plus(faults, torch.cat([bad, pixels.out_of_range[None]]).double())
-                logits_like = logits_like or not _like_probabilities(block)
+                logits_like = logits_like or not self._like_probabilities(block)
             visit(batch)
         num_classes, image_channels = self._agree(shapes)
-        sums = torch.zeros(num_classes + 3, dtype=torch.float64)
+        outcomes = 2 if self.multilabel else num_classes
+        sums = torch.zeros(outcomes + 3, dtype=torch.float64)
         sums[: len(counts)] = counts.cpu()
-        sums[num_classes : num_classes + len(faults)] = faults.cpu()
+        sums[outcomes : outcomes + len(faults)] = faults.cpu()
         sums[-1] = logits_like
         sums = self.sum_over_ranks(sums)
-        self._check(sums[:num_classes], *sums[num_classes:].tolist())
-        self._count = int(sums[:num_classes].sum())
+        self._check(sums[:outcomes], *sums[outcomes:].tolist())
+        self._count = int(sums[:outcomes].sum())
         return Survey(num_classes, image_channels, self._count)
 
     def total(self, terms: Callable[[Pixels], Tensor], size: int) -> Tensor:
@@ -222,11 +235,22 @@ class Stream:
                 f"{total} valid pixels are of class {int(counts.argmax())}"
             )
         if not logits_like:
+            sums, function, inverse = " and the classes of every pixel sum to 1", "softmax", "log"
+            if self.multilabel:
+                sums, function, inverse = "", "sigmoid", "logit"
             raise ValueError(
-                "Expected logits, but got probabilities: every value is in 0..1 and the classes "
-                "of every pixel sum to 1; pass the network's output before the softmax, or "
-                "probabilities.log()"
+                f"Expected logits, but got probabilities: every value is in 0..1{sums}; pass the "
+                f"network's output before the {function}, or probabilities.{inverse}()"
             )
+
+    def _like_probabilities(self, block: PixelBlock) -> bool:
+        """Whether the valid pixels could all be probabilities, once rounded to half precision."""
+        if self.multilabel:
+            z = block.logits[:, 1]
+            found = (z >= 0) & (z <= 1)
+        else:
+            found = is_distribution(block.logits, 1, rounded_to=torch.float16)
+        return bool((found | ~block.valid).all())
 
 
 def sum_of_blocks(terms: Callable[[PixelBlock], Tensor], pixels: Pixels, size: int) -> Tensor:
@@ -272,12 +296,6 @@ def _describe(item: Any) -> str:
 def _describe_mixture(shapes: set[tuple[int, int]]) -> str:
     found = " and ".join(f"{k} classes with {c} image channels" for k, c in sorted(shapes))
     return f"Expected every batch to have the same classes and image channels, but got {found}"
-
-
-def _like_probabilities(block: PixelBlock) -> bool:
-    """Whether the valid pixels could all be probabilities, once rounded to half precision."""
-    found = is_distribution(block.logits, 1, rounded_to=torch.float16)
-    return bool((found | ~block.valid).all())
 
 
 def _plus(total: Tensor, term: Tensor) -> Tensor:

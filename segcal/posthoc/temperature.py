@@ -48,24 +48,33 @@ class TemperatureScaling(Scaler):
 
     `grid` is the paper's: the best of T = 0.1, 0.2, …, 10, all in a single pass.
 
+    K sigmoid outputs (`multilabel`) share one T, of least NLL over all their labels.
+    `ClasswiseTemperatureScaling` has one for each.
+
     Args:
         method: "newton" or "grid".
         ignore_index: the label that means "do not count this pixel".
         sync: sum over all ranks; False fits this rank's share alone.
+        multilabel: the logits are of K sigmoid outputs.
 
     Attributes:
         temperature_: () T.
     """
 
     name = "ts"
-    option_names = ("method", "ignore_index", "sync")
+    option_names = ("method", "ignore_index", "sync", "multilabel")
 
     temperature_: Tensor
 
     def __init__(
-        self, *, method: str = "newton", ignore_index: int = 255, sync: bool = True
+        self,
+        *,
+        method: str = "newton",
+        ignore_index: int = 255,
+        sync: bool = True,
+        multilabel: bool = False,
     ) -> None:
-        super().__init__(ignore_index=ignore_index, sync=sync)
+        super().__init__(ignore_index=ignore_index, sync=sync, multilabel=multilabel)
         if method not in ("newton", "grid"):
             raise ValueError(f"Expected method 'newton' or 'grid', but got {method!r}")
         self.method = method

@@ -231,6 +231,7 @@ class Trainer:
             loader,
             num_classes=self.num_classes,
             ignore_index=self.ignore_index,
+            multilabel=self.learner.criterion.multilabel,
             device=self.device,
             progress=progress.terminal,
         )

@@ -210,8 +210,8 @@ def bad_files():
         archive.writestr("logits.npy", header_only((10**4, 10**5, 10**5)))
     return {
         "no labels": ({"logits": logits}, "Expected labels"),
-        "no values": ({"labels": labels}, "either logits or probs, but got labels"),
-        "both kinds": ({"logits": logits, "probs": logits, "labels": labels}, "either"),
+        "no values": ({"labels": labels}, "one key of logits, probs, .* but got labels"),
+        "both kinds": ({"logits": logits, "probs": logits, "labels": labels}, "one key of"),
         "four axes": ({"logits": logits[None], "labels": labels}, "Expected logits of shape"),
         "flat labels": ({"logits": logits, "labels": labels.ravel()}, "labels"),
         "small labels": ({"logits": logits, "labels": labels[1:]}, "never shrunk"),
@@ -360,3 +360,106 @@ def test_nothing_of_a_file_is_kept(tmp_path):
         del prediction
         gc.collect()
         assert all(reference() is None for reference in seen)
+
+
+def sigmoid_maps(seed=0, size=(H, W)):
+    """(C, *size) float32 logits, and labels (C, H, W) of 0 and 1 with one ignored in one class."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2, (C, H, W)).astype(np.uint8)
+    labels[1, 0, 0] = 255
+    return rng.normal(size=(C, *size)).astype(np.float32), labels
+
+
+@pytest.mark.parametrize("layout", ["chw", "hwc"])
+@pytest.mark.parametrize("kind", ["sigmoid_logits", "sigmoid_probs"])
+@pytest.mark.parametrize("labels_in", ["npz", "npy", "png"])
+def test_sigmoid_outputs_have_a_label_map_for_each_class(tmp_path, layout, kind, labels_in):
+    logits, labels = sigmoid_maps()
+    values = logits if kind == "sigmoid_logits" else 1 / (1 + np.exp(-logits))
+    stored = values if layout == "chw" else values.transpose(1, 2, 0)
+    stated = {"layout": layout, "class_names": ("a", "b", "c", "d")}
+    if labels_in == "npz":
+        np.savez(tmp_path / "x.npz", labels=labels, **{kind: stored})
+    else:
+        np.savez(tmp_path / "x.npz", **{kind: stored})
+        stated["labels"] = tmp_path / "truth"
+        for name, mask in zip(stated["class_names"], labels, strict=True):
+            (tmp_path / "truth" / name).mkdir(parents=True)
+            if labels_in == "png":
+                Image.fromarray(mask).save(tmp_path / "truth" / name / "x.png")
+        if labels_in == "npy":
+            np.save(tmp_path / "truth" / "x.npy", labels)
+    folder = PredictionFolder(tmp_path, **stated)
+    assert folder.multilabel and folder.num_classes == C
+    prediction = folder[0]
+    assert prediction.multilabel and prediction.kind == kind
+    np.testing.assert_array_equal(prediction.labels[0], labels)
+    np.testing.assert_array_equal(prediction.values[0], values)
+    np.testing.assert_allclose(prediction.logits[0], logits, atol=1e-5)
+    np.testing.assert_allclose(prediction.probs[0], 1 / (1 + np.exp(-logits)), atol=1e-6)
+
+
+def test_small_sigmoid_outputs_are_resized_and_one_output_is_binary(tmp_path):
+    logits, labels = sigmoid_maps(size=(H // 2, W // 2))
+    np.savez(tmp_path / "x.npz", sigmoid_logits=logits, labels=labels)
+    resized = PredictionFolder(tmp_path)[0].values
+    expected = interpolate(torch.from_numpy(logits)[None], (H, W), mode="bilinear")
+    torch.testing.assert_close(resized, expected)
+    np.savez(tmp_path / "x.npz", sigmoid_logits=logits[:1], labels=labels[0])
+    folder = PredictionFolder(tmp_path)
+    assert folder.num_classes == 1 and folder[0].labels.shape == (1, 1, H, W)
+
+
+@pytest.mark.parametrize("shape", [(C,), (5, C)])
+def test_sigmoid_outputs_of_whole_images(tmp_path, shape):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, shape)
+    np.savez(tmp_path / "x.npz", sigmoid_logits=rng.normal(size=shape), labels=labels)
+    folder = PredictionFolder(tmp_path)
+    images = 1 if len(shape) == 1 else shape[0]
+    assert (folder.num_images, folder.num_classes) == (images, C)
+    assert folder[0].labels.shape == folder[0].values.shape == (images, C)
+
+
+BAD_SIGMOIDS = {
+    "a label map for all": (lambda x, y: (x, y[0]), r"labels \(K, H, W\), or"),
+    "labels": (lambda x, y: (x, y + (y == 1)), r"labels in 0..1 .* but got 2"),
+    "nan": (lambda x, y: (x * np.nan, y), "finite logits, but 191 of 191"),
+    "layout": (lambda x, y: (x.transpose(1, 2, 0), y), "labels"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_SIGMOIDS)
+def test_bad_sigmoid_outputs_are_one_line(tmp_path, name):
+    spoil, message = BAD_SIGMOIDS[name]
+    values, labels = spoil(*sigmoid_maps())
+    np.savez(tmp_path / "x.npz", sigmoid_logits=values, labels=labels)
+    with pytest.raises(BadFile, match=f"x.npz: Expected .*{message}"):
+        PredictionFolder(tmp_path, num_classes=C)[0]
+
+
+def test_class_masks_that_are_missing_or_of_another_size_are_named(tmp_path):
+    logits, labels = sigmoid_maps()
+    np.savez(tmp_path / "x.npz", sigmoid_logits=logits)
+    for name, mask in zip("abcd", labels, strict=True):
+        (tmp_path / "truth" / name).mkdir(parents=True)
+        Image.fromarray(mask).save(tmp_path / "truth" / name / "x.png")
+    stated = {"labels": tmp_path / "truth"}
+    with pytest.raises(BadFile, match=r"x.npz: Expected .*x.npy, or class_names"):
+        PredictionFolder(tmp_path, **stated)[0]
+    stated["class_names"] = tuple("abcd")
+    Image.fromarray(labels[2, 1:]).save(tmp_path / "truth" / "c" / "x.png")
+    with pytest.raises(BadFile, match=r"c/x.png: Expected the size"):
+        PredictionFolder(tmp_path, **stated)[0]
+    (tmp_path / "truth" / "b" / "x.png").unlink()
+    with pytest.raises(BadFile, match=r"x.npz: Expected its label .*truth/b"):
+        PredictionFolder(tmp_path, **stated)[0]
+
+
+def test_files_of_softmax_and_sigmoids_do_not_mix(tmp_path):
+    logits, labels = sigmoid_maps()
+    np.savez(tmp_path / "a.npz", sigmoid_logits=logits, labels=labels)
+    np.savez(tmp_path / "b.npz", logits=logits, labels=labels[0])
+    folder = PredictionFolder(tmp_path)
+    with pytest.raises(BadFile, match=r"b.npz: Expected what other files hold, but got logits"):
+        folder[1]

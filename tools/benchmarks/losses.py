@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,11 @@ from benchmarks.measure import print_ratios, time_and_memory
 from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES, build_loss
 
 BASELINE = "F.cross_entropy"
+# Hyper-parameters that choose another formula are measured too.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ls, slope 0.01": ("ls", {"slope": 0.01}),
+    "nll+ace, soft": ("nll+ace", {"soft": True}),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +54,8 @@ def run(arguments: argparse.Namespace) -> None:
     specs = arguments.specs or [*BASE_LOSSES, *(f"nll+{name}" for name in AUXILIARY_LOSSES)]
     work = {BASELINE: step(lambda z, y: F.cross_entropy(z, y, ignore_index=255))}
     work |= {spec: step(build_loss(spec)) for spec in specs}
+    if not arguments.specs:
+        work |= {name: step(build_loss(spec, **hyper)) for name, (spec, hyper) in VARIANTS.items()}
     threads = torch.get_num_threads()
     print(f"logits {n}×{c}×{h}×{w} float32, 5 % ignored, {arguments.device}, {threads} threads\n")
     print_ratios(time_and_memory(work, arguments.repeats, arguments.device))
