@@ -16,14 +16,17 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
+from numpy.polynomial import Chebyshev, Polynomial
 from numpy.typing import NDArray
 
 from segcal.metrics.sums import FINE_BINS, MOST_NLL, OCTAVES, STEPS
 
 BLOCK_VALUES = 1 << 15  # K · P of a block, which the second-level cache holds
 LEAST_BLOCK, MOST_BLOCK = 64, 512  # P
+WORD = 64  # pixels whose bits are looked at together; P is a multiple
 BAD_LABELS, BAD_VALUES = -1, -2  # instead of a number of pixels
 
 # "contract" rounds a product and a sum once instead of twice. Nothing more: NaN must stay NaN, and
@@ -33,6 +36,7 @@ _EXACT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"c
 _ANY_ORDER: dict[str, Any] = {**_EXACT, "fastmath": {"contract", "reassoc", "nsz"}}
 
 _STEP_BITS = STEPS.bit_length() - 1
+_ONE = np.uint64(1)
 
 
 class Tables(NamedTuple):
@@ -73,10 +77,55 @@ def _float_as_bits(context, number):
     return result(number), generate
 
 
+@intrinsic
+def _past(context, row, start, edge):
+    """64 bits: bit i is whether row[start + i] > edge. LLVM would not find the vector code."""
+    whole = isinstance(row.dtype, types.Integer)
+
+    def generate(context, builder, signature, arguments):
+        array, first, least = arguments
+        data = context.make_array(row)(context, builder, array).data
+        vector = ir.VectorType(data.type.pointee, WORD)
+        at = builder.bitcast(builder.gep(data, [first]), vector.as_pointer())
+        numbers = builder.load(at, align=row.dtype.bitwidth // 8)
+        nothing, zero = ir.Constant(vector, ir.Undefined), ir.Constant(ir.IntType(32), 0)
+        lanes = ir.Constant(ir.VectorType(ir.IntType(32), WORD), None)  # all 0
+        least = builder.shuffle_vector(
+            builder.insert_element(nothing, least, zero), nothing, lanes
+        )
+        compare = builder.icmp_signed if whole else builder.fcmp_ordered
+        return builder.bitcast(compare(">", numbers, least), ir.IntType(WORD))
+
+    return types.uint64(row, types.intp, row.dtype), generate
+
+
+@intrinsic
+def _lowest(context, bits):
+    """The number of the lowest bit that is set, of some."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), generate
+
+
+def _exp_series(degree, reach):
+    """Coefficients of 1 + r + r² q(r), where q interpolates at Chebyshev's points: nearly exp(r).
+
+    A Taylor series of that degree is exact at 0 and off where r is largest.
+    """
+
+    def q(r):
+        return sum(r**i / math.factorial(i + 2) for i in range(20))
+
+    fit = Chebyshev.interpolate(q, degree - 2, [-reach, reach])
+    return [1.0, 1.0, *fit.convert(kind=Polynomial).coef]
+
+
 def _exp(x):
     """exp(x) for x <= 0, float32 or float64, to 1.2 ulp; libm would take one number at a time.
 
-    exp(x) = 2^n exp(r) with n = round(x / ln 2) and |r| <= ln(2) / 2, where a short Taylor series
+    exp(x) = 2^n exp(r) with n = round(x / ln 2) and |r| <= ln(2) / 2, where a short polynomial
     is exact to a tenth of an ulp. NaN stays NaN.
     """
     raise NotImplementedError("for compiled code alone")
@@ -86,29 +135,29 @@ def _exp(x):
 def _exp_of(x):
     single = x.bitwidth == 32
     real, whole = (np.float32, np.int32) if single else (np.float64, np.int64)
-    mantissa, bias, degree = (23, 127, 7) if single else (52, 1023, 13)
+    mantissa, bias, degree = (23, 127, 6) if single else (52, 1023, 12)
     least = real(-104 if single else -746)  # exp of anything less is 0
     # ln 2 in two parts, the first with so few bits that n times it is exact.
     high = real(355 / 512 if single else 6.93147180369123816490e-01)
     low = real(-2.12194440054690583e-04 if single else 1.90821492927058770002e-10)
     per_ln2 = real(1 / math.log(2))
-    # A number of this size has no bits for a fraction: added, it rounds to n, in its last bits.
-    rounding = real(1.5 * 2.0**mantissa)
-    rounding_bits = whole(np.array(rounding).view(whole)[()])
-    # 2^n can be too small for a normal number: 64 exponents more, and a factor to undo them.
-    raised, undo, shift = whole(bias + 64), real(2.0**-64), whole(mantissa)
-    taylor = tuple(real(1 / math.factorial(i)) for i in range(degree, -1, -1))
+    # A number of this size has no bits for a fraction: added, it rounds to n. Its own last bits are
+    # the exponent of 1, and 64 more, because 2^n can be too small for a normal number.
+    rounding = real(1.5 * 2.0**mantissa + bias + 64)
+    undo, shift = real(2.0**-64), whole(mantissa)
+    series = _exp_series(degree, math.log(2) / 2)
+    terms = tuple(real(term) for term in series[::-1])
 
     def implementation(x):
         x = least if x < least else x
         rounded = x * per_ln2 + rounding
         n = rounded - rounding
         r = (x - n * high) - n * low
-        y = taylor[0]
+        y = terms[0]
         for i in range(degree):
-            y = y * r + taylor[i + 1]
-        exponent = whole(_float_as_bits(rounded) - rounding_bits + raised)
-        return y * _bits_as_float(whole(exponent << shift)) * undo
+            y = y * r + terms[i + 1]
+        # The shift leaves of the bits the last ones alone: the exponent.
+        return y * _bits_as_float(whole(_float_as_bits(rounded) << shift)) * undo
 
     return implementation
 
@@ -170,8 +219,20 @@ def _collect(code, groups, target, offset, step, n, group, at, y):
 
 
 @njit(**_EXACT)
-def _fill(code, groups, target, strides, length, per_image, place, ints, longs, seen):
-    """Collect a block of pixels that count, of one image if `per_image`; returns how many.
+def _take(code, groups, target, offset, step, group, at, y):
+    """Make a block of all pixels given; see `_collect`. Returns how many count."""
+    counted = 0
+    for j in range(len(code)):
+        a = groups[code[j]]
+        group[j], at[j], y[j] = a, offset, target[j] if a >= 0 else 0
+        counted += a >= 0
+        offset += step
+    return counted
+
+
+@njit(**_EXACT)
+def _fill(code, groups, target, strides, length, per_image, gaps, place, ints, y, seen):
+    """Collect a block of pixels, of one image if `per_image`; returns how many.
 
     Args:
         code: of all pixels.
@@ -180,13 +241,25 @@ def _fill(code, groups, target, strides, length, per_image, place, ints, longs, 
         strides: of the values.
         length: pixels of an image.
         per_image: whether to tell images apart.
+        gaps: whether the block may have pixels that do not count, of group -1 and label 0. If
+            they are the minority, it is quicker to compute them too than to leave them out.
         place: the first pixel: its image, and its number there; gets the next one.
         ints: the first row gets groups, the second where in the memory of a class the values are.
-        longs: the first row gets labels.
+        y: gets labels.
         seen: see `count_pixels`.
     """
-    group, at, y = ints[0], ints[1], longs[0]
+    group, at = ints[0], ints[1]
     image, pixel = place
+    n = min(len(group), length - pixel)
+    if gaps and (per_image or n >= LEAST_BLOCK):
+        start, offset = image * length + pixel, image * strides[0] + pixel * strides[2]
+        codes, labels = code[start : start + n], target[start : start + n]
+        if 2 * _take(codes, groups, labels, offset, strides[2], group, at, y) >= n:
+            for j in range(n):
+                seen[image, group[j] + 1] = True
+            last = pixel + n == length
+            place[0], place[1] = image + last, 0 if last else pixel + n
+            return n
     n = 0
     while n < len(group) and image < len(seen):
         first, start, stop = n, image * length + pixel, (image + 1) * length
@@ -195,7 +268,7 @@ def _fill(code, groups, target, strides, length, per_image, place, ints, longs, 
             code[start:stop], groups, target[start:stop], offset, strides[2], n, group, at, y
         )
         for j in range(first, n):
-            seen[image, group[j]] = True
+            seen[image, group[j] + 1] = True
         pixel += done
         if pixel == length:
             image, pixel = image + 1, 0
@@ -215,33 +288,14 @@ def _all_classes(y, k):
 
 
 @njit(**_EXACT)
-def _sort_by_group(n, ints, longs, starts):
-    """Order the pixels of `_fill` by group; returns the lowest and the highest group.
-
-    starts[a] and starts[a + 1] get where group a starts and ends.
-    """
-    group = ints[0, :n]
-    lowest, highest = group[0], group[0]
-    for j in range(n):
-        lowest, highest = min(lowest, group[j]), max(highest, group[j])
-    starts[:] = 0
-    if lowest == highest:
-        starts[lowest + 1 :] = n
-        return lowest, highest
-    for j in range(n):
-        starts[group[j] + 1] += 1
-    for a in range(len(starts) - 1):
-        starts[a + 1] += starts[a]
-    at, given_at, y, given_y = ints[1], ints[3], longs[0], longs[1]
-    given_at[:n], given_y[:n] = at[:n], y[:n]
-    for j in range(n):
-        i = starts[group[j]]
-        at[i], y[i] = given_at[j], given_y[j]
-        starts[group[j]] = i + 1
-    for a in range(len(starts) - 1, 0, -1):  # each is where its group ends, and the next starts
-        starts[a] = starts[a - 1]
-    starts[0] = 0
-    return lowest, highest
+def _find_group(a, group, members):
+    """Fill `members`, of WORD pixels each, with bits of those in group a; returns if any are."""
+    found = np.uint64(0)
+    for w in range(len(members)):
+        bits = _past(group, w * WORD, a - 1) & ~_past(group, w * WORD, a)
+        members[w] = bits
+        found |= bits
+    return found != 0
 
 
 @njit(**_EXACT)
@@ -257,12 +311,14 @@ def _load(values, step, at, bfloat16, block, high):
         if contiguous:
             given = given[at[0] :]
             for j in range(pixels):
-                row[j] = real(_widened(given[j], bfloat16))
+                x = real(_widened(given[j], bfloat16))
+                row[j] = x
+                high[j] = x if x > high[j] else high[j]
         else:
             for j in range(pixels):
-                row[j] = real(_widened(given[at[j]], bfloat16))
-        for j in range(pixels):
-            high[j] = row[j] if row[j] > high[j] else high[j]
+                x = real(_widened(given[at[j]], bfloat16))
+                row[j] = x
+                high[j] = x if x > high[j] else high[j]
 
 
 @njit(**_EXACT)
@@ -297,12 +353,12 @@ def _softmax(block, high, total, norm, top, best):
         top[j] = real(1) / norm[j]
         best[j] = k
     for c in range(k):
-        row, behind = block[c], np.int32(k - c)
+        row, this = block[c], np.int32(c)
         for j in range(pixels):
             p = row[j] / norm[j]
             row[j] = p
-            # The least c with p == top, without the masked store that would become of an `if`.
-            best[j] = min(best[j], np.int32(k - np.int32(p == top[j]) * behind))
+            found = this if p == top[j] else k
+            best[j] = found if found < best[j] else best[j]
 
 
 @njit(**_EXACT)
@@ -324,115 +380,130 @@ def _clamp(block, high, low, total, top, best):
         top[j] = min(max(high[j], real(0)), real(1))
         best[j] = k
     for c in range(k):
-        row, behind = block[c], np.int32(k - c)
+        row, this = block[c], np.int32(c)
         for j in range(pixels):
             x = row[j]
             total[j] += x
             low[j] = x if x < low[j] else low[j]
             p = min(max(x, real(0)), real(1))
             row[j] = p
-            best[j] = min(best[j], np.int32(k - np.int32(p == top[j]) * behind))
+            found = this if p == top[j] else k
+            best[j] = found if found < best[j] else best[j]
 
 
 @njit(**_EXACT)
-def _usable_logits(distance, total):
+def _usable_logits(group, distance, total):
     """Whether all is finite that must be: not so after NaN or +inf, or -inf at the label."""
     usable = True
     for j in range(len(total)):
-        usable &= distance[j] <= MOST_NLL and total[j] >= 1
+        usable &= (distance[j] <= MOST_NLL and total[j] >= 1) or group[j] < 0
     return usable
 
 
 @njit(**_EXACT)
-def _usable_probs(low, total, rounding):
+def _usable_probs(group, low, total, rounding):
     """Whether all are distributions; see `segcal.files.is_distribution`."""
     below, off = rounding
     usable = True
     for j in range(len(total)):
-        usable &= low[j] >= -below and abs(total[j] - 1) <= off
+        usable &= (low[j] >= -below and abs(total[j] - 1) <= off) or group[j] < 0
     return usable
 
 
 @njit(**_EXACT)
-def _bin(p, edges):
-    """The b with edges[b] < p <= edges[b + 1]."""
-    last = len(edges) - 2
-    # The product is off by a rounding, and so are the edges: comparisons decide.
-    b = min(int(p * edges.dtype.type(last + 1)), last)
-    while p > edges[b + 1]:
-        b += 1
-    while p <= edges[b]:
-        b -= 1
+def _bin_scale(edges):
+    """A factor whose product with p is less than b + 1 if p <= edges[b + 1], but hardly less."""
+    scale = np.float64(len(edges) - 1)
+    for b in range(1, len(edges) - 1):
+        scale = min(scale, b / np.float64(edges[b]))
+    return edges.dtype.type(scale * (1 - 4 * np.finfo(edges.dtype).eps))
+
+
+@njit(**_EXACT)
+def _bin(p, edges, scale):
+    """The b with edges[b] < p <= edges[b + 1], unsigned: such an index is used as it is."""
+    b = np.uint64(np.uint32(np.int32(p * scale)))
+    while p > edges[b + _ONE]:  # next to an edge
+        b += _ONE
     return b
 
 
 @njit(**_ANY_ORDER)
-def _row_sums(row, edge):
-    """(Σ p where p <= edge, Σ p²) of a row of probabilities."""
+def _row_sums(row, group, a, edge):
+    """(Σ p where p <= edge, Σ p²) of the pixels of group a in a row of probabilities."""
     below, squares = 0.0, 0.0
-    for j in range(len(row)):
-        p = np.float64(row[j])
+    for j in range(len(group)):
+        p = np.float64(row[j] if group[j] == a else row.dtype.type(0))
         squares += p * p
         below += p if row[j] <= edge else 0.0
     return below, squares
 
 
 @njit(**_EXACT)
-def _count_classes(row, edges, past, table):
+def _count_classes(row, group, a, members, edges, scale, table):
     """Put a class's probabilities into the bins of `table` (B, 2); returns Σ p²."""
-    below, squares = _row_sums(row, edges[1])
+    below, squares = _row_sums(row, group, a, edges[1])
     table[0, 1] += below
-    found = 0
-    for j in range(len(row)):  # without a branch, which would often be mispredicted
-        past[found] = row[j]
-        found += row[j] > edges[1]
-    for i in range(found):
-        p = past[i]
-        b = _bin(p, edges)
-        table[b, 0] += 1.0
-        table[b, 1] += p
+    for w in range(len(members)):
+        bits, part = members[w] & _past(row, w * WORD, edges[1]), row[w * WORD :]
+        while bits:
+            p = part[_lowest(bits)]
+            bits &= bits - _ONE
+            b = _bin(p, edges, scale)
+            table[b, 0] += 1.0
+            table[b, 1] += p
     return squares
 
 
 @njit(**_EXACT)
-def _count_labels(block, target, top, best, edges, per_image, a, r, tables, cells):
-    """Count what the labels tell: hits, and the confusion. Returns Σ of the label's p."""
-    k, single = len(block), block.itemsize == 4
+def _count_labels(block, y, top, best, members, edges, scale, per_image, a, r, tables, cells):
+    """Count what the labels tell: hits, and the confusion.
+
+    Returns:
+        How many pixels there are, and the sum of their label's p.
+    """
+    k, single = np.uint64(len(block)), block.itemsize == 4
     shift = (23 if single else 52) - _STEP_BITS  # of the bits of 1 - p; see `bins.fine_bin`
     top_step = ((127 if single else 1023) - OCTAVES) * STEPS + FINE_BINS - 2
     top_table, fine_table, hits = tables.top[r], tables.fine[a], tables.hits[r]
-    sum_true = 0.0
-    for j in range(len(target)):
-        y, c, p = target[j], best[j], top[j]
-        right = np.int64(c == y)
-        cell = top_table[_bin(p, edges), right]
-        cell[0] += 1.0
-        cell[1] += p
-        step = np.int64(_float_as_bits(block.dtype.type(1) - p) >> shift)
-        cell = fine_table[min(max(top_step - step, 0), FINE_BINS - 1), right]
-        cell[0] += 1.0
-        cell[1] += p
-        true = block[y, j]
-        hits[y, _bin(true, edges)] += 1.0
-        sum_true += true
-        if per_image:
-            tables.predicted[r, c, right] += 1.0
-        if tables.confusion.shape[1]:
-            tables.confusion[a, y * k + c] += 1
-        else:
-            cells[j] = (a * k + y) * k + c
-    return sum_true
+    predicted, confusion = tables.predicted[r], tables.confusion[a]
+    pixels, sum_true = 0, 0.0
+    for w in range(len(members)):
+        bits, start = members[w], np.uint64(w * WORD)
+        while bits:
+            j = start + _lowest(bits)
+            bits &= bits - _ONE
+            label, c, p = np.uint64(y[j]), np.uint64(np.uint32(best[j])), top[j]
+            right = np.uint64(c == label)
+            b = _bin(p, edges, scale)
+            top_table[b, right, 0] += 1.0
+            top_table[b, right, 1] += p
+            step = np.int64(_float_as_bits(block.dtype.type(1) - p) >> shift)
+            b = np.uint64(min(max(top_step - step, 0), FINE_BINS - 1))
+            fine_table[b, right, 0] += 1.0
+            fine_table[b, right, 1] += p
+            true = block[label, j]
+            hits[label, _bin(true, edges, scale)] += 1.0
+            sum_true += true
+            if per_image:
+                predicted[c, right] += 1.0
+            if not len(confusion):
+                cells[pixels] = (np.uint64(a) * k + label) * k + c
+            else:
+                confusion[label * k + c] += 1
+            pixels += 1
+    return pixels, sum_true
 
 
 @njit(**_ANY_ORDER)
-def _nll(distance, factor, run):
-    """Σ distance + log(factor), with one logarithm for `run` factors, whose product is finite."""
+def _nll(group, a, distance, factor, run):
+    """Σ distance + log(factor) of group a; one logarithm for `run` factors of finite product."""
     total = 0.0
     for start in range(0, len(factor), run):
         product = 1.0
         for j in range(start, min(start + run, len(factor))):
-            product *= factor[j]
-            total += distance[j]
+            product *= factor[j] if group[j] == a else 1.0
+            total += distance[j] if group[j] == a else 0.0
         total += math.log(product)
     return total
 
@@ -443,6 +514,12 @@ def _compiled_once(function):
         return njit(**_EXACT, cache=True)(function)
     except RuntimeError:  # neither can be written
         return njit(**_EXACT)(function)
+
+
+@njit(**_EXACT)
+def _block_width(k):
+    """P of a block of K classes."""
+    return min(max(BLOCK_VALUES // k // WORD * WORD, LEAST_BLOCK), MOST_BLOCK)
 
 
 @_compiled_once
@@ -469,61 +546,65 @@ def count_pixels(
         tables: what to add to.
         cells: (n l,) gets (group · K + label) · K + prediction of each pixel that counts, if
             `tables.confusion` is empty.
-        seen: (n, A) gets whether an image has pixels of a group.
+        seen: (n, 1 + A) gets whether an image has pixels that do not count, and of each group.
 
     Returns:
         The number of pixels counted, or BAD_LABELS or BAD_VALUES; the tables then mean nothing.
     """
     k, num_groups = tables.hits.shape[1], len(tables.scores)
-    width = min(max(BLOCK_VALUES // k // 16 * 16, LEAST_BLOCK), MOST_BLOCK)
+    width = _block_width(k)
     run = max(int(300 / math.log10(largest)), 1)
-    memory = np.empty(k * width, edges.dtype)
-    floats = np.empty((5, width), edges.dtype)
+    scale = _bin_scale(edges)
+    block = np.zeros((k, width), edges.dtype)
+    floats = np.empty((4, width), edges.dtype)
     doubles = np.empty((2, width), np.float64)
-    ints = np.empty((4, width), np.int32)
-    longs = np.empty((2, width), np.int64)
-    starts = np.empty(num_groups + 1, np.int64)
+    ints = np.empty((3, width), np.int32)
+    longs = np.empty(width, np.int64)
+    words = np.empty(width // WORD, np.uint64)
     place = np.zeros(2, np.int64)
     counted = 0
     while place[0] < len(seen):
         first_row = place[0] * num_groups if per_image else 0
-        n = _fill(code, groups, target, strides, length, per_image, place, ints, longs, seen)
+        n = _fill(code, groups, target, strides, length, per_image, True, place, ints, longs, seen)
         if not n:
             continue
-        if not _all_classes(longs[0, :n], k):
-            return BAD_LABELS
-        lowest, highest = _sort_by_group(n, ints, longs, starts)
-        at, best, y = ints[1, :n], ints[2, :n], longs[0, :n]
+        ints[0, n:] = -1
+        group, at, best, y = ints[0, :n], ints[1, :n], ints[2, :n], longs[:n]
         high, low, norm, top = floats[0, :n], floats[1, :n], floats[2, :n], floats[3, :n]
         total, distance = doubles[0, :n], doubles[1, :n]
-        block = memory[: k * n].reshape(k, n)
+        members = words[: (n + WORD - 1) // WORD]
+        if not _all_classes(y, k):
+            return BAD_LABELS
         _load(values, strides[1], at, bfloat16, block, high)
         if logits:
             for j in range(n):
                 distance[j] = np.float64(high[j]) - np.float64(block[y[j], j])
             _softmax(block, high, total, norm, top, best)
-            usable = _usable_logits(distance, total)
+            usable = _usable_logits(group, distance, total)
         else:
             _clamp(block, high, low, total, top, best)
-            usable = _usable_probs(low, total, rounding)
+            usable = _usable_probs(group, low, total, rounding)
             for j in range(n):
                 distance[j] = 0.0
                 total[j] = 1 / max(np.float64(block[y[j], j]), 1 / largest)
         if not usable:
             return BAD_VALUES
-        for a in range(lowest, highest + 1):
-            i, e, r = starts[a], starts[a + 1], first_row + a
-            if i == e:
+        for a in range(max(group.min(), 0), group.max() + 1):
+            if not _find_group(a, ints[0], members):
                 continue
-            brier = e - i - 2 * _count_labels(
-                block[:, i:e], y[i:e], top[i:e], best[i:e], edges, per_image, a, r, tables,
-                cells[counted + i :],
+            r = first_row + a
+            pixels, sum_true = _count_labels(
+                block, y, top, best, members, edges, scale, per_image, a, r, tables,
+                cells[counted:],
             )  # fmt: skip
+            brier = pixels - 2 * sum_true
             for c in range(k):
-                brier += _count_classes(block[c, i:e], edges, floats[4], tables.classes[r, c])
-            tables.scores[a, 0] += _nll(distance[i:e], total[i:e], run)
+                brier += _count_classes(
+                    block[c], group, a, members, edges, scale, tables.classes[r, c]
+                )
+            tables.scores[a, 0] += _nll(group, a, distance, total, run)
             tables.scores[a, 1] += brier
-        counted += n
+            counted += pixels
     return counted
 
 
@@ -578,18 +659,18 @@ def sum_tempered(
         squarings: how many follow the first, for each series.
         sums: (number of all β, 3).
     """
-    width = min(max(BLOCK_VALUES // classes // 16 * 16, LEAST_BLOCK), MOST_BLOCK)
+    width = _block_width(classes)
     run = max(int(300 / math.log10(classes)), 1)
     memory = np.empty((2, classes * width))
     doubles = np.empty((6, width))
-    ints, longs = np.empty((4, width), np.int32), np.empty((2, width), np.int64)
-    seen = np.empty((len(target) // max(length, 1), 1), np.bool_)
+    ints, longs = np.empty((2, width), np.int32), np.empty(width, np.int64)
+    seen = np.empty((len(target) // max(length, 1), 2), np.bool_)
     place = np.zeros(2, np.int64)
     while place[0] < len(seen):
-        n = _fill(code, groups, target, strides, length, False, place, ints, longs, seen)
+        n = _fill(code, groups, target, strides, length, False, False, place, ints, longs, seen)
         if not n:
             continue
-        at, y = ints[1, :n], longs[0, :n]
+        group, at, y = ints[0, :n], ints[1, :n], longs[:n]
         z = memory[0, : classes * n].reshape(classes, n)
         weight = memory[1, : classes * n].reshape(classes, n)
         high, true, norm = doubles[0, :n], doubles[1, :n], doubles[2, :n]
@@ -609,7 +690,7 @@ def sum_tempered(
                 for j in range(n):
                     distance[j] = -beta * true[j]
                 slope, curvature = _sum_slopes(norm, first, second, true)
-                sums[r, 0] += _nll(distance, norm, run)
+                sums[r, 0] += _nll(group, 0, distance, norm, run)
                 sums[r, 1] += slope
                 sums[r, 2] += curvature
                 beta *= 2

@@ -187,7 +187,7 @@ def _load_counting(dtype: torch.dtype) -> None:
     """Have `count_pixels` ready for a dtype: from the disk, or compiled and written there."""
     memory = torch.zeros(0, dtype=dtype).view(_READ_AS[dtype]).numpy()
     edges = bin_edges(1, "right", torch.promote_types(dtype, torch.float32)).numpy()
-    tables, seen = _new_tables(1, 1, 1, 1), np.zeros((0, 1), dtype=np.bool_)
+    tables, seen = _new_tables(1, 1, 1, 1), np.zeros((0, 2), dtype=np.bool_)
     with _announced(dtype):
         count_pixels(
             *(memory, (0, 0, 0), 0, False, *_NOWHERE, True, (0.0, 0.0), 2.0, edges, False),
@@ -283,12 +283,12 @@ class _Share:
 
     Attributes:
         refused: whether pixels were met that cannot be counted.
-        seen: (N, A) bool, whether an image has pixels of a group.
+        seen: (N, 1 + A) bool, whether an image has pixels that do not count, and of each group.
     """
 
     def __init__(self, masks: _Masks, images: int, k: int, b: int, *, per_image: bool) -> None:
         self.refused = False
-        self.seen = np.zeros((images, masks.num_groups), dtype=np.bool_)
+        self.seen = np.zeros((images, 1 + masks.num_groups), dtype=np.bool_)
         self._masks, self._k, self._b = masks, k, b
         dense = masks.num_groups * k * k <= _CONFUSION
         self._total = _new_tables(1, masks.num_groups, k, b, dense=dense)
@@ -361,7 +361,7 @@ class _Share:
             fine_confidence=fine[..., 1].sum(1),
             nll=scores[0],
             brier=scores[1],
-            images=torch.tensor(self.seen[:, groups].any(1).sum()),
+            images=torch.tensor(self.seen[:, 1 + groups].any(1).sum()),
             faults=faults,
         )
         images = self._images[mask] if self._images else None
