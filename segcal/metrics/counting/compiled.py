@@ -19,7 +19,6 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
-from numpy.polynomial import Chebyshev, Polynomial
 from numpy.typing import NDArray
 
 from segcal.metrics.sums import FINE_BINS, MOST_NLL, OCTAVES, STEPS
@@ -90,9 +89,7 @@ def _past(context, row, start, edge):
         numbers = builder.load(at, align=row.dtype.bitwidth // 8)
         nothing, zero = ir.Constant(vector, ir.Undefined), ir.Constant(ir.IntType(32), 0)
         lanes = ir.Constant(ir.VectorType(ir.IntType(32), WORD), None)  # all 0
-        least = builder.shuffle_vector(
-            builder.insert_element(nothing, least, zero), nothing, lanes
-        )
+        least = builder.shuffle_vector(builder.insert_element(nothing, least, zero), nothing, lanes)
         compare = builder.icmp_signed if whole else builder.fcmp_ordered
         return builder.bitcast(compare(">", numbers, least), ir.IntType(WORD))
 
@@ -109,23 +106,10 @@ def _lowest(context, bits):
     return types.uint64(types.uint64), generate
 
 
-def _exp_series(degree, reach):
-    """Coefficients of 1 + r + r² q(r), where q interpolates at Chebyshev's points: nearly exp(r).
-
-    A Taylor series of that degree is exact at 0 and off where r is largest.
-    """
-
-    def q(r):
-        return sum(r**i / math.factorial(i + 2) for i in range(20))
-
-    fit = Chebyshev.interpolate(q, degree - 2, [-reach, reach])
-    return [1.0, 1.0, *fit.convert(kind=Polynomial).coef]
-
-
 def _exp(x):
     """exp(x) for x <= 0, float32 or float64, to 1.2 ulp; libm would take one number at a time.
 
-    exp(x) = 2^n exp(r) with n = round(x / ln 2) and |r| <= ln(2) / 2, where a short polynomial
+    exp(x) = 2^n exp(r) with n = round(x / ln 2) and |r| <= ln(2) / 2, where a short Taylor series
     is exact to a tenth of an ulp. NaN stays NaN.
     """
     raise NotImplementedError("for compiled code alone")
@@ -135,7 +119,7 @@ def _exp(x):
 def _exp_of(x):
     single = x.bitwidth == 32
     real, whole = (np.float32, np.int32) if single else (np.float64, np.int64)
-    mantissa, bias, degree = (23, 127, 6) if single else (52, 1023, 12)
+    mantissa, bias, degree = (23, 127, 7) if single else (52, 1023, 13)
     least = real(-104 if single else -746)  # exp of anything less is 0
     # ln 2 in two parts, the first with so few bits that n times it is exact.
     high = real(355 / 512 if single else 6.93147180369123816490e-01)
@@ -145,17 +129,16 @@ def _exp_of(x):
     # the exponent of 1, and 64 more, because 2^n can be too small for a normal number.
     rounding = real(1.5 * 2.0**mantissa + bias + 64)
     undo, shift = real(2.0**-64), whole(mantissa)
-    series = _exp_series(degree, math.log(2) / 2)
-    terms = tuple(real(term) for term in series[::-1])
+    taylor = tuple(real(1 / math.factorial(i)) for i in range(degree, -1, -1))
 
     def implementation(x):
         x = least if x < least else x
         rounded = x * per_ln2 + rounding
         n = rounded - rounding
         r = (x - n * high) - n * low
-        y = terms[0]
+        y = taylor[0]
         for i in range(degree):
-            y = y * r + terms[i + 1]
+            y = y * r + taylor[i + 1]
         # The shift leaves of the bits the last ones alone: the exponent.
         return y * _bits_as_float(whole(_float_as_bits(rounded) << shift)) * undo
 
