@@ -7,7 +7,7 @@ import ctypes
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,14 +26,23 @@ class Measurement:
         """The median of the rounds."""
         return statistics.median(self.rounds)
 
+    @property
+    def milliseconds(self) -> str:
+        """The median of the rounds, with the quartiles of several."""
+        return _with_quartiles([1e3 * seconds for seconds in self.rounds], 1)
+
     def ratio(self, base: Measurement) -> str:
         """The median of the ratios to `base` in each round, with the quartiles of several."""
         ratios = [own / other for own, other in zip(self.rounds, base.rounds, strict=True)]
-        text = f"{statistics.median(ratios):.2f}"
-        if len(ratios) < 4 or self is base:
-            return text
-        low, _, high = statistics.quantiles(ratios, n=4)
-        return f"{text} ({low:.2f}–{high:.2f})"
+        return "1.00" if self is base else _with_quartiles(ratios, 2)
+
+
+def _with_quartiles(values: Sequence[float], digits: int) -> str:
+    text = f"{statistics.median(values):.{digits}f}"
+    if len(values) < 4:
+        return text
+    low, _, high = statistics.quantiles(values, n=4)
+    return f"{text} ({low:.{digits}f}–{high:.{digits}f})"
 
 
 def time_and_memory(
@@ -95,23 +104,27 @@ def resident(key: str) -> float:
     return float(line.split()[1]) * 1024
 
 
-def print_ratios(rows: Iterable[Measurement], *, pixels: int | None = None) -> None:
+def print_ratios(
+    rows: Iterable[Measurement], *, pixels: int | None = None, also: Measurement | None = None
+) -> None:
     """Print a Markdown table of `rows`, each as it is measured, with ratios to the first.
 
     Args:
         rows: measured in the same rounds.
         pixels: that each row works on, to print pixels per second too.
+        also: another row to print the ratios of time to.
     """
     base = None
     for row in rows:
         if base is None:
             base = row
-            rate = "" if pixels is None else " 10⁶ pixels/s |"
-            print(f"| | time (ms) | × {base.name} |{rate} extra memory (MB) | × {base.name} |")
-            print("|---|---:|---:|---:|---:|" + "---:|" * (pixels is not None))
-        rate = "" if pixels is None else f"| {pixels / row.seconds / 1e6:.1f} "
-        print(
-            f"| {row.name} | {row.seconds * 1e3:.1f} | {row.ratio(base)} {rate}"
-            f"| {row.extra_bytes / 1e6:.0f} | {row.extra_bytes / max(base.extra_bytes, 1):.2f} |",
-            flush=True,
-        )
+            headings = ["time (ms)", f"× {base.name}", *([f"× {also.name}"] if also else [])]
+            headings += ["10⁶ pixels/s"] if pixels else []
+            headings += ["extra memory (MB)", f"× {base.name}"]
+            print(f"| | {' | '.join(headings)} |")
+            print("|---|" + "---:|" * len(headings))
+        cells = [row.milliseconds, row.ratio(base), *([row.ratio(also)] if also else [])]
+        cells += [f"{pixels / row.seconds / 1e6:.1f}"] if pixels else []
+        cells += [f"{row.extra_bytes / 1e6:.0f}"]
+        cells += [f"{row.extra_bytes / max(base.extra_bytes, 1):.2f}"]
+        print(f"| {row.name} | {' | '.join(cells)} |", flush=True)
