@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from segcal import distributed
-from segcal.config import CONFIG, to_dict
 from segcal.data.predictions import PredictionFolder
 from segcal.data.shift import DATA, Shift
 from segcal.evaluation.calibrate import fit_scalers
@@ -54,10 +53,8 @@ from segcal.metrics import Report
 from segcal.metrics.regions import named_regions
 from segcal.metrics.scores import SCORES
 from segcal.posthoc import Scaler
-from segcal.run import open_run
 from segcal.runtime import choose_device, process_group
 from segcal.training.log import describe_scores
-from segcal.training.trainer import LOG
 from segcal.viz import Entry, Overlay, Shifted, shift_text
 
 _STATED = (
@@ -99,6 +96,10 @@ class Subject:
 
 def run_subject(folder: Path, options: argparse.Namespace, device: torch.device) -> Subject:
     """The run in `folder`, on the part of its data that is asked for."""
+    from segcal.config import CONFIG, to_dict  # saved predictions need none of these
+    from segcal.run import open_run
+    from segcal.training.trainer import LOG
+
     run = open_run(folder, weights=f"{options.weights}.pt", skip_bad=options.skip_bad)
     if options.split == "holdout" and (options.posthoc or options.operate or options.conformal):
         raise ValueError(

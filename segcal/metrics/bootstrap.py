@@ -18,8 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import beta
-from scipy.stats import t as student
+from scipy.special import betaincinv, stdtrit  # scipy.stats takes as long to import as torch
 
 from segcal.metrics import scores
 from segcal.metrics.scores import Array
@@ -308,12 +307,12 @@ def fraction_interval(
     most = denominators.sum() if trials is None else trials
     size = float(n)
     if variance > 1e-12:  # not rounding alone
-        known, wanted = student.ppf((1 + LEVEL) / 2, [n - 1, most - 1])
+        known, wanted = stdtrit([n - 1, most - 1], (1 + LEVEL) / 2)
         size = min(fraction * (1 - fraction) / variance * (wanted / known) ** 2, most)
     hits, misses = fraction * size, (1 - fraction) * size
     tail = (1 - LEVEL) / 2
-    low = float(beta.ppf(tail, hits, misses + 1)) if hits > 0 else 0.0
-    high = float(beta.ppf(1 - tail, hits + 1, misses)) if misses > 0 else 1.0
+    low = float(betaincinv(hits, misses + 1, tail)) if hits > 0 else 0.0
+    high = float(betaincinv(hits + 1, misses, 1 - tail)) if misses > 0 else 1.0
     return Interval(low, high, LEVEL)
 
 
@@ -342,7 +341,7 @@ def _margins(influences: Array) -> tuple[Array, Array]:
     skewness = np.einsum("ri,ri->r", square, centred) / n / scale**1.5
     kurtosis = np.einsum("ri,ri->r", square, square) / n / scale**2
     freedom = 1 / (1 / (n - 1) + np.maximum(kurtosis - 3, 0) / (2 * n))
-    quantile = student.ppf((1 + LEVEL) / 2, freedom)
+    quantile = stdtrit(freedom, (1 + LEVEL) / 2)
     skewed = skewness * (2 * quantile**2 + 1) / (6 * math.sqrt(n))
     error = n * np.sqrt(variance / (n - 1))
     return error * (quantile + np.maximum(-skewed, 0)), error * (quantile + np.maximum(skewed, 0))

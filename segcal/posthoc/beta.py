@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from segcal.posthoc.onevsrest import OneVsRestScaler
@@ -63,6 +62,8 @@ def fit_beta(log_p: Tensor, log_rest: Tensor, of_class: Tensor) -> tuple[float, 
         log_rest: (P,) ln(1 − p).
         of_class: (P,) bool, whether the pixel is of the class; both cases occur.
     """
+    from scipy.optimize import minimize  # takes long to import
+
     features = torch.stack([log_p, -log_rest])  # (2, P)
     mean, scale = features.mean(1), features.std(1).clamp_min(1e-6)
     x = torch.cat([(features - mean[:, None]) / scale[:, None], torch.ones_like(log_p)[None]])

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from segcal.posthoc.pixelwise import MAX_PIXELS, SampledScaler, mean_nll
@@ -193,6 +192,8 @@ class DistributionAwareTemperatureScaling(SampledScaler):
         tried = np.linspace(math.log(T_MIN), math.log(T_MAX), _TRIED)
         best = int(np.argmin([nll(log_t) for log_t in tried]))
         between = tried[max(best - 1, 0)], tried[min(best + 1, _TRIED - 1)]
+        from scipy.optimize import minimize_scalar  # takes long to import
+
         found = minimize_scalar(nll, bounds=between, method="bounded", options={"xatol": 1e-6})
         self.temperature_.fill_(math.exp(found.x))
         self.temperatures_.copy_(self.temperature_ + above)

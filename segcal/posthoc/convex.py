@@ -7,7 +7,6 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from segcal.posthoc.stream import Stream
@@ -115,6 +114,8 @@ def minimise(
         nll, slope = objective(at)
         penalty, pull = odir(at, pair)
         return float(nll + penalty), (scale * (slope + pull))[free].cpu().numpy()
+
+    from scipy.optimize import minimize  # takes long to import
 
     found = minimize(
         value_and_gradient,
