@@ -149,6 +149,7 @@ def _draw(source: NamedPredictions, image: np.ndarray | None, batch: Predictions
         name, class_names = f"{name}, {class_names[c]}", (f"not {class_names[c]}", class_names[c])
         palette = None  # that of the source has a colour for each class, none for its absence
         probs, labels = np.stack([1 - probs[c], probs[c]]), labels[c]
+    gap = calibration_gap(probs, labels, ignore_index=source.ignore_index)
     png = overlay_panel(
         image,
         probs,
@@ -157,8 +158,8 @@ def _draw(source: NamedPredictions, image: np.ndarray | None, batch: Predictions
         palette=palette,
         ignore_index=source.ignore_index,
         name=name,
+        gap=gap,
     )
-    gap = calibration_gap(probs, labels, ignore_index=source.ignore_index)
     arrays = {
         "labels": labels,
         "prediction": probs.argmax(0),

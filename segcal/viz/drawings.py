@@ -68,8 +68,12 @@ class Drawing:
         """The diagram, drawn in the project's style."""
         with themed():
             drawn = self.draw()
-        figure = drawn.figure if isinstance(drawn, Axes) else drawn
-        assert isinstance(figure, Figure)
+            figure = drawn.figure if isinstance(drawn, Axes) else drawn
+            assert isinstance(figure, Figure)
+            layout = figure.get_layout_engine()
+            if layout is not None:  # computed once: before each file it would take two more draws
+                layout.execute(figure)
+                figure.set_layout_engine(None)
         return figure
 
     @cached_property

@@ -136,7 +136,9 @@ def png(figure: Figure, *, title: str = "", dpi: int = 160) -> bytes:
     buffer = io.BytesIO()
     metadata = {"Software": None, **({"Title": title} if title else {})}
     with themed():  # matplotlib makes ticks only when it draws them
-        figure.savefig(buffer, format="png", dpi=dpi, metadata=metadata)
+        figure.savefig(
+            buffer, format="png", dpi=dpi, metadata=metadata, pil_kwargs={"compress_level": 4}
+        )  # half the time of level 6, for 3 % more bytes
     return buffer.getvalue()
 
 

@@ -88,6 +88,13 @@ def calibration_overlay(
     if not limit > 0:
         raise ValueError(f"Expected limit above 0, but got {limit}")
     gap = calibration_gap(probs, labels, ignore_index=ignore_index, sigma=sigma)
+    return draw_gap(image, gap, limit)
+
+
+def draw_gap(
+    image: ArrayLike | Tensor | None, gap: NDArray[np.floating[Any]], limit: float = LIMIT
+) -> NDArray[np.uint8]:
+    """`calibration_overlay` of a gap that is known."""
     colored = gap_colors(gap, pale_image(image, gap.shape)[..., None], limit)
     return np.where(np.isnan(gap)[..., None], hatching(gap.shape), colored)
 

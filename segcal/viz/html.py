@@ -373,7 +373,7 @@ def _overlay(overlay: Overlay) -> dict[str, Any]:
     image = Image.open(io.BytesIO(overlay.png)).convert("RGB")
     buffer = io.BytesIO()
     # For a photograph WEBP takes a quarter of the size of PNG.
-    image.save(buffer, "WEBP", quality=_QUALITY, method=4)
+    image.save(buffer, "WEBP", quality=_QUALITY, method=2)
     return {
         "name": overlay.name,
         "ece": None if overlay.ece is None or math.isnan(overlay.ece) else ece.brief(overlay.ece),

@@ -19,7 +19,9 @@ from segcal.viz.figure import class_palette, new_figure, plain, png, themed
 from segcal.viz.heatmap import (
     GROUND,
     LIMIT,
+    calibration_gap,
     calibration_overlay,
+    draw_gap,
     gap_colors,
     hatching,
     predictions,
@@ -46,6 +48,7 @@ def overlay_panel(
     ignore_index: int = 255,
     name: str = "",
     sigma: float | None = None,
+    gap: NDArray[np.floating[Any]] | None = None,
 ) -> bytes:
     """A PNG with six pictures: image, labels, prediction, confidence, errors and gap.
 
@@ -58,10 +61,13 @@ def overlay_panel(
         ignore_index: the label that means "do not count this pixel"; such pixels are hatched.
         name: name of the image; stored as the title of the file, not drawn.
         sigma: see `calibration_gap`.
+        gap: what `calibration_gap` gives, if it is at hand.
     """
     confidence, predicted, target = predictions(probs, labels, ignore_index=ignore_index)
     colors, names = _colors_and_names(np.shape(probs)[0], palette, class_names)
     valid = target != ignore_index
+    if gap is None:
+        gap = calibration_gap(probs, labels, ignore_index=ignore_index, sigma=sigma)
     stripes = hatching(target.shape)  # (H, W, 1)
     wrong = np.where(predicted != target, 1, 0)
     error_colors = np.array([_rgb(_RIGHT), _rgb(_WRONG)], dtype=np.uint8)
@@ -71,9 +77,7 @@ def overlay_panel(
         "prediction": colors[predicted],
         "confidence (%)": 100 * confidence,
         "errors": np.where(valid[..., None], error_colors[wrong], stripes),
-        "confidence − accuracy (points)": calibration_overlay(
-            image, probs, labels, ignore_index=ignore_index, sigma=sigma
-        ),
+        "confidence − accuracy (points)": draw_gap(image, gap),
     }
     seen = _classes_seen(predicted, target[valid], len(colors))
     key = [Patch(facecolor=_unit(colors[c]), label=plain(names[c], 16)) for c in seen]
