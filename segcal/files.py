@@ -6,13 +6,17 @@ nothing is ever unpickled. Whatever is wrong with a file becomes one `BadFile`.
 
 from __future__ import annotations
 
+import errno
 import lzma
 import math
+import os
+import tempfile
 import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.util import register_after_fork
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -23,8 +27,11 @@ from PIL import Image, ImageFile
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-import os
-import tempfile
+
+try:
+    import fcntl
+except ImportError:  # Windows: without locks
+    fcntl = None  # type: ignore[assignment]
 
 # SyntaxError and TokenError come from numpy's header parser and from broken PNG files,
 # RuntimeError from encrypted archives.
@@ -369,3 +376,50 @@ def _umask() -> int:
     umask = os.umask(0)
     os.umask(umask)
     return umask
+
+
+class Busy(ValueError):
+    """Another process has a folder locked."""
+
+
+class _Lock:
+    """An open folder that is locked; processes forked from this one do not keep it locked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.descriptor = os.open(folder, os.O_RDONLY)
+        register_after_fork(self, _Lock.close)
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+
+
+@contextmanager
+def locked(folder: Path, *, wait: bool) -> Iterator[None]:
+    """Keep other processes out of this block for `folder`, which exists.
+
+    The lock leaves no file, and ends with its process, however that ends. Where the system has no
+    such locks, the block is entered without one.
+
+    Args:
+        folder: what to lock.
+        wait: until another process leaves; otherwise raise `Busy`.
+    """
+    lock = None if fcntl is None else _Lock(folder)
+    try:
+        if lock is not None:
+            try:
+                fcntl.flock(lock.descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                raise Busy(f"Expected {folder} to be free, but another process uses it") from None
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+        yield
+    finally:
+        if lock is not None:
+            lock.close()
+
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # some network folders

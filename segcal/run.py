@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,10 @@ from segcal.config import (
     with_defaults,
 )
 from segcal.data.build import Splits, build_data, build_shifted
+from segcal.data.samples import LabelCounts
 from segcal.data.shift import Shift
 from segcal.evaluation.sources import EVERYTHING, SplitPredictions, shard_of
+from segcal.files import Busy, locked
 from segcal.losses import build_loss
 from segcal.models.build import build_model
 from segcal.runtime import choose_device, process_group, seed_everything
@@ -35,6 +38,7 @@ from segcal.training.log import Record
 from segcal.training.trainer import LOG, Trainer
 
 log = logging.getLogger(__name__)
+_MAX_LISTED = 8  # classes named in a warning
 
 # Settings that a resumed run may change: they do not touch what it learns. `epochs` does, through
 # the schedule, but going on for longer is what people want.
@@ -134,9 +138,9 @@ def train_run(config: TrainConfig, *, resume: bool = False) -> list[Record]:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = not config.deterministic
-    with process_group(device):
-        if distributed.rank() == 0 and not resume:
-            _expect_no_run(config.folder)
+    with process_group(device), _claimed(config.folder):
+        if distributed.rank() == 0:
+            (_expect_whole_run if resume else _expect_no_run)(config.folder)
         if distributed.is_distributed():
             dist.barrier()  # the others must not meet the folder that the first will make
         state = checkpoint.load_last(config.folder) if resume else None
@@ -154,6 +158,8 @@ def train_run(config: TrainConfig, *, resume: bool = False) -> list[Record]:
 def _build(config: TrainConfig, device: torch.device, *, restored: bool) -> Trainer:
     seed_everything(config.seed)
     data = build_data(config.data, seed=config.seed)
+    if not restored:
+        _look_at_labels(data)
     settings = replace(config.model, encoder_weights=None) if restored else config.model
     return Trainer(
         build_model(settings, num_classes=data.num_classes, words=data.words),
@@ -177,6 +183,39 @@ def _build(config: TrainConfig, device: torch.device, *, restored: bool) -> Trai
     )
 
 
+def _look_at_labels(data: Splits) -> None:
+    """Say what is odd about the labels; raise if there is nothing to learn or evaluate from."""
+    for name, part in (("training", data.train), ("hold-out", data.holdout)):
+        found = part.count_labels(data.num_classes, data.ignore_index)
+        if not found.classes.any() and found.items == len(part):
+            raise ValueError(
+                f"Expected labels in the {name} images, but got only {data.ignore_index}, the "
+                f"label that is ignored{_hint(data, found)}"
+            )
+        if name == "training" and distributed.rank() == 0:
+            _describe_labels(data, found)
+
+
+def _describe_labels(data: Splits, found: LabelCounts) -> None:
+    absent = [n for n, count in zip(data.class_names, found.classes, strict=True) if not count]
+    where = f"in {found.items} of {len(data.train)} training images"
+    if found.ignored:
+        print(f"labels {where}: {100 * found.ignored_share:.1f} % are ignored")
+    if absent:
+        shown = ", ".join(absent[:_MAX_LISTED]) + ", …" * (len(absent) > _MAX_LISTED)
+        log.warning(
+            "no label %s is of %d of the %d classes: %s%s",
+            *(where, len(absent), data.num_classes, shown, _hint(data, found)),
+        )
+
+
+def _hint(data: Splits, found: LabelCounts) -> str:
+    """What may have happened to a binary mask of 0 and 255."""
+    if data.num_classes == 2 and data.ignore_index == 255 and found.ignored:
+        return "; if 255 is the foreground in the masks, write it as 1: 255 is ignored"
+    return ""
+
+
 def _class_weights(config: TrainConfig, data: Splits) -> tuple[float, ...] | None:
     weights = config.class_weights
     if weights is not None and len(weights) != data.num_classes:
@@ -184,6 +223,39 @@ def _class_weights(config: TrainConfig, data: Splits) -> tuple[float, ...] | Non
             f"Expected {data.num_classes} class_weights, one a class, but got {len(weights)}"
         )
     return weights
+
+
+@contextmanager
+def _claimed(folder: Path) -> Iterator[None]:
+    """Keep other trainings out of `folder` until the block or its process ends."""
+    if distributed.rank() != 0:
+        yield
+        return
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked(folder, wait=False):
+            yield
+    except Busy:
+        raise ValueError(
+            f"Expected a folder of its own for each training, but another process trains in "
+            f"{folder}: choose another one with --out"
+        ) from None
+    finally:
+        if made:
+            with suppress(OSError):  # raised unless the folder is empty
+                folder.rmdir()
+
+
+def _expect_whole_run(folder: Path) -> None:
+    """Raise if a run is to be resumed that has results, but has lost what it goes on from."""
+    checkpoints = (checkpoint.LAST, checkpoint.PREVIOUS)
+    found = [name for name in (checkpoint.BEST, LOG) if (folder / name).exists()]
+    if found and not any((folder / name).exists() for name in checkpoints):
+        raise ValueError(
+            f"Expected {' or '.join(checkpoints)} in {folder} to resume its run, but there is "
+            f"only {found[0]}, which would be overwritten: start another run with --out"
+        )
 
 
 def _expect_no_run(folder: Path) -> None:

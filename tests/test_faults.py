@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -29,7 +30,10 @@ from tests.support.evaluations import QUICK, draw_nothing
 from tests.support.saved import save_folder
 from tests.support.small_run import RUN, expect_equal, outcome
 
-KILLS = int(os.environ.get("SEGCAL_KILLS", 3))  # each of them a run killed and resumed
+# Each of them a run or an evaluation killed, and done again.
+KILLS, EVAL_KILLS = (
+    int(os.environ.get(f"SEGCAL_{name}KILLS", n)) for name, n in (("", 3), ("EVAL_", 2))
+)
 
 
 def train(folder, *arguments):
@@ -64,13 +68,13 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", range(KILLS))
-def test_killed_at_a_random_moment_of_training(tmp_path, whole, number):
+def test_killed_at_a_random_moment_of_training(tmp_path, whole, number, record_property):
     expected, seconds = whole
     process = children.start(train, tmp_path)
     children.wait_for(tmp_path / "run" / "config.yaml", process)
     time.sleep(random.Random(number).random() * seconds)
-    if process.is_alive():  # another run may be faster than the one that was timed
-        children.kill(process)
+    # Another run may be faster than the one that was timed.
+    record_property("met a live process", children.met_alive(process))
     saved = checkpoint.load_last(tmp_path / "run")  # whole, whenever it was
     assert saved is None or 0 < saved["learner"]["steps"] <= 12
     expect_equal(resumed(tmp_path), expected)
@@ -107,18 +111,33 @@ def test_killed_while_a_file_is_being_written(tmp_path, whole, call):
 MOMENTS = {
     "counting": (evaluating, "count_batch", 3),
     "writing": (json, "dumps", 2),
-    "moving": (os, "replace", 4),
-    "tidying up": (shutil, "rmtree", 1),
+    "moving the old": (os, "replace", 6),
+    "moving the new": (os, "replace", 11),
+    "tidying up": (results.Path, "rmdir", 1),
 }
 
 
-def evaluate(folder, moment, predictions):
+def evaluate(folder, moment, predictions, *more):
     """`segcal eval` that stalls at a moment; pages, which take seconds, are left out."""
     draw_nothing()
     if moment is not None:
         stall(folder / "stalled", *MOMENTS[moment])
-    arguments = ["--predictions", str(predictions), "--overlays", "none", *QUICK]
+    arguments = ["--predictions", str(predictions), "--overlays", "none", *QUICK, *more]
     return main(["eval", *arguments, "--posthoc", "ts", "--fit-predictions", str(predictions)])
+
+
+def evaluate_slowly(folder, *arguments):
+    """`segcal eval` that says when it begins to rename results, and takes 10 ms for each."""
+    usual = os.replace
+
+    def replace(old, new):
+        if str(new).endswith(".complete"):
+            (folder / "switching").touch()
+        time.sleep(0.01)
+        usual(old, new)
+
+    os.replace = replace
+    return evaluate(folder, *arguments)
 
 
 def contents(folder):
@@ -132,29 +151,59 @@ def contents(folder):
     }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_killed_while_evaluating(tmp_path, moment):
+def evaluated(folder, predictions, *more):
+    """The files that an evaluation leaves that nobody kills."""
+    process = children.start(evaluate, folder, None, predictions, *more)
+    process.join(120)
+    assert process.exitcode == 0
+    return contents(predictions / "eval")
+
+
+@pytest.fixture
+def results_before_and_after(tmp_path):
+    """Predictions with results, and the files of these and of another evaluation."""
     predictions = save_folder(tmp_path / "net", 4)
     (predictions / "eval").mkdir()
     (predictions / "eval" / "notes.txt").write_text("mine")
-    process = children.start(evaluate, tmp_path, None, predictions)
-    process.join(120)
-    assert process.exitcode == 0
-    before = contents(predictions / "eval")
-    assert {"notes.txt", "report.json", "posthoc/ts/report.json"} <= before.keys()
-    process = children.start(evaluate, tmp_path, moment, predictions)
+    after = evaluated(tmp_path, predictions, "--num-bins", "5")
+    before = evaluated(tmp_path, predictions, "--save-state")
+    assert {"notes.txt", "report.json", "posthoc/ts/report.json"} <= after.keys() < before.keys()
+    return predictions, before, after
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_while_evaluating(tmp_path, results_before_and_after, moment):
+    predictions, before, after = results_before_and_after
+    process = children.start(evaluate, tmp_path, moment, predictions, "--num-bins", "5")
     children.wait_for(tmp_path / "stalled", process)
     children.kill(process)
-    if moment in ("counting", "writing"):
-        assert contents(predictions / "eval") == before
-    (leftover,) = [path for path in predictions.iterdir() if path.name.startswith(".")] or [None]
-    if leftover is not None:  # it may be a living process's: it stays for a day
-        os.utime(leftover, (0, 0))
-    process = children.start(evaluate, tmp_path, None, predictions)
-    process.join(120)
-    assert process.exitcode == 0
-    assert contents(predictions / "eval") == before
-    assert not [path for path in predictions.iterdir() if path.name.startswith(".")]
+    # Whoever looks next finds all of the old results or all of the new.
+    assert main(["report", str(predictions), "--out", str(tmp_path / "page")]) == 0
+    found = contents(predictions / "eval")
+    shown = {name: found[name] for name in found if not name.startswith(".")}
+    assert shown == (before if moment in ("counting", "writing") else after)
+    assert evaluated(tmp_path, predictions, "--num-bins", "5") == after  # and nothing besides
+
+
+@pytest.mark.parametrize("number", range(EVAL_KILLS))
+def test_killed_at_a_random_moment_of_evaluation(
+    tmp_path, results_before_and_after, number, record_property
+):
+    """Every second time near the switch from old to new results."""
+    predictions, before, after = results_before_and_after
+    aimed, moment = number % 2, random.Random(number).random()
+    call = evaluate_slowly if aimed else evaluate
+    process = children.start(call, tmp_path, None, predictions, "--num-bins", "5")
+    if aimed:
+        children.wait_for(tmp_path / "switching", process)
+    time.sleep(moment * (0.2 if aimed else 0.6))
+    record_property("met a live process", children.met_alive(process))
+    results.settle(predictions / "eval")
+    found = contents(predictions / "eval")
+    shown = {name: found[name] for name in found if not name.startswith(".")}
+    assert shown in (before, after)
+    record_property("results", "old" if shown == before else "new")
+    assert evaluated(tmp_path, predictions, "--num-bins", "5") == after
 
 
 @pytest.fixture
@@ -182,6 +231,59 @@ def fill(disk, leave):
     """Take all space but `leave` bytes."""
     free = shutil.disk_usage(disk).free
     (disk / "filler").write_bytes(bytes(max(free - leave, 0)))
+
+
+def test_results_on_a_disk_of_their_own(small_disk, tmp_path, monkeypatch):
+    """A mount point, as every volume of a container is: nothing can be renamed into it."""
+    monkeypatch.setattr(results, "write_figures", lambda *_, **__: None)
+    predictions = save_folder(tmp_path / "net", 2)
+    arguments = ["--predictions", str(predictions), "--overlays", "none", *QUICK, "--save-state"]
+    for _ in range(2):
+        assert main(["eval", *arguments, "--out", str(small_disk)]) == 0
+        assert main(["report", str(small_disk), "--out", str(small_disk)]) == 0
+    assert not [path for path in small_disk.iterdir() if path.name.startswith(".")]
+    state = str(tmp_path / "state.npz")
+    shutil.move(small_disk / "state.npz", state)
+    assert main(["merge", state, "--report", str(small_disk), "--resamples", "4"]) == 0
+
+
+def test_a_full_tmpdir_is_named(small_disk, tmp_path, monkeypatch, capsys):
+    """Whose space was thought to be enough: the fit of a network writes its logits there."""
+    run = tmp_path / "run"
+    assert main(["train", *RUN, "--epochs", "1", "--data.limit", "400", "--out", str(run)]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    fill(small_disk, 8_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(2**40, 0, 2**40))
+    assert main(["eval", str(run), *QUICK, "--overlays", "none", "--posthoc", "ts"]) == 1
+    err = capsys.readouterr().err
+    assert str(small_disk) in err and "TMPDIR names another folder" in err
+    assert err.count("\n") == 1
+    assert not (run / "eval").exists()
+
+
+def test_two_trainings_do_not_share_a_folder(tmp_path, whole, capfd):
+    process = children.start(train, tmp_path)
+    children.wait_for(tmp_path / "run" / "config.yaml", process)
+    assert main(["train", *RUN, "--out", str(tmp_path / "run")]) == 2
+    assert "another process trains in" in capfd.readouterr().err
+    assert main(["train", *RUN, "--resume", "--out", str(tmp_path / "run")]) == 2
+    assert "another process trains in" in capfd.readouterr().err
+    children.kill(process)  # and the lock goes with it, at once
+    expect_equal(resumed(tmp_path), whole[0])
+
+
+@pytest.mark.parametrize("kept", ["best.pt", "log.jsonl"])
+def test_a_run_that_lost_its_checkpoints_is_not_overwritten(tmp_path, capfd, kept):
+    run = tmp_path / "run"
+    assert main(["train", *RUN, "--epochs", "1", "--out", str(run)]) == 0
+    for path in run.iterdir():
+        if path.name not in (kept, "config.yaml"):
+            path.unlink()
+    before = contents(run)
+    assert main(["train", "--resume", "--out", str(run)]) == 2
+    assert f"only {kept}" in capfd.readouterr().err
+    assert contents(run) == before
 
 
 def test_disk_full_while_training(small_disk, whole, capsys, monkeypatch):

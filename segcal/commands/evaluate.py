@@ -28,15 +28,18 @@ from segcal.evaluation.results import (
     COMPARISON,
     EVAL,
     PAGE,
+    PAGES,
     POSTHOC,
     SCALER,
     SHIFT,
     STATE,
     Result,
+    check_history,
     entry_name,
     new_contents,
     read_result,
     require_writable,
+    settle,
     write_pages,
     write_result,
 )
@@ -160,46 +163,76 @@ def saved_subject(path: Path, fit: Path | None, options: argparse.Namespace) -> 
     resolved = path.resolve()
     return Subject(
         name=resolved.stem if path.is_file() else resolved.name,
-        home=path.parent if path.is_file() else path,
+        home=_saved_home(path),
         source=saved(path, options.shard),
         holdout=holdout,
         shifted=shifted,
     )
 
 
+def _saved_home(path: Path) -> Path:
+    """The folder of the results of saved predictions."""
+    return path.parent if path.is_file() else path
+
+
 def _read_log(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except ValueError as error:
-        raise ValueError(f"{path}: Expected one JSON object a line, but got {error}") from None
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return check_history([json.loads(line) for line in lines])
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(
+            f"{path}: Expected one JSON object of numbers a line, but got {error}"
+        ) from None
 
 
 def evaluate_inputs(options: argparse.Namespace) -> None:
     """Evaluate what the options name, each by itself, and compare them if there are several."""
     shifts = _shifts(options)
     device = choose_device(options.device)
-    inputs = [*options.inputs, *options.predictions]
-    comparison = options.out or inputs[0].parent / COMPARISON
-    require_writable(comparison)
+    first = [*options.inputs, *options.predictions][0]
+    comparison = options.out or first.parent / COMPARISON
+    _require_places(options, comparison)
     with process_group(device):
         results: list[Result] = []
         for found in _found(options, device):
             if isinstance(found, Result):
                 results.append(found)
                 continue
-            alone = options.out is not None and len(inputs) == 1
-            folder = options.out if alone else found.home / _folder_name(options)
+            folder = _result_folder(found.home, options)
+            settle(folder)
             results += _evaluate_one(found, folder, shifts, options)
-            if len(inputs) == 1:
+            if _number_of_inputs(options) == 1:
                 _say_shifts(results)
             _say(f"report: {folder / PAGE}")
-        if len(inputs) > 1 and distributed.rank() == 0:
-            with new_contents(comparison) as staging:
+        if _number_of_inputs(options) > 1 and distributed.rank() == 0:
+            with new_contents(comparison, PAGES) as staging:
                 write_pages(results, staging, "Comparison")
             _say_shifts(results)
             _say(f"comparison: {comparison / PAGE}")
+
+
+def _require_places(options: argparse.Namespace, comparison: Path) -> None:
+    """Raise if results cannot be written, or those of two inputs would be in one folder."""
+    homes = [(path, path) for path in options.inputs if path.suffix != ".json"]
+    homes += [(path, _saved_home(path)) for path in options.predictions]
+    places = [(str(path), _result_folder(home, options)) for path, home in homes]
+    if _number_of_inputs(options) > 1:
+        places.append(("the comparison", comparison))
+    taken: dict[Path, str] = {}
+    for what, folder in places:
+        require_writable(folder)
+        if folder.resolve() in taken:
+            raise ValueError(
+                f"Expected results in different folders, but got {folder} for {what} and for "
+                f"{taken[folder.resolve()]}: evaluate them one at a time, with --out"
+            )
+        taken[folder.resolve()] = what
+
+
+def _number_of_inputs(options: argparse.Namespace) -> int:
+    return len(options.inputs) + len(options.predictions)
 
 
 def _found(options: argparse.Namespace, device: torch.device) -> Iterator[Result | Subject]:
@@ -212,18 +245,20 @@ def _found(options: argparse.Namespace, device: torch.device) -> Iterator[Result
         yield saved_subject(path, fit, options)
 
 
-def _folder_name(options: argparse.Namespace) -> str:
+def _result_folder(home: Path, options: argparse.Namespace) -> Path:
+    """Where the results of one input go."""
+    if options.out is not None and _number_of_inputs(options) == 1:
+        return options.out
     name = EVAL if options.limit is None else f"{EVAL}-limit-{options.limit}"
     if options.shard != EVERYTHING:
         name += f"-{options.shard[0] + 1}-of-{options.shard[1]}"
-    return name
+    return home / name
 
 
 def _evaluate_one(
     subject: Subject, folder: Path, shifts: Sequence[Shift], options: argparse.Namespace
 ) -> list[Result]:
     """Evaluate one model, as it is and after each post-hoc method; the first process writes."""
-    require_writable(folder)
     shifted = {shift: subject.shifted(shift) for shift in shifts}
     require_images(options.overlays, subject.source)
     multilabel = subject.source.multilabel

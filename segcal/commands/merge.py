@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
@@ -31,11 +32,11 @@ from segcal.viz import Entry
 def merge_states(options: argparse.Namespace) -> None:
     """Add up states that `segcal eval --save-state` or `CalibrationMeter.save` wrote."""
     paths = [state_path(path) for path in options.states]
-    for folder in filter(None, (options.report, options.out and options.out.parent)):
-        require_writable(folder)
+    _require_places(paths, options.out, options.report)
     meters = [CalibrationMeter.load(path) for path in paths]
     _require_alike(paths, meters)
     _require_disjoint(paths, meters)
+    _require_different(paths, meters)
     parts = [_described(path) for path in paths]
     _require_one_method(paths, parts)
     merged = reduce(add, meters)
@@ -44,13 +45,27 @@ def merge_states(options: argparse.Namespace) -> None:
     print(f"{result.entry.name}: {describe_report(report)}")
     protocol = report.protocol
     print(f"{protocol.images} images, {protocol.pixels} pixels from {len(paths)} states")
-    if options.out is not None:
-        merged.save(options.out)
-        print(f"state: {options.out}")
     if options.report is not None:
         with new_contents(options.report) as staging:
             write_pages([write_result(result, [], staging)], staging, result.run)
+    if options.out is not None:  # after the report, whose folder may be the same
+        merged.save(options.out)
+        print(f"state: {options.out}")
+    if options.report is not None:
         print(f"report: {options.report / PAGE}")
+
+
+def _require_places(states: Sequence[Path], out: Path | None, report: Path | None) -> None:
+    """Raise if the results cannot be written, or would replace what they are made of."""
+    for folder in filter(None, (report, out and out.parent)):
+        require_writable(folder)
+    if out is not None and out.is_dir():
+        raise ValueError(f"Expected a file for the merged state, but {out} is a folder")
+    for state in states:
+        if report is not None and report.resolve() in state.resolve().parents:
+            raise ValueError(
+                f"Expected another folder for the report than {report}, which holds {state}"
+            )
 
 
 def _require_alike(paths: Sequence[Path], meters: Sequence[CalibrationMeter]) -> None:
@@ -72,6 +87,22 @@ def _require_disjoint(paths: Sequence[Path], meters: Sequence[CalibrationMeter])
                     f"Expected states of different images, but {name} is in {seen[name]} and {path}"
                 )
             seen[name] = path
+
+
+def _require_different(paths: Sequence[Path], meters: Sequence[CalibrationMeter]) -> None:
+    """Refuse to count a state twice, which images without names would not tell."""
+    seen: dict[bytes, Path] = {}
+    for path, meter in zip(paths, meters, strict=True):
+        state = meter.state_dict()
+        digest = b"".join(
+            hashlib.sha256(name.encode() + tensor.numpy().tobytes()).digest()
+            for name, tensor in sorted(state.items())
+        )
+        if digest in seen and state["top_count"].any():
+            raise ValueError(
+                f"Expected states of different images, but {seen[digest]} and {path} are the same"
+            )
+        seen[digest] = path
 
 
 def _described(path: Path) -> Result | None:

@@ -9,10 +9,13 @@ from segcal.evaluation.results import (
     COMPARISON,
     EVAL,
     PAGE,
+    PAGES,
     POSTHOC,
     REPORT,
     new_contents,
     read_result,
+    require_writable,
+    settle,
     write_pages,
 )
 from segcal.posthoc import SCALERS
@@ -20,10 +23,11 @@ from segcal.posthoc import SCALERS
 
 def rewrite_pages(options: argparse.Namespace) -> None:
     """Write the page, tables and figures of reports, without any network."""
-    results = [read_result(path) for given in options.reports for path in _files(given)]
     folder = options.out or options.reports[0].parent / COMPARISON
+    require_writable(folder)
+    results = [read_result(path) for given in options.reports for path in _files(given)]
     runs = list(dict.fromkeys(result.run for result in results))
-    with new_contents(folder) as staging:
+    with new_contents(folder, PAGES) as staging:
         write_pages(results, staging, runs[0] if len(runs) == 1 else "Comparison")
     print(f"report: {folder / PAGE}")
 
@@ -33,6 +37,7 @@ def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     folder = path / EVAL if (path / EVAL).is_dir() else path
+    settle(folder)
     if not (folder / REPORT).is_file():
         raise ValueError(f"Expected {REPORT} in {folder}, but there is none: run segcal eval first")
     methods = [folder / POSTHOC / method / REPORT for method in SCALERS]

@@ -55,9 +55,20 @@ class FilePart:
             return image, np.stack([self._mask(index, path, image, 2) for path in label])
         return image, self._mask(index, label, image, self.num_classes)
 
+    def read_labels(self, index: int) -> list[np.ndarray]:
+        """The class or the mask of an image, or the masks of all classes; the image is not read."""
+        label = self.labels[index]
+        if isinstance(label, int):
+            return [np.asarray(label)]
+        paths, classes = (label, 2) if isinstance(label, tuple) else ((label,), self.num_classes)
+        return [self._read_mask(path, classes) for path in paths]
+
+    def _read_mask(self, path: Path, num_classes: int) -> np.ndarray:
+        return read_class_mask(path, num_classes=num_classes, ignore_index=self.ignore_index)
+
     def _mask(self, index: int, path: Path, image: np.ndarray, num_classes: int) -> np.ndarray:
         """(H, W) the mask of an image."""
-        mask = read_class_mask(path, num_classes=num_classes, ignore_index=self.ignore_index)
+        mask = self._read_mask(path, num_classes)
         if mask.shape != image.shape[:2]:
             (h, w), (mask_h, mask_w) = image.shape[:2], mask.shape
             raise BadFile(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -100,6 +103,32 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
                 digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
+    def count_labels(
+        self, num_classes: int, ignore_index: int, *, multilabel: bool = False, most: int = 500
+    ) -> LabelCounts:
+        """Count the labels of at most `most` items, evenly spaced; files of images are not read.
+
+        Args:
+            num_classes: K.
+            ignore_index: the label that is not counted.
+            multilabel: labels are the presence, 0 or 1, of each class.
+            most: items to look at.
+        """
+        some = spread(np.asarray(self.indices), most).tolist()
+
+        def count(index: int) -> np.ndarray:
+            labels = _labels(self.part, index, multilabel=multilabel)
+            ignored = sum(int((label == ignore_index).sum()) for label in labels)
+            total = sum(label.size for label in labels)
+            if multilabel:
+                return np.array([*(int((label == 1).sum()) for label in labels), ignored, total])
+            kept = labels[0][labels[0] != ignore_index].astype(np.int64)
+            return np.array([*np.bincount(kept, minlength=num_classes), ignored, total])
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders let other threads run
+            found = sum(pool.map(count, some), np.zeros(num_classes + 2, dtype=np.int64))
+        return LabelCounts(found[:-2], int(found[-2]), int(found[-1]), len(some))
+
     def image(self, index: int) -> np.ndarray:
         """(H, W, 3) uint8 RGB of an item, not augmented, to draw on."""
         image = self.part.image(self.indices[index])
@@ -120,6 +149,31 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
             label = label if mask is None else mask
         target = torch.as_tensor(np.asarray(label, dtype=np.int64))  # (H, W), (K, H, W) or ()
         return normalise(image, self._mean, self._std), target
+
+
+@dataclass(frozen=True)
+class LabelCounts:
+    """How often labels occur.
+
+    Attributes:
+        classes: (K,) labels of each class.
+        ignored: labels that are not counted.
+        total: all labels.
+        items: how many images or texts were looked at.
+    """
+
+    classes: np.ndarray
+    ignored: int
+    total: int
+    items: int
+
+
+def _labels(part: Part, index: int, *, multilabel: bool) -> list[np.ndarray]:
+    """The label of a sample, or that of each class."""
+    if isinstance(part, FilePart):
+        return part.read_labels(index)
+    label = np.asarray(part.labels[index] if isinstance(part, ArrayPart) else part.read(index)[1])
+    return [*label] if multilabel else [label]
 
 
 def spread(indices: np.ndarray, limit: int | None) -> np.ndarray:

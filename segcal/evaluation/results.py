@@ -13,16 +13,13 @@ shift/NAME-VALUE/      report.json and state.npz under a shift, and posthoc/METH
 
 from __future__ import annotations
 
-import glob
 import json
 import math
 import os
 import re
 import shutil
-import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +29,7 @@ import numpy as np
 from segcal.data.shift import Shift
 from segcal.evaluation.evaluate import NONE
 from segcal.evaluation.overlays import Drawn
-from segcal.files import atomic_write, name_file
+from segcal.files import atomic_write, locked, name_file
 from segcal.metrics import Report
 from segcal.metrics.rows import posthoc_markdown
 from segcal.viz import (
@@ -55,10 +52,13 @@ REPORT, PAGE, STATE, SCALER = "report.json", "report.html", "state.npz", "scaler
 OVERLAYS, POSTHOC, SHIFT = "overlays", "posthoc", "shift"
 SHIFT_SCORES, SHIFT_PANEL = "shift.json", "shift.png"
 _MAX_NAME = 200  # bytes; systems allow 255, and an ending comes after it
-_ABANDONED = 24 * 3600  # seconds
-_SHIFT_FILES = (SHIFT_SCORES, SHIFT_PANEL, "shift.md", "shift.csv")
 # Replaced as a whole, or removed. Results under a shift are kept: they have keys.
-_OWNED = ("figures", OVERLAYS, POSTHOC, *_SHIFT_FILES)
+PAGES = (PAGE, "table.md", "table.csv", "figures", SHIFT_SCORES, "shift.md", "shift.csv")
+RESULTS = (*PAGES, REPORT, STATE, SHIFT_PANEL, OVERLAYS, POSTHOC)
+# Where new results are inside their folder: being written; complete, while old ones may be in
+# their place; complete, when the old ones are gone, to `_OLD` until they are removed.
+_WRITING, _COMPLETE, _MOVING, _OLD = ".new", ".complete", ".moving", ".old"
+_REPLACES = ".replaces"  # a file among the new ones: names of what they replace
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ class Result:
 
 def state_path(path: Path) -> Path:
     """The saved state that `path` names: a file, or the one in a folder of results."""
+    settle(path)
     return path / STATE if path.is_dir() else path
 
 
@@ -101,26 +102,31 @@ def require_writable(folder: Path) -> None:
 
 
 @contextmanager
-def new_contents(folder: Path) -> Iterator[Path]:
+def new_contents(folder: Path, names: Sequence[str] = RESULTS) -> Iterator[Path]:
     """A folder to write to; what it holds moves into `folder` when the block ends well.
 
-    Files of other names that lie in `folder` stay. If the block raises, `folder` is as it was.
+    If the block raises, or is killed, `folder` is as it was. Results become new by one rename;
+    what must be moved after it is moved by `settle`, if this process cannot. All of it happens
+    inside `folder`, which may be a disk of its own.
+
+    Args:
+        folder: made if missing.
+        names: what is replaced or, if there is no new one, removed. Other files stay.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(folder)
-    staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    new, old = staging / "new", staging / "old"
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    new = folder / _WRITING
     try:
-        new.mkdir()
-        old.mkdir()
-        yield new
-        folder.mkdir(exist_ok=True)
-        # Renames alone, which take no time and no space: nothing is ever half-copied.
-        for name in _OWNED:
-            if (folder / name).exists():
-                os.replace(folder / name, old / name)
-        for path in new.iterdir():
-            os.replace(path, folder / path.name)
+        with locked(folder, wait=True):
+            _settle(folder)
+            new.mkdir()
+            try:
+                yield new
+                (new / _REPLACES).write_text("\n".join(names), encoding="utf-8")
+                os.replace(new, folder / _COMPLETE)
+                _settle(folder)
+            finally:
+                shutil.rmtree(new, ignore_errors=True)
     except OSError as error:
         if isinstance(error.filename, str) and Path(error.filename).is_relative_to(new):
             # The file that it would have become: the other one is gone in a moment.
@@ -128,14 +134,47 @@ def new_contents(folder: Path) -> Iterator[Path]:
         name_file(error, folder)
         raise
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        if made:
+            with suppress(OSError):  # raised unless the folder is empty
+                folder.rmdir()
 
 
-def _remove_leftovers(folder: Path) -> None:
-    """Delete what killed processes were writing; what is younger may be a living one's."""
-    for path in folder.parent.glob(f".{glob.escape(folder.name)}.????????"):
-        if path.is_dir() and time.time() - path.stat().st_mtime > _ABANDONED:
-            shutil.rmtree(path, ignore_errors=True)
+def settle(folder: Path) -> None:
+    """Finish moving new results into `folder`, if a process was killed while it did."""
+    if any((folder / name).exists() for name in (_COMPLETE, _MOVING)):
+        with locked(folder, wait=True):
+            _settle(folder)
+
+
+def _settle(folder: Path) -> None:
+    """Renames alone, which take no time and no space, and each of which may be the last.
+
+    While there is `_COMPLETE`, the results in `folder` are old; while there is `_MOVING`, new.
+    """
+    old, complete, moving = (folder / name for name in (_OLD, _COMPLETE, _MOVING))
+    if complete.exists():
+        _require_own(complete)
+        shutil.rmtree(old, ignore_errors=True)
+        old.mkdir()
+        replaced = (complete / _REPLACES).read_text(encoding="utf-8").split("\n")
+        for name in RESULTS:
+            if name in replaced and (folder / name).exists():
+                os.replace(folder / name, old / name)
+        os.replace(complete, moving)
+    if moving.exists():
+        _require_own(moving)
+        (moving / _REPLACES).unlink(missing_ok=True)
+        for path in moving.iterdir():
+            os.replace(path, folder / path.name)
+        moving.rmdir()
+    for leftover in (old, folder / _WRITING):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _require_own(place: Path) -> None:
+    """Raise if this is no folder, but stands for one that files would be taken away from."""
+    if place.is_symlink() or not place.is_dir():
+        raise ValueError(f"Expected a folder of new results at {place}, but got something else")
 
 
 def write_pages(results: Sequence[Result], folder: Path, title: str) -> None:
@@ -200,6 +239,7 @@ def read_result(path: Path) -> Result:
     Raises:
         ValueError: the file is neither; the message names it.
     """
+    settle(path.parent)
     report = Report.load(path)
     about = json.loads(path.read_text(encoding="utf-8")).get("about", {})
     try:
@@ -207,16 +247,30 @@ def read_result(path: Path) -> Result:
         entry = Entry(
             name=entry_name(run, method),
             report=report,
-            history=[dict(record) for record in about.get("history", [])],
+            history=check_history(about.get("history", [])),
             config=str(about.get("config", "")),
             overlays=_read_overlays(about.get("overlays", []), path.parent / OVERLAYS),
             skipped=[str(line) for line in about.get("skipped", [])],
             shifts=_read_shifts(about.get("shifts", []), path.parent),
             shift_overlay=_read_shift_overlay(about.get("shift_overlay"), path.parent),
         )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{path}: Expected a report of segcal, but got {error!r}") from None
     return Result(run, method, entry)
+
+
+def check_history(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The records of a log, one an epoch.
+
+    Raises:
+        TypeError, ValueError or OverflowError: they hold something else than numbers.
+    """
+    for record in records:
+        for value in record.values():
+            if value is not None and not isinstance(value, int | float):
+                raise TypeError(f"{value!r:.60} in the log")
+            float(value or 0)
+    return [dict(record) for record in records]
 
 
 def shift_states(folder: Path) -> dict[Shift, Path]:

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from segcal.files import atomic_write
 from segcal.metrics.scores import LOGGED
+from segcal.metrics.tables import finite
 
 Record = dict[str, Any]  # one epoch: plain numbers by name, e.g. "train/loss", "holdout/ece"
 
@@ -78,9 +79,14 @@ class RunningLosses:
 
 
 def write_jsonl(path: Path, history: list[Record]) -> None:
-    """Write `log.jsonl`, one line of JSON per epoch, whole or not at all."""
+    """Write `log.jsonl`, one line of JSON per epoch, whole or not at all; null for NaN."""
     with atomic_write(path) as file:
-        file.writelines(json.dumps(record) + "\n" for record in history)
+        for record in history:
+            known = {
+                name: finite(value) if isinstance(value, float) else value
+                for name, value in record.items()
+            }
+            file.write(json.dumps(known, allow_nan=False) + "\n")
 
 
 def require_history(history: list[Record], epochs: int, select: str) -> None:

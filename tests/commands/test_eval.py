@@ -344,3 +344,55 @@ def test_the_tool_is_the_command(tmp_path):
     assert done.stderr == (
         "segcal: error: Expected a folder of predictions, but nowhere does not exist\n"
     )
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_state_of_an_earlier_evaluation_goes_with_it(tmp_path):
+    folder = save_folder(tmp_path / "net", 2)
+    arguments = ["eval", "--predictions", str(folder), "--overlays", "none", *QUICK]
+    assert main([*arguments, "--save-state"]) == 0
+    assert (folder / "eval" / "state.npz").is_file()
+    assert main(arguments) == 0
+    assert "state.npz" not in files(folder / "eval")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_two_inputs_do_not_share_a_folder(tmp_path, capsys):
+    folder = save_folder(tmp_path / "d", 2)
+    one, two = (str(folder / f"im00{n}.npz") for n in range(2))
+    for arguments in (
+        ["--predictions", one, two],
+        ["--predictions", one, str(folder)],
+        ["--predictions", one, str(save_folder(tmp_path / "e", 1)), "--out", str(folder / "eval")],
+    ):
+        assert main(["eval", *arguments, *QUICK]) == 2
+        assert "Expected results in different folders" in capsys.readouterr().err
+    assert not (folder / "eval").exists() and not (tmp_path / "e" / "eval").exists()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_is_not_written_need_not_be_writable(tmp_path, capsys):
+    """The folder for comparisons, when there is nothing to compare; but it is looked at first."""
+    (tmp_path / "comparison").write_text("a file")
+    one, two = (str(save_folder(tmp_path / name, 1)) for name in "ab")
+    arguments = ["--overlays", "none", *QUICK]
+    assert main(["eval", "--predictions", one, *arguments]) == 0
+    shutil.rmtree(tmp_path / "a" / "eval")
+    assert main(["eval", "--predictions", one, two, *arguments]) == 2
+    assert "cannot write to" in capsys.readouterr().err
+    assert not (tmp_path / "a" / "eval").exists()
+    assert main(["report", str(tmp_path / "none.json"), "--out", str(tmp_path / "comparison")]) == 2
+    assert "cannot write to" in capsys.readouterr().err  # before it is looked for
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_pages_made_again_leave_the_results(tmp_path):
+    folder = save_folder(tmp_path / "net", 2)
+    arguments = ["--predictions", str(folder), "--num-overlays", "1", *QUICK, "--save-state"]
+    arguments += ["--posthoc", "none,ts", "--fit-predictions", str(folder)]
+    assert main(["eval", *arguments]) == 0
+    before = files(folder / "eval")
+    (folder / "eval" / "report.html").write_text("old")
+    assert main(["report", str(folder), "--out", str(folder / "eval")]) == 0
+    assert files(folder / "eval") == before
+    assert (folder / "eval" / "report.html").read_text() != "old"

@@ -207,3 +207,22 @@ def test_the_example_in_the_docs(tmp_path, monkeypatch, capsys):
     whole = segcal.Report.load(tmp_path / "predictions" / "eval" / "report.json")
     report = Path(out[-1].removeprefix("report: ")).with_name("report.json")
     expect_equal(segcal.Report.load(report), whole)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_report_does_not_replace_what_it_is_made_of(tmp_path, capsys):
+    for name in "ab":
+        first = 2 * "ab".index(name)
+        judged(save_folder(tmp_path / name, 2, first=first), "--save-state")
+    states = [tmp_path / name / "eval" for name in "ab"]
+    assert merged(*states, "--report", tmp_path / "a" / "eval") == 2
+    assert "which holds" in capsys.readouterr().err
+    assert (tmp_path / "a" / "eval" / "state.npz").is_file()
+    assert merged(*states, "--out", tmp_path) == 2
+    assert "is a folder" in capsys.readouterr().err
+    whole = tmp_path / "whole"
+    for _ in range(2):  # the second time over the first
+        assert merged(*states, "--report", whole, "--out", whole / "state.npz") == 0
+    assert segcal.CalibrationMeter.load(whole / "state.npz").compute(resamples=0).protocol == (
+        segcal.Report.load(whole / "report.json").protocol
+    )

@@ -1,6 +1,8 @@
 """The folder of an evaluation: whole or not at all, and read back as it was written."""
 
+import itertools
 import json
+import os
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from segcal.evaluation.results import (
     file_name,
     new_contents,
     read_result,
+    settle,
     write_result,
 )
 from segcal.evaluation.sources import SavedPredictions
@@ -94,6 +97,88 @@ def test_a_folder_gets_all_of_its_new_contents_or_none(tmp_path):
     assert (folder / "notes.txt").read_text() == "mine"
     assert not (folder / "overlays").exists()  # of the earlier evaluation
     assert [path.name for path in tmp_path.iterdir()] == ["eval"]
+
+
+def write_all(folder, text, names):
+    """New results that hold `text`, all of `names`."""
+    with new_contents(folder) as staging:
+        for name in names:
+            place = staging / name
+            if "." not in name:
+                place.mkdir()
+                place = place / "inside"
+            place.write_text(text)
+
+
+def texts(folder):
+    """What every file holds that is not hidden."""
+    shown = (path for path in folder.rglob("*") if path.is_file())
+    found = {str(path.relative_to(folder)): path.read_text() for path in shown}
+    return {name: text for name, text in found.items() if not name.startswith(".")}
+
+
+def dies_at(number, folder, names):
+    """In another process, write results, and die at the n-th renaming; whether it got so far."""
+    pid = os.fork()
+    if pid == 0:
+        calls = itertools.count(1)
+        usual = os.replace
+
+        def replace(*paths):
+            if next(calls) == number:
+                os._exit(9)
+            usual(*paths)
+
+        os.replace = replace
+        try:
+            write_all(folder, "new", names)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+
+
+def test_killed_at_any_renaming_results_are_old_or_new(tmp_path):
+    """Never a mixture, and what was begun is finished by whoever looks next."""
+    before = ("report.json", "report.html", "state.npz", "figures", "overlays")
+    after = ("report.json", "report.html", "figures", "posthoc")
+    whole = tmp_path / "whole"
+    write_all(whole, "new", after)
+    outcomes = []
+    for number in itertools.count(1):
+        folder = tmp_path / str(number)
+        write_all(folder, "old", before)
+        (folder / "notes.txt").write_text("mine")
+        old = texts(folder)
+        if not dies_at(number, folder, after):
+            break
+        settle(folder)
+        outcomes.append(texts(folder))
+        assert outcomes[-1] in (old, texts(whole) | {"notes.txt": "mine"}), number
+        write_all(folder, "newer", after)
+        assert {path.name for path in folder.iterdir()} == {*after, "notes.txt"}, number
+    # The first renaming makes them complete; then come five old names, one mark, four new names.
+    assert [found == old for found in outcomes] == [True] + 10 * [False]
+
+
+def test_new_results_are_written_inside_their_folder(tmp_path):
+    """Which may be a disk of its own: nothing can be renamed to there from elsewhere."""
+    with new_contents(tmp_path / "eval") as staging:
+        assert staging.parent == tmp_path / "eval"
+        (staging / "report.json").write_text("new")
+    assert [path.name for path in (tmp_path / "eval").iterdir()] == ["report.json"]
+
+
+def test_what_only_looks_like_new_results_moves_nothing(tmp_path):
+    """A folder of results may come from someone else, with a link to the home of its reader."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter").write_text("private")
+    for name in (".complete", ".moving"):
+        folder = tmp_path / name.strip(".")
+        folder.mkdir()
+        (folder / name).symlink_to(tmp_path / "home")
+        with pytest.raises(ValueError, match="Expected a folder of new results"):
+            settle(folder)
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["letter"]
 
 
 def test_file_names_stay_in_their_folder():
