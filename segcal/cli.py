@@ -9,6 +9,7 @@ import errno
 import io
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -25,6 +26,11 @@ from segcal.commands.options import (
 
 Command = Callable[[Sequence[str], str], int | None]  # the exit status, if it is not 0
 
+# What torch.distributed says when another process is gone.
+_LOST_PEER = re.compile(
+    r"[Cc]onnection (closed|reset|refused)|gloo|NCCL|TCPStore|failed to (connect|recv)"
+    r"|Broken pipe|Socket"
+)
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -156,6 +162,9 @@ def _stopped(error: Exception, save_memory: str) -> int:
     if isinstance(error, (OutOfMemoryError, MemoryError)):
         detail = str(error).partition("\n")[0]
         return _fail(f"out of memory: {save_memory}" + (f" ({detail})" if detail else ""), 1)
+    if isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)):
+        detail = str(error).partition("\n")[0]
+        return _fail(f"another process of this run ended; its own error says why ({detail})", 1)
     raise error
 
 

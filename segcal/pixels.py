@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -146,6 +147,8 @@ def flatten(
             on the CPU; on an accelerator that would stall the queue, so there the count of bad
             labels is left in `Pixels.out_of_range` for the caller to look at when it suits.
     """
+    if not isinstance(ignore_index, Integral):
+        raise ValueError(f"Expected ignore_index to be an integer, but got {ignore_index!r}")
     if multilabel:
         folded = flatten(*fold_multilabel(logits, labels), ignore_index)
         return replace(folded, problems=logits.shape[1])

@@ -41,6 +41,14 @@ def choose_device(name: str) -> torch.device:
             )
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
+    elif device.type not in ("cpu", "mps"):
+        try:
+            torch.zeros(1, device=device).item()
+        except (RuntimeError, NotImplementedError, AssertionError, ImportError) as error:
+            raise ValueError(
+                f"Expected --device where numbers can be computed, but got {name}: "
+                f"{' '.join(str(error).split()):.120}"
+            ) from None
     elif device.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError("Expected --device mps on a machine that has it, but this one has not")
     return device

@@ -180,6 +180,35 @@ def test_out_of_memory(name, capsys):
     assert all(re.search(rf"^ +{flag}\b", shown, re.MULTILINE) for flag in flags)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:1",
+        "[Rank 1] Watchdog caught collective operation timeout: NCCL",
+        "The client socket has failed to connect to any network address of (a, 1). TCPStore",
+    ],
+)
+def test_another_process_that_ended_is_one_line(said, capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+
+    def command(arguments, prog):
+        raise RuntimeError(f"{said}\nmore")
+
+    assert run_command(command, [], "segcal train") == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "another process of this run ended" in err and "(process 0)" in err
+
+
+@pytest.mark.parametrize("name", ["resize", "crop_size", "base_size"])
+def test_images_past_memory_are_refused(name, tmp_path, capsys):
+    arguments = ["--data.name", "scenes", f"--data.{name}", "100000", "--out", str(tmp_path / "r")]
+    assert main(["train", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert f"{name}=100000" in err and err.count("\n") == 1
+
+
 def test_a_bug_is_not_hidden():
     def broken(arguments, prog):
         raise TypeError("a bug")

@@ -1,6 +1,7 @@
 """Files made to do harm, and what fuzzing has found: each is one line, or is only text."""
 
 import io
+import json
 import os
 import zipfile
 
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import segcal
 from segcal.cli import main
@@ -16,8 +19,11 @@ from segcal.data.predictions import PredictionFolder
 from segcal.evaluation import results
 from segcal.files import BadFile
 from segcal.losses import build_loss
+from segcal.metrics import meter as meter_module
+from segcal.metrics.state import write_state
 from segcal.training import checkpoint
 from tests.fuzz.files import Payload, npz, pt
+from tests.support.holdouts import make_scaler
 from tests.support.saved import logits_and_labels, save_folder
 from tests.support.synthetic_reports import synthetic_report
 
@@ -186,3 +192,169 @@ def test_a_history_that_is_none(runs, tmp_path, capsys):
         checkpoint.save_state(run / "last.pt", {**state, "history": history})
         assert main(["train", "--resume", "--out", str(run)]) == 2
         assert "Expected a checkpoint of this run in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-45, -1.0])
+@pytest.mark.parametrize("name", ["ts", "cts", "cdats", "selective", "lts"])
+def test_a_saved_temperature_is_positive(tmp_path, name, value):
+    batches = [tuple(torch.from_numpy(x)[None] for x in logits_and_labels(0))]
+    scaler = make_scaler(name).fit(batches)
+    scaler.temperature_.fill_(value)
+    if hasattr(scaler, "temperatures_") and name != "ts":
+        scaler.temperatures_.fill_(value)
+    scaler.save(tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match=r"a\.safetensors: .*temperature"):
+        segcal.posthoc.load(tmp_path / "a.safetensors")
+
+
+def test_weights_past_all_bounds_are_no_scaler(tmp_path):
+    """Found by fuzzing: the local temperatures of such a network are NaN."""
+    scaler = make_scaler("lts").fit(
+        [tuple(torch.from_numpy(x)[None] for x in logits_and_labels(0))]
+    )
+    with torch.no_grad():
+        scaler.network_[2].weight.fill_(1e38)
+    scaler.save(tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match="is past"):
+        segcal.posthoc.load(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("value", [10**400, "x", [1], {}])
+@pytest.mark.parametrize(
+    "place",
+    [
+        ("protocol", "average"),
+        ("protocol", "pixels"),
+        ("images", "ece"),
+        ("top", "count"),
+        ("about", "history", 0, "epoch"),
+        ("about", "history", 0, "holdout/ece"),
+    ],
+)
+def test_a_report_with_odd_values_is_one_line(tmp_path, capsys, place, value):
+    report = synthetic_report(3, side=8, images=2, per_image=True)
+    entry = segcal.viz.Entry("run", report, [{"epoch": 1, "holdout/ece": 0.1}])
+    results.write_result(results.Result("run", "none", entry), [], tmp_path)
+    data = json.loads((tmp_path / "report.json").read_text())
+    node = data
+    for key in place[:-1]:
+        node = node[key]
+    node[place[-1]] = None if place[-1] == "average" and value == "x" else value  # that is text
+    (tmp_path / "a.json").write_text(json.dumps(data))
+    assert main(["report", str(tmp_path / "a.json"), "--out", str(tmp_path / "page")]) == 2
+    err = capsys.readouterr().err
+    assert "a.json" in err and err.count("\n") == 1
+    assert not (tmp_path / "page").exists()
+
+
+@pytest.mark.parametrize("names", [[1, 2, 3], [None, "b", "c"], [b"a", "b", "c"]])
+def test_class_names_are_text(names):
+    with pytest.raises(ValueError, match="Expected class_names to be text, but got"):
+        segcal.CalibrationMeter(3, class_names=names)
+
+
+def test_labels_of_minus_one_are_named(tmp_path):
+    """Of int8, which other frameworks ignore."""
+    logits, labels = (torch.from_numpy(x)[None] for x in logits_and_labels(0))
+    labels = torch.where(labels == 255, -1, labels).to(torch.int8)
+    for take in (build_loss("nll"), segcal.CalibrationMeter(3).update):
+        with pytest.raises(ValueError, match="ignore_index=255, but got -1 in"):
+            take(logits, labels)
+    meter = segcal.CalibrationMeter(3, ignore_index=-1)
+    meter.update(logits, labels)
+    assert meter.compute().protocol.pixels == (labels >= 0).sum()
+
+
+def counted(*, per_image):
+    meter = segcal.CalibrationMeter(3, 4, per_image=per_image)
+    for index in range(3):
+        logits, labels = (torch.from_numpy(x)[None] for x in logits_and_labels(index))
+        meter.update(logits, labels, names=[f"{index}"])
+    return meter
+
+
+FORGED = {
+    "hits past the pixels of a bin": ("top_hits", lambda t: t + 1000),
+    "hits of a class past its pixels": ("class_hits", lambda t: t + 1000),
+    "pixels fewer than none": ("confusion", lambda t: t - 1000),
+    "pixels in one table alone": ("confusion", lambda t: t * 2),
+    "fine pixels in one table alone": ("fine_wrong", lambda t: t + 1),
+    "confidence past 1": ("top_confidence", lambda t: t * 3),
+    "confidence below 0": ("class_confidence", lambda t: -t),
+    "confidence that is no number": ("fine_confidence", lambda t: t * torch.nan),
+    "more images than pixels": ("images", lambda t: t + 10**6),
+    "a negative NLL": ("nll", lambda t: -t),
+    "a Brier score past 2": ("brier", lambda t: t + 1e6),
+    "images of more pixels": ("image.pixels", lambda t: t + 1),
+    "images of fewer than none": ("image.predicted", lambda t: t - 1000),
+    "labels that do not add up": ("image.truth", lambda t: t + 1),
+    "gaps that do not add up": ("image.top_gap", lambda t: t + 100),
+    "gaps of classes that do not add up": ("image.class_gap", lambda t: t * torch.nan),
+    "ACE past 1": ("image.class_ace", lambda t: t + 2),
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_a_forged_state_is_refused(tmp_path, what):
+    """Or it would give an mIoU of 121 %, or -744 pixels."""
+    name, change = FORGED[what]
+    meter = counted(per_image=True)
+    state = meter.state_dict()
+    meter.load_state_dict(state)  # as it is, it is fine
+    state[name] = change(state[name])
+    before = meter.compute(resamples=0)
+    with pytest.raises(ValueError, match="^Expected .*, but got other sums"):
+        meter.load_state_dict(state)
+    assert meter.compute(resamples=0) == before
+    write_state(tmp_path / "a.npz", state)
+    with pytest.raises(ValueError, match="a.npz"):
+        segcal.CalibrationMeter.load(tmp_path / "a.npz")
+
+
+@given(
+    kind=st.sampled_from(["update", "update_probs"]),
+    dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
+    rule=st.sampled_from(["left", "right"]),
+    bins=st.integers(1, 20),
+    scale=st.floats(0, 1e4),
+    seed=st.integers(0, 999),
+)
+@settings(max_examples=60)
+def test_every_state_that_is_counted_is_taken(kind, dtype, rule, bins, scale, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits = (scale * torch.randn(2, 3, 5, generator=generator)).to(dtype)
+    labels = torch.randint(4, (2, 5), generator=generator)
+    meter = segcal.CalibrationMeter(3, bins, 3, edge_rule=rule, per_image=True)
+    values = logits if kind == "update" else logits.softmax(1)
+    getattr(meter, kind)(values, labels)
+    other = segcal.CalibrationMeter(3, bins, 3, edge_rule=rule, per_image=True)
+    other.load_state_dict(meter.state_dict())
+    (meter + other).load_state_dict((meter + meter).state_dict())
+
+
+def test_a_state_is_not_merged_with_itself(tmp_path, capsys):
+    meter = segcal.CalibrationMeter(3, 4)
+    meter.update(*(torch.from_numpy(x)[None] for x in logits_and_labels(0)))
+    for name in "ab":
+        meter.save(tmp_path / f"{name}.npz")
+    for pair in ("aa", "ab"):
+        assert main(["merge", *(str(tmp_path / f"{name}.npz") for name in pair)]) == 2
+        assert "are the same" in capsys.readouterr().err
+
+
+def test_probabilities_given_as_logits_are_told_once(tmp_path, caplog):
+    meter_module._say_once.cache_clear()
+    logits, labels = (torch.from_numpy(x)[None] for x in logits_and_labels(0))
+    segcal.CalibrationMeter(3).update(logits, labels)
+    segcal.CalibrationMeter(3).update_probs(logits.softmax(1), labels)
+    assert not caplog.records
+    for _ in range(2):
+        meter = segcal.CalibrationMeter(3)
+        meter.update(logits.softmax(1), labels)
+        meter.update(logits.softmax(1), labels)
+    assert len(caplog.records) == 1
+    assert "look like probabilities" in caplog.text
+    meter_module._say_once.cache_clear()
+    loader = [(logits.softmax(1), labels)]
+    segcal.evaluate(torch.nn.Identity(), loader, num_classes=3, progress=False)
+    assert len(caplog.records) == 2

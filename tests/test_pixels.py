@@ -6,6 +6,12 @@ from hypothesis import strategies as st
 from segcal.pixels import flatten, label_mass
 
 
+@pytest.mark.parametrize("ignore_index", [None, 1.5, "255"])
+def test_an_ignore_index_is_a_number(ignore_index):
+    with pytest.raises(ValueError, match="Expected ignore_index to be an integer, but got"):
+        flatten(torch.zeros(1, 2, 3), torch.zeros(1, 3).long(), ignore_index)
+
+
 def test_compact_view_lists_valid_pixels_in_image_order():
     logits = torch.arange(2 * 3 * 2 * 2, dtype=torch.float32).reshape(2, 3, 2, 2)
     labels = torch.tensor([[[0, 255], [2, 1]], [[255, 255], [1, 0]]])

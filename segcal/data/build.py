@@ -14,6 +14,7 @@ from segcal.data.samples import Samples, spread
 from segcal.data.shift import DOMAIN, ROTATION, Shift, ShiftedPart, imbalanced
 from segcal.data.text import TextPart
 from segcal.data.transforms import Augmentation, Augmenter
+from segcal.files import check_size
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,9 @@ def _check(config: DataConfig, seed: int) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ValueError(f"Expected {name} to be at least 1, but got {value}")
+    for name in ("resize", "crop_size", "base_size"):
+        side = getattr(config, name) or 0
+        check_size(12 * side**2, f"an image of float32 at {name}={side}")
     if config.std is not None and min(config.std) <= 0:
         raise ValueError(f"Expected std to be positive, but got {config.std}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 import tempfile
@@ -139,10 +140,23 @@ def record(
         if images and batch.images is not None:
             parts.append(batch.images)
         for number, part in enumerate(parts):
-            np.save(folder / f"{count}.{number}.npy", part.cpu().numpy(), allow_pickle=False)
+            _save(folder / f"{count}.{number}.npy", part.cpu().numpy())
         count, device = count + 1, batch.values.device
         del batch, parts, part  # before the next is made
     return Recording(folder, count, device)
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    try:
+        np.save(path, array, allow_pickle=False)
+    except OSError as error:
+        # numpy says of a full disk only how much of the array was written.
+        raise OSError(
+            error.errno or errno.ENOSPC,
+            f"cannot write the logits of the hold-out ({error.strerror or error}), which take 4 "
+            "bytes a pixel and class; TMPDIR names another folder",
+            str(path.parent),
+        ) from None
 
 
 def _check_space(source: PredictionSource, batch: Predictions, folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -13,6 +15,7 @@ from torch import Tensor
 
 import segcal
 from segcal import distributed
+from segcal.files import is_distribution
 from segcal.metrics.bootstrap import image_statistics
 from segcal.metrics.counting import count
 from segcal.metrics.counting.multilabel import count_multilabel
@@ -21,6 +24,7 @@ from segcal.metrics.report import Report
 from segcal.metrics.state import (
     Settings,
     check_state,
+    check_sums,
     decode_names,
     encode_names,
     read_state,
@@ -30,6 +34,8 @@ from segcal.metrics.sums import BatchSums, ImageSums, Sums, fine_edges
 from segcal.metrics.tables import BinTable, FineHistogram, ImageStatistics, Protocol
 from segcal.pixels import check_shapes, multilabel_labels
 
+log = logging.getLogger(__name__)
+_SOME = 8  # images, and pixels along each side, that are looked at to find probabilities
 # Held while the sums of a meter are read or replaced, never while pixels are counted. One for all
 # meters, because a meter that holds a lock could not be copied or sent to another process.
 _LOCK = threading.RLock()
@@ -90,6 +96,7 @@ class CalibrationMeter:
             self._images: list[ImageSums] = []
             self._names: list[str] = []
             self._synced = False
+            self._like_probs: Tensor | None = None  # () bool of the first logits, once there were
 
     def update(self, logits: Tensor, labels: Tensor, *, names: Sequence[str] | None = None) -> None:
         """Count a batch of logits.
@@ -147,6 +154,7 @@ class CalibrationMeter:
         s = self.settings
         with _LOCK:
             self._raise_faults()
+            self._warn_of_probs()
             copy = self._sums.to("cpu", copy=True)
             images = self._image_statistics(resamples, seed) if s.per_image else None
         sums = {name: tensor.numpy() for name, tensor in copy.tensors().items()}
@@ -195,6 +203,13 @@ class CalibrationMeter:
         s = self.settings
         empty = ImageSums.zeros(0, s.num_classes, s.num_bins, multilabel=s.multilabel)
         return ImageSums.cat([empty, *self._images])
+
+    def _warn_of_probs(self) -> None:
+        if self._like_probs is not None and bool(self._like_probs):
+            _say_once(
+                "the logits look like probabilities (at least 0, and of sum 1), and their softmax "
+                "is counted; probabilities go to update_probs(), or into files as probs"
+            )
 
     def _raise_faults(self) -> None:
         s = self.settings
@@ -257,17 +272,20 @@ class CalibrationMeter:
         """Take over what `state_dict` gave, replacing what was counted.
 
         Raises:
-            ValueError: other settings, or not such a state. The meter is then as it was.
+            ValueError: other settings, not such a state, or sums that no pixels have. The meter is
+            then as it was.
         """
         check_state(state, self.state_dict(), self.settings)
         names = decode_names(state["names"])
         images = {k[6:]: v.clone() for k, v in state.items() if k.startswith("image.")}
         if any(len(tensor) != len(names) for tensor in images.values()):
             raise ValueError(f"Expected sums of {len(names)} images, but got another number")
-        sums = Sums(**{name: state[name] for name in self._sums.tensors()})
+        sums = Sums(**{name: state[name].cpu() for name in self._sums.tensors()})
+        by_image = ImageSums(**images)
+        check_sums(sums, by_image, self.settings)
         with _LOCK:
             self._sums = sums.to("cpu", copy=True)
-            self._images = [ImageSums(**images)]
+            self._images = [by_image]
             self._names = names
             self._synced = bool(state["synced"])
 
@@ -369,9 +387,25 @@ def update_together(
         raise ValueError(why(values, labels, s.ignore_index, logits=not probs))
     # Nothing below can fail, so a batch is counted wholly or not at all.
     text = [""] * n if names is None else [str(name) for name in names]
+    if not probs and meters[0]._like_probs is None:
+        meters[0]._like_probs = _like_probs(values)
+        if _can_look(values):
+            meters[0]._warn_of_probs()
     with _LOCK:
         for meter, batch in zip(meters, batches, strict=True):
             meter._add(batch, text)
+
+
+def _like_probs(logits: Tensor) -> Tensor:
+    """() bool: whether the first pixels, of which there are a few, look like probabilities."""
+    some = (slice(_SOME),)
+    first = logits[some + (slice(None),) + some * (logits.ndim - 2)]
+    return is_distribution(first, 1).all() & (first.numel() > 0)
+
+
+@functools.cache
+def _say_once(line: str) -> None:
+    log.warning("%s", line)
 
 
 def _can_look(tensor: Tensor) -> bool:

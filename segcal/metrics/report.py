@@ -183,8 +183,11 @@ class Report(ScoreTable):
         """Raise a ValueError unless all tables have the sizes that the protocol states."""
         p = self.protocol
         for value in (p.num_classes, p.num_bins, p.images, p.pixels):
-            if type(value) is not int or value < 0:
-                raise ValueError(f"Expected whole numbers in the protocol, but got {value!r}")
+            if type(value) is not int or not 0 <= value < 2**63:
+                raise ValueError(f"Expected whole numbers in the protocol, but got {value!r:.60}")
+        for text in (p.edge_rule, p.average, p.region, p.version):
+            if not isinstance(text, str):
+                raise ValueError(f"Expected text in the protocol, but got {text!r:.60}")
         k, b, f = p.num_classes, p.num_bins, self.fine.correct.size
         require_sums("edges", (b + 1,), self.top.edges, self.classes.edges)
         require_sums("top", (b,), *self.top.sums)

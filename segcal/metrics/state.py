@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from segcal.files import BadFile, Npz, atomic_write, check_num_classes, one_line
-from segcal.metrics.sums import Sums
+from segcal.metrics.sums import ImageSums, Sums, fine_edges
 
 EDGE_RULES = ("right", "left")
+_SLACK = 0.01  # a pixel: half-precision probabilities may be this far out of their bin
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,9 @@ class Settings:
             raise ValueError(f"Expected multilabel to be a bool, but got {self.multilabel!r}")
         if self.edge_rule not in EDGE_RULES:
             raise ValueError(f"Expected edge_rule in {EDGE_RULES}, but got {self.edge_rule!r}")
+        for name in self.class_names or ():
+            if not isinstance(name, str):
+                raise ValueError(f"Expected class_names to be text, but got {name!r}")
         if self.class_names is not None and len(self.class_names) != self.num_classes:
             raise ValueError(
                 f"Expected {self.num_classes} class_names, but got {len(self.class_names)}"
@@ -128,6 +132,75 @@ def check_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor], settings
                 f"Expected {name} of {tensor.dtype} {tuple(tensor.shape)}, "
                 f"but got {got.dtype} {tuple(got.shape)}"
             )
+
+
+def check_sums(sums: Sums, images: ImageSums, settings: Settings) -> None:
+    """Raise a ValueError unless these can be the sums of a data set, so far as they tell.
+
+    Args:
+        sums: of all pixels.
+        images: of each image; none unless the settings say so.
+        settings: of the meter.
+    """
+    pixels, softmax = sums.top_count.sum(), sums.confusion.ndim == 2
+    correct, by_truth = (
+        (sums.confusion.diagonal().sum(), sums.confusion.sum(1))
+        if softmax
+        else (sums.confusion.diagonal(dim1=1, dim2=2).sum(), sums.confusion[:, 1].sum(1))
+    )
+    of_classes = sums.class_count.sum(1)
+    fine = sums.fine_correct + sums.fine_wrong
+    # Every pixel has a probability of every class, but a sigmoid's decisions are of one class.
+    totals = [sums.confusion.sum(), fine.sum()]
+    totals += [of_classes.min(), of_classes.max()] if softmax else [of_classes.sum()]
+    counts = [tensor for tensor in sums.tensors().values() if not tensor.is_floating_point()]
+    edges = torch.arange(settings.num_bins + 1, dtype=torch.float64) / settings.num_bins
+    laws: dict[str, Tensor | bool] = {
+        "counts of at least 0": all((tensor >= 0).all() for tensor in counts),
+        "no more hits than pixels in a bin": (sums.class_hits <= sums.class_count).all()
+        and (sums.top_hits <= sums.top_count).all(),
+        "mean confidences within their bins": _within(sums.top_confidence, sums.top_count, edges)
+        and _within(sums.class_confidence, sums.class_count, edges)
+        and _within(sums.fine_confidence, fine, fine_edges()),
+        "tables of equally many pixels": all(total == pixels for total in totals),
+        "tables of equally many hits": sums.top_hits.sum() == correct == sums.fine_correct.sum()
+        and torch.equal(sums.class_hits.sum(1), by_truth),
+        "no more images than pixels": 0 <= sums.images <= pixels,
+        "a finite NLL and Brier score": 0 <= sums.nll < torch.inf
+        and 0 <= sums.brier <= (2 + _SLACK) * pixels,
+    }
+    if settings.per_image:
+        laws |= _laws_of_images(sums, images, pixels, by_truth)
+    broken = [law for law, holds in laws.items() if not holds]
+    if broken:
+        raise ValueError(f"Expected {broken[0]}, but got other sums")
+
+
+def _laws_of_images(
+    sums: Sums, images: ImageSums, pixels: Tensor, by_truth: Tensor
+) -> dict[str, Tensor | bool]:
+    counts = (images.pixels, images.intersection, images.predicted, images.truth)
+    gaps = ((images.top_gap, sums.top_confidence - sums.top_hits),
+            (images.class_gap, sums.class_confidence - sums.class_hits))  # fmt: skip
+    return {
+        "counts of at least 0 in every image": all((count >= 0).all() for count in counts),
+        "images of as many pixels as the whole": images.pixels.sum() == pixels,
+        "no more pixels right than predicted or labelled in an image": (
+            images.intersection <= torch.minimum(images.predicted, images.truth)
+        ).all(),
+        "labels of all images that add up": torch.equal(images.truth.sum(0), by_truth),
+        "gaps of all images that add up": all(
+            ((part.sum(0) - whole).abs() <= _SLACK * (1 + pixels)).all() for part, whole in gaps
+        ),
+        "an ACE of at most 1": ((images.class_ace >= 0) & (images.class_ace <= 1 + _SLACK)).all(),
+    }
+
+
+def _within(total: Tensor, count: Tensor, edges: Tensor) -> Tensor:
+    """Whether every total of `count` numbers lies where numbers between the edges can have it."""
+    return (
+        (total >= count * (edges[:-1] - _SLACK)) & (total <= count * (edges[1:] + _SLACK))
+    ).all()
 
 
 def encode_names(names: Sequence[str]) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from segcal.posthoc.convex import Objective, choose_penalty, minimise
-from segcal.posthoc.pixelwise import MAX_PIXELS, PixelScaler
+from segcal.posthoc.pixelwise import MAX_PIXELS, PixelScaler, unmasked
 from segcal.posthoc.sample import PixelSampler
 from segcal.posthoc.stream import Stream, Survey
 
@@ -90,7 +90,9 @@ class AffineScaler(PixelScaler):
 
     def _map(self, dense: Tensor) -> Tensor:
         bias = self.bias_.to(dense).unsqueeze(1)  # (C, 1)
-        return self._multiply(self.weight_.to(dense), self._features(dense)) + bias
+        plain, masked = unmasked(dense)
+        mapped = self._multiply(self.weight_.to(dense), self._features(plain)) + bias
+        return torch.where(masked, dense, mapped)
 
     def _features(self, logits: Tensor) -> Tensor:
         """Make x (…, C, P) of logits (…, C, P)."""

@@ -21,6 +21,11 @@ SCALERS: dict[str, type[Scaler]] = {
 }
 
 
+# What every fit is far within, and what arithmetic needs to stay finite.
+_POSITIVE = ("temperature_", "temperatures_", "logit_scale_", "image_scale_")
+_LEAST, _MOST = 1e-12, 1e6
+
+
 def load(path: str | os.PathLike[str]) -> Scaler:
     """The fitted scaler that `Scaler.save` wrote, on the CPU.
 
@@ -59,6 +64,10 @@ def _build(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Scaler
             raise ValueError(f"its {key} is {got}, not {wanted}")
         if not tensors[key].isfinite().all():
             raise ValueError(f"its {key} is not finite")
+        if key in _POSITIVE and not ((tensors[key] >= _LEAST) & (tensors[key] <= _MOST)).all():
+            raise ValueError(f"its {key} is not within {_LEAST:g}..{_MOST:g}")
+        if (tensors[key].abs() > _MOST).any():
+            raise ValueError(f"its {key} is past {_MOST:g}")
     scaler.load_state_dict(tensors, assign=True)
     for key, value in numbers.items():
         setattr(scaler, key, value)

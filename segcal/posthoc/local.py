@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from segcal.pixels import flatten
 from segcal.posthoc.interface import Scaler
+from segcal.posthoc.pixelwise import unmasked
 from segcal.posthoc.stream import Stream, Survey
 from segcal.posthoc.temperature import T_MAX, T_MIN, least_nll, sums_of
 from segcal.posthoc.tiles import Tiles, TileSampler, as_planes, image_planes
@@ -84,7 +85,7 @@ class LocalTemperatureScaling(Scaler):
 
     def temperatures(self, logits: Tensor, images: Tensor | None = None) -> Tensor:
         """(N, 1, *S) the temperature of each pixel, for logits (N, C, *S)."""
-        planes = as_planes(logits).to(self.temperature_.dtype)
+        planes, _ = unmasked(as_planes(logits).to(self.temperature_.dtype))
         t = self._temperatures(planes, image_planes(self._known(images), planes))
         return t.reshape(logits.shape[0], 1, *logits.shape[2:])
 

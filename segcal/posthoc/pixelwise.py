@@ -11,10 +11,23 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from segcal.posthoc.interface import Scaler
 from segcal.posthoc.sample import PixelSampler
-from segcal.posthoc.stream import Stream, Survey
+from segcal.posthoc.stream import LARGEST, Stream, Survey
 
 MAX_PIXELS = 100_000
 _BLOCK_PIXELS = 1 << 14  # evaluated at once
+
+
+def unmasked(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits (N, C, …) without masked classes, which are given the least other logit of the pixel.
+
+    Scalers that mix the logits of a pixel would mix -inf into all of them.
+
+    Returns:
+        The logits, and a bool of their shape: where a class is masked, by -inf or float32's least.
+    """
+    masked = logits <= -LARGEST
+    least = logits.masked_fill(masked, torch.inf).amin(1, keepdim=True)
+    return torch.where(masked, least.clamp(max=LARGEST), logits), masked
 
 
 class PixelScaler(Scaler):

@@ -15,6 +15,7 @@ from segcal.pixels import Pixels, expected_labels, flatten
 
 # Values worked on at once: 2 MB of float64, which stays in a core's cache.
 _BLOCK_VALUES = 1 << 18
+LARGEST = 1e30  # a logit below its negative, such as float32's least or -inf, masks its class
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +157,7 @@ class Stream:
             labels = pixels.target[pixels.valid]
             counts = _plus(counts, labels.bincount(minlength=pixels.num_classes).double())
             for block in pixel_blocks(pixels):
-                bad = block.sum(~block.logits.sum(1).isfinite())
+                bad = block.sum(~(block.logits.abs().amax(1) <= LARGEST))  # NaN is not
                 faults = _plus(faults, torch.cat([bad, pixels.out_of_range[None]]).double())
                 logits_like = logits_like or not self._like_probabilities(block)
             visit(batch)
@@ -225,7 +226,8 @@ class Stream:
             )
         if bad:
             raise ValueError(
-                f"Expected finite logits, but {int(bad)} of {total} pixels have NaN or infinity"
+                f"Expected logits within {LARGEST:g}, but {int(bad)} of {total} pixels have NaN, "
+                "infinity or larger ones; fit on logits whose classes are not masked"
             )
         if not total:
             raise ValueError("Expected a hold-out with valid pixels, but all of it is ignored")

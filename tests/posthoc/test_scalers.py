@@ -85,6 +85,34 @@ def test_extreme_logits_give_finite_logits(name, fitted):
 
 
 @every_scaler
+@pytest.mark.parametrize("mask", [-torch.inf, torch.finfo(torch.float32).min])
+def test_masked_classes_stay_masked_and_touch_no_other(name, fitted, mask):
+    """A class that another one is masked for gets all its probability, whatever the scaler does."""
+    logits = random_holdout()[0][0].clone()
+    logits[:, 2:4] = mask
+    found = fitted[name](logits).softmax(1)
+    assert not found.isnan().any()
+    assert (found[:, 2:4] == 0).all()
+    torch.testing.assert_close(found.sum(1), torch.ones_like(found[:, 0]))
+
+
+@every_scaler
+@pytest.mark.parametrize("value", [-torch.inf, torch.finfo(torch.float32).min, 2e38, -2e38])
+def test_fits_on_masked_classes_are_refused_with_the_remedy(name, value):
+    (logits, labels), *others = random_holdout()
+    logits = logits.clone()
+    logits[0, 3] = value
+    with pytest.raises(ValueError, match="fit on logits whose classes are not masked"):
+        make_scaler(name).fit([(logits, labels), *others])
+
+
+@pytest.mark.parametrize("ignore_index", [None, 1.5, "255"])
+def test_an_ignore_index_is_a_number(ignore_index):
+    with pytest.raises(ValueError, match="Expected ignore_index to be an integer, but got"):
+        make_scaler("ts", ignore_index=ignore_index).fit(random_holdout())
+
+
+@every_scaler
 def test_probabilities_are_refused(name):
     probs = [(z.softmax(1), y) for z, y in random_holdout()]
     with pytest.raises(ValueError, match="Expected logits, but got probabilities: .* before the"):
