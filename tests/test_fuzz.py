@@ -29,7 +29,7 @@ COUNTS |= {"config": 10, "names": 12, "labels": 12}
 def test_nothing_worse_than_one_line(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     warm_up(name, tmp_path)
-    for data in cases(name, COUNTS[name], 0, tmp_path):
+    for data in cases(name, COUNTS[name], 0, TARGETS[name].examples(tmp_path)):
         attempt(name, data, tmp_path)
     assert not list(tmp_path.rglob("pwned"))
 

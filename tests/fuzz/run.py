@@ -3,11 +3,13 @@
 python -m tests.fuzz.run                       1,000 cases of each target
 python -m tests.fuzz.run report --cases 50000  one target, for longer
 python -m tests.fuzz.run names --draw          with pages and figures, about 2 s a case
+python -m tests.fuzz.run state --guided        mutates further what reached new paths in segcal
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import shutil
 import sys
@@ -20,17 +22,19 @@ import torch
 from segcal import CalibrationMeter
 from tests.fuzz.guard import Escaped, guarded
 from tests.fuzz.mutate import mutated
+from tests.fuzz.paths import Paths
 from tests.fuzz.targets import TARGETS, draw_nothing
 
+_REPORT_EVERY = 1000  # cases
+_MOST_BYTES = 2**20  # of an input that is mutated further
 
-def cases(name, count, seed, folder):
-    """Examples as they are, then mutations of them, always the same for a seed."""
-    target = TARGETS[name]
-    examples = target.examples(folder)
-    yield from examples[:count]
-    for number in range(len(examples), count):
+
+def cases(name, count, seed, pool):
+    """What is in the pool, then mutations of what is in it by then; the same for a seed."""
+    yield from pool[:count]
+    for number in range(min(len(pool), count), count):
         rng = random.Random(f"{name} {seed} {number}")
-        yield mutated(rng, rng.choice(examples), target.kind)
+        yield mutated(rng, rng.choice(pool), TARGETS[name].kind)
 
 
 def warm_up(name, folder):
@@ -64,6 +68,7 @@ def main(arguments=None):
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--draw", action="store_true", help="draw figures and pages")
+    parser.add_argument("--guided", action="store_true", help="keep inputs that reach new paths")
     parser.add_argument("--keep", type=Path, help="folder for the inputs that show a defect")
     options = parser.parse_args(arguments)
     unknown = set(options.targets) - set(TARGETS)
@@ -81,11 +86,19 @@ def main(arguments=None):
 def search(name, options, folder):
     """Try all cases of one target; how many kinds of defect were found."""
     warm_up(name, folder)
-    started, found, count = time.monotonic(), {}, 0
-    for data in cases(name, options.cases, options.seed, folder):
+    started, found, count, paths = time.monotonic(), {}, 0, Paths()
+    pool = TARGETS[name].examples(folder)
+
+    def say():
+        seconds = time.monotonic() - started
+        kept = f", {len(paths)} paths, {len(pool)} inputs kept" if options.guided else ""
+        print(f"{name}: {count} cases, {len(found)} defects, {seconds:.0f} s{kept}", flush=True)
+
+    for data in cases(name, options.cases, options.seed, pool):
         count += 1
         try:
-            attempt(name, data, folder)
+            with paths.followed() if options.guided else contextlib.nullcontext():
+                attempt(name, data, folder)
         except Escaped as escape:
             kind = _kind(escape)
             if kind not in found:
@@ -94,8 +107,11 @@ def search(name, options, folder):
                     options.keep.mkdir(parents=True, exist_ok=True)
                     (options.keep / f"{name}-{count}").write_bytes(data)
             found[kind] = found.get(kind, 0) + 1
-    seconds = time.monotonic() - started
-    print(f"{name}: {count} cases, {len(found)} defects, {seconds:.0f} s", flush=True)
+        if paths.grew() and len(data) <= _MOST_BYTES and data not in pool:
+            pool.append(data)
+        if count % _REPORT_EVERY == 0:
+            say()
+    say()
     return len(found)
 
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import math
+import os
 import pickle
 import shutil
+import tempfile
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,15 +20,19 @@ import torch._dynamo  # torch loads it late, and makes a folder then
 import yaml
 
 import segcal
+from segcal.commands.evaluate import _read_log
 from segcal.config import load_config, parse_train
 from segcal.data.build import build_data
 from segcal.data.image_files import read_class_mask
+from segcal.data.shift import parse_shifts
 from segcal.evaluation import results
 from segcal.files import read_rgb
 from segcal.losses import build_loss
 from segcal.models.build import build_model
+from segcal.posthoc import SCALERS
 from tests.fuzz.files import Payload, npz, png, pt
 from tests.fuzz.guard import command
+from tests.support.holdouts import make_scaler
 from tests.support.saved import CLASSES, logits_and_labels
 from tests.support.synthetic_reports import synthetic_report
 
@@ -187,6 +196,24 @@ def report_attempt(data, _, out):
     command("report", out / "a.json", "--out", out / "page")
 
 
+def log_examples(_):
+    record = {"epoch": 1, "step": 4, "lr": 0.1, "train/loss": 2.0, "holdout/ece": 0.1, "best": True}
+    lines = json.dumps(record) + "\n" + json.dumps(record | {"epoch": 2, "holdout/ece": None})
+    return [lines.encode(), json.dumps(record).encode()]
+
+
+def log_attempt(data, _, out):
+    """The log of a run, as its page shows it."""
+    (out / "log.jsonl").write_bytes(data)
+    history = _read_log(out / "log.jsonl")
+    report = synthetic_report(3, side=4, images=1)
+    entry = segcal.viz.Entry("run", report, history)
+    results.write_result(results.Result("run", "none", entry), [], out)
+    assert len(results.read_result(out / "report.json").entry.history) == len(history)
+    for name in ("train/loss", "holdout/ece"):
+        np.asarray([record.get(name) or 0 for record in history], dtype=float)
+
+
 def trained(folder):
     """A finished run, made once."""
     run = folder / "run"
@@ -218,8 +245,8 @@ def checkpoint_attempt(data, folder, out):
 def scaler_examples(folder):
     batches = [tuple(torch.from_numpy(x)[None] for x in logits_and_labels(0))]
     examples = []
-    for scaler in (segcal.TemperatureScaling(), segcal.DirichletCalibration()):
-        scaler.fit(batches).save(folder / "scaler.safetensors")
+    for name in SCALERS:
+        make_scaler(name).fit(batches).save(folder / "scaler.safetensors")
         examples.append((folder / "scaler.safetensors").read_bytes())
     return examples
 
@@ -227,8 +254,146 @@ def scaler_examples(folder):
 def scaler_attempt(data, _, out):
     (out / "a.safetensors").write_bytes(data)
     scaler = segcal.posthoc.load(out / "a.safetensors")
+    logits = torch.linspace(-2, 2, 12).reshape(1, 3, 2, 2)
     with contextlib.suppress(ValueError):
-        scaler(torch.zeros(1, 3, 2, 2))
+        assert not scaler(logits).softmax(1).isnan().any(), f"{scaler} gives NaN"
+
+
+# What a program passes
+
+
+def array_examples(_):
+    """Logits and labels in a few words, and what is done with them."""
+    usual = {"shape": [2, 3, 4, 4], "labels": [2, 4, 4], "dtype": "float32", "ints": "int64"}
+    usual |= {"scale": 3.0, "classes": 3, "ignore_index": 255, "bins": 15, "put": [], "name": "ts"}
+    masked = [[n, -math.inf] for n in range(16)]  # class 0 of the first image
+    others = (
+        {"what": "meter"},
+        {"what": "meter", "shape": [2, 3, 2, 2, 2], "labels": [2, 2, 2, 2], "dtype": "float16"},
+        {"what": "meter", "shape": [5, 3], "labels": [5], "ints": "uint8", "put": [[4, 255]]},
+        {"what": "meter", "put": masked, "label": 1},
+        {"what": "probs", "dtype": "float64"},
+        {"what": "loss", "name": "fl+mdca"},
+        {"what": "loss", "name": "nll+dca", "shape": [2, 3, 2, 2, 2], "labels": [2, 2, 2, 2]},
+        {"what": "loss", "name": "nll", "put": masked, "label": 1},
+        {"what": "loss", "name": "nll+mdca", "multilabel": True, "labels": [2, 3, 4, 4]},
+        {"what": "scaler", "name": "ts"},
+        {"what": "scaler", "name": "vs", "put": masked, "label": 1},
+    )
+    return [json.dumps(usual | other).encode() for other in others]
+
+
+def array_attempt(data, _, out):
+    """Whatever is taken gives finite numbers within their bounds."""
+    given = json.loads(data)
+    logits, labels = _arrays_of(given)
+    keys = ("what", "name", "ignore_index", "classes", "bins")
+    what, name, ignore_index, classes, bins = (given.get(key) for key in keys)
+    if what == "loss":
+        logits.requires_grad_()
+        multilabel = given.get("multilabel") is True
+        criterion = build_loss(str(name), ignore_index=ignore_index, multilabel=multilabel)
+        loss = criterion(logits, labels)
+        loss.backward()
+        assert loss.isfinite() and not logits.grad.isnan().any(), f"loss {loss.item()}"
+    elif what == "scaler":
+        if name not in SCALERS:
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            scaler = make_scaler(name, ignore_index=ignore_index).fit([(logits, labels)])
+        assert not scaler(logits).softmax(1).isnan().any(), f"{scaler} gives NaN"
+    else:
+        if bins in (2**31, 65536, 10**30):
+            return  # tables of gigabytes, if one asks for them
+        meter = segcal.CalibrationMeter(classes, bins, ignore_index)
+        update = meter.update_probs if what == "probs" else meter.update
+        update(logits.softmax(min(1, logits.ndim - 1)) if what == "probs" else logits, labels)
+        scores = meter.compute().scores
+        if meter.compute().protocol.pixels:
+            assert 0 <= scores["ece"] <= 1 and 0 <= scores["accuracy"] <= 1, scores
+            assert 0 <= scores["nll"] < math.inf, scores
+
+
+_DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+_INTS = {"int64": torch.int64, "uint8": torch.uint8, "int8": torch.int8, "uint16": torch.uint16}
+
+
+def _arrays_of(given):
+    """Logits and labels as the words say, of at most 10,000 values; else a ValueError."""
+    try:
+        shape, sides = (tuple(map(int, given[key])) for key in ("shape", "labels"))
+        if min(shape + sides, default=1) < 0 or max(math.prod(shape), math.prod(sides)) > 10_000:
+            raise ValueError("Expected small arrays")
+        generator = torch.Generator().manual_seed(0)
+        logits = torch.randn(shape, generator=generator).double() * float(given["scale"])
+        for place, value in given["put"]:
+            logits.view(-1)[int(place)] = float(value)
+        most = 2 if given.get("multilabel") else max(int(given["classes"]), 1)
+        labels = torch.randint(min(most, 2**31), sides, generator=generator)
+        if "label" in given:
+            labels.fill_(int(given["label"]))
+        return logits.to(_DTYPES[given["dtype"]]), labels.to(_INTS[given["ints"]])
+    except (KeyError, TypeError, IndexError, OverflowError, RuntimeError) as error:
+        raise ValueError(f"Expected a description of arrays, but got {error!r}") from None
+
+
+def shift_examples(_):
+    words = ("fog:3", "all:1,3,5", "rotation:45", "domain:sketch", "fog,blur:2,rotation:-30.5")
+    return [word.encode() for word in words]
+
+
+def shift_attempt(data, _, out):
+    image = np.arange(300, dtype=np.uint8).reshape(10, 10, 3)
+    for shift in parse_shifts(data.decode("utf-8", "surrogateescape"))[:8]:
+        assert "/" not in shift.folder and shift.folder not in (".", "..")
+        with contextlib.suppress(ValueError):
+            assert shift.apply(image, key="a").shape == image.shape
+
+
+def option_examples(_):
+    lines = (
+        "eval {in} --out {out}/o --posthoc none,ts --fit-predictions {in} --shard 1/2",
+        "eval --predictions {in} --out {out}/o --regions boundary:3 --protocol image --num-bins 5",
+        "eval --predictions {in} --out {out}/o --operate accuracy:0.9 --conformal 0.1 --limit 2",
+        "eval --predictions {in} --kind logits --layout hwc --class-names a,b,c --ignore-index 0",
+        "merge {out}/a.npz --out {out}/b.npz --report {out}/page --resamples 3",
+        "compare {out}/a.npz {out}/a.npz --resamples 3",
+        "report {out}/a.json --out {out}/page",
+    )
+    return [json.dumps(line.split()).encode() for line in lines]
+
+
+def option_attempt(data, _, out):
+    """Any words as a command line; what they name as a folder lies in the case's own place."""
+    words = json.loads(data)
+    if not isinstance(words, list):
+        return
+    (out / "in").mkdir()
+    (out / "in" / "a.npz").write_bytes(prediction_examples(None)[0])
+    (out / "a.npz").write_bytes(_state())
+    words = [str(word).replace("{in}", str(out / "in")) for word in words]
+    words = [word.replace("{out}", str(out)).replace("\0", "") for word in words]
+    if words and words[0] not in ("train", "export", "sweep"):  # they write where they are told
+        before = os.getcwd()
+        os.chdir(out)
+        try:
+            command(*words, *(EVAL if words[0] == "eval" else ()))
+        finally:
+            os.chdir(before)
+
+
+@functools.cache
+def _state():
+    with tempfile.TemporaryDirectory() as folder:
+        return state_examples(Path(folder))[1]
+
+
+def compare_attempt(data, _, out):
+    """A state against the one it was made from."""
+    (out / "a.npz").write_bytes(_state())
+    (out / "b.npz").write_bytes(data)
+    command("compare", out / "a.npz", out / "b.npz", "--resamples", "4")
 
 
 # Names
@@ -277,9 +442,14 @@ TARGETS = {
     "manifest": Target("yaml", manifest_examples, manifest_attempt),
     "state": Target("zip", state_examples, state_attempt),
     "report": Target("json", report_examples, report_attempt),
+    "log": Target("json", log_examples, log_attempt),
     "checkpoint": Target("zip", checkpoint_examples, checkpoint_attempt),
     "scaler": Target("bytes", scaler_examples, scaler_attempt),
     "names": Target("bytes", name_examples, name_attempt),
+    "arrays": Target("json", array_examples, array_attempt),
+    "shift": Target("bytes", shift_examples, shift_attempt),
+    "options": Target("json", option_examples, option_attempt),
+    "compare": Target("zip", state_examples, compare_attempt),
 }
 
 
