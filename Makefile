@@ -1,4 +1,4 @@
-# make demo | make test | make check | make format | make clean      (PYTHON=python3.12 make test picks another Python)
+# make demo | make test | make test-gpu | make check | make format | make clean      (PYTHON=python3.12 make test picks another Python)
 SHELL := bash -o pipefail
 PYTHON ?= python3
 JOBS ?= 2
@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 DEV := $(VENV)/.dev
 DEMO := runs/demo/nll runs/demo/fl+mdca
 
-.PHONY: demo $(DEMO) test check format clean
+.PHONY: demo $(DEMO) test test-gpu check format clean
 
 # Trains two networks on embedded data, side by side, and compares them; a second time only evaluates.
 demo: $(READY)
@@ -21,6 +21,10 @@ $(DEMO): runs/demo/%: $(READY)
 
 test: $(DEV)
 	$(VENV)/bin/python -m pytest -n $(JOBS)
+
+# For a machine with CUDA: that the numbers are those of the CPU, and that no step waits.
+test-gpu: $(DEV)
+	$(VENV)/bin/python -m pytest -m gpu tests/test_gpu.py
 
 check: $(DEV)
 	$(VENV)/bin/ruff check .

@@ -72,7 +72,9 @@ def steady_network():
     return network(norm=False, dropout=False)
 
 
-def trainer(folder=None, *, model=network, train=None, holdout=None, loss="fl+mdca", **changes):
+def trainer(
+    folder=None, *, model=network, train=None, holdout=None, loss="fl+mdca", device="cpu", **changes
+):
     """A trainer on `Patches`, the same one every time; `model` is called once it is seeded."""
     options = dataclasses.replace(OPTIONS, **changes)
     seed_everything(options.seed)
@@ -83,5 +85,6 @@ def trainer(folder=None, *, model=network, train=None, holdout=None, loss="fl+md
         Patches(14, seed=1) if holdout is None else holdout,
         options=options,
         num_classes=3,
+        device=device,
         folder=folder,
     )

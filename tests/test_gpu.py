@@ -1,0 +1,348 @@
+"""What the first user with a GPU runs to trust it: `make test-gpu`, which is `pytest -m gpu`.
+
+Without a GPU these are skipped. What does not need its numbers runs here too, on torch's `meta`
+device, a stand-in that has shapes but no values: whoever looks at a value there, which on a GPU
+would wait for all queued work, gets an error.
+"""
+
+import contextlib
+import copy
+import itertools
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import segcal
+from segcal import runtime
+from segcal.cli import main
+from segcal.evaluation.sources import LoaderPredictions
+from segcal.metrics import meter as meter_module
+from segcal.metrics import update_together
+from segcal.metrics.regions import named_regions
+from segcal.posthoc import SCALERS
+from segcal.training import checkpoint
+from tests.support import ROOT
+from tests.support.holdouts import make_scaler, random_holdout
+from tests.support.loss_batches import LOSSES, batch
+from tests.support.small_run import expect_equal, outcome
+from tests.support.tiny import Patches, steady_network, trainer
+
+CUDA = torch.cuda.is_available()
+GPUS = torch.cuda.device_count()
+on_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not CUDA, reason="no CUDA GPU here: run `make test-gpu` where there is one"),
+]
+two_gpus = pytest.mark.skipif(GPUS < 2, reason=f"needs two CUDA GPUs, and there are {GPUS}")
+
+
+def gpu(test):
+    """A test that needs the numbers of a GPU."""
+    for mark in on_gpu:
+        test = mark(test)
+    return test
+
+
+class Arrived:
+    """The event of a device that is always done."""
+
+    def __init__(self, *_):
+        pass
+
+    def record(self):
+        pass
+
+    def query(self):
+        return False  # never looked at: a stand-in has nothing to look at
+
+
+@contextlib.contextmanager
+def _raising(device):
+    """Raise at whatever waits for the device."""
+    if device == "meta":  # always does
+        yield
+        return
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture(params=["meta", pytest.param("cuda", marks=on_gpu)])
+def device(request, monkeypatch):
+    """A GPU, and the stand-in for one."""
+    if request.param == "meta":
+        monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
+        monkeypatch.setattr(torch, "Event", Arrived)
+    return request.param
+
+
+def to(device, *tensors):
+    return [tensor.to(device) for tensor in tensors]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=str)
+def test_a_loss_does_not_wait(device, loss):
+    logits, labels = to(device, *batch(6, 5, dtype=torch.float32))
+    criterion = loss.build().to(device)
+    logits.requires_grad_()
+    criterion(logits, labels).backward()  # what is loaded or allocated once
+    with _raising(device):
+        for _ in range(3):
+            terms = criterion.terms(logits, labels)
+            terms["loss"].backward()
+    assert logits.grad.shape == logits.shape
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"mixup": 0.4}, {"ema": 0.9}], ids=str)
+def test_a_training_step_does_not_wait(device, options):
+    run = trainer(model=steady_network, **options)
+    learner = type(run.learner)(
+        steady_network(), segcal.build_loss("fl+mdca"), run.options, torch.device(device)
+    )
+    items = [Patches()[i] for i in range(8)]
+    images, labels = (torch.stack(part) for part in zip(*items, strict=True))
+    count = options.get("accumulate", 1)
+    parts = [*zip(images.chunk(count), labels.chunk(count), strict=True)]
+    parts = [tuple(to(device, *part)) for part in parts]  # as pinned batches, already on their way
+    learner.step(parts, 1.0)
+    with _raising(device):
+        for _ in range(3):
+            terms = learner.step(parts, 1.0)
+    assert terms["loss"].device.type == device and learner.steps == 4
+
+
+@pytest.mark.parametrize("probs", [False, True])
+@pytest.mark.parametrize("per_image", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_an_update_does_not_wait(device, probs, per_image, dtype):
+    logits, labels = to(device, *batch(6, 5, dtype=torch.float32))
+    values = (logits.softmax(1) if probs else logits).to(dtype)
+    regions = named_regions(["boundary:1"], 4)
+    meters = [segcal.CalibrationMeter(4, per_image=per_image) for _ in range(1 + len(regions))]
+
+    def update():
+        inside = [None, *(region(labels) for region in regions.values())]
+        update_together(meters, values, labels, inside=inside, probs=probs, names=list("abc"))
+
+    update()
+    with _raising(device):
+        update()
+    assert meters[0]._sums.nll.device.type == device
+
+
+@pytest.mark.parametrize("name", SCALERS)
+def test_a_fitted_scaler_does_not_wait(device, name):
+    scaler = make_scaler(name).fit(random_holdout()).to(device)
+    logits = random_holdout()[0][0].to(device)
+    scaler(logits)
+    with _raising(device):
+        assert scaler(logits).shape == logits.shape
+
+
+def test_the_stand_in_raises_when_something_looks():
+    """Or else the tests above could not fail without a GPU."""
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        bool(torch.zeros((), device="meta"))
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        torch.zeros(3, device="meta").nonzero()
+
+
+def test_bad_values_of_an_accelerator_are_told_by_compute(monkeypatch):
+    """The branch for a device that must not be looked at, on the CPU."""
+    monkeypatch.setattr(meter_module, "_can_look", lambda tensor: False)
+    meter_module._say_once.cache_clear()
+    logits, labels = batch(6, 5, dtype=torch.float32)
+    meter = segcal.CalibrationMeter(4)
+    meter.update(logits, labels)
+    before = meter.compute()
+    bad = logits.clone()
+    bad[:, 1] = torch.nan
+    meter.update(bad, labels)
+    with pytest.raises(ValueError, match="logits not finite"):
+        meter.compute()
+    assert meter.state_dict()["top_count"].sum() == before.protocol.pixels
+
+
+def test_probabilities_on_an_accelerator_are_told_by_compute(monkeypatch, caplog):
+    monkeypatch.setattr(meter_module, "_can_look", lambda tensor: False)
+    meter_module._say_once.cache_clear()
+    logits, labels = batch(6, 5, dtype=torch.float32)
+    meter = segcal.CalibrationMeter(4)
+    meter.update(logits.softmax(1), labels)
+    assert not caplog.records
+    meter.compute()
+    assert "look like probabilities" in caplog.text
+
+
+class NoGpus:
+    """A machine with one GPU that this one does not have."""
+
+    def __init__(self, monkeypatch, count):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+
+
+def test_devices_are_chosen_by_what_there_is(monkeypatch):
+    NoGpus(monkeypatch, 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert runtime.choose_device("auto") == torch.device("cuda", 1)
+    assert runtime.choose_device("cuda:0") == torch.device("cuda", 0)
+    with pytest.raises(ValueError, match=r"among 2 CUDA GPU\(s\), but got cuda:2"):
+        runtime.choose_device("cuda:2")
+    NoGpus(monkeypatch, 0)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert runtime.choose_device("auto") == torch.device("mps")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert runtime.choose_device("auto") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["meta", "xpu", "nothing"])
+def test_devices_that_compute_nothing_are_refused(name, tmp_path, capsys):
+    assert main(["train", "--data.name", "digits", "--device", name, "--out", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert "Expected --device" in err and err.count("\n") == 1
+
+
+# From here on, numbers: only on a GPU.
+
+
+@gpu
+@pytest.mark.parametrize("loss", LOSSES, ids=str)
+def test_losses_equal_those_of_the_cpu(loss):
+    logits, labels = batch(16, 15)
+    values = []
+    for device in ("cpu", "cuda"):
+        leaf = logits.to(device).requires_grad_()
+        value = loss.build().to(device)(leaf, labels.to(device))
+        value.backward()
+        values.append((value.detach().cpu(), leaf.grad.cpu()))
+    for one, other in zip(*values, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-8, atol=1e-10)
+
+
+@gpu
+@pytest.mark.parametrize("probs", [False, True])
+def test_meters_and_regions_equal_those_of_the_cpu(probs):
+    logits, labels = batch(64, 48, dtype=torch.float64)
+    values = logits.softmax(1) if probs else logits
+    reports = []
+    for device in ("cpu", "cuda"):
+        meters = [segcal.CalibrationMeter(4, per_image=True) for _ in range(2)]
+        on = labels.to(device)
+        (region,) = named_regions(["boundary:2"], 4).values()
+        update_together(meters, values.to(device), on, inside=[None, region(on)], probs=probs)
+        reports.append([meter.compute(resamples=50) for meter in meters])
+    for one, other in zip(*reports, strict=True):
+        assert other.protocol == one.protocol
+        assert (other.confusion == one.confusion).all()
+        assert other.scores == pytest.approx(one.scores, rel=1e-9, nan_ok=True)
+        for name, interval in one.intervals.items():
+            assert other.intervals[name].low == pytest.approx(interval.low, abs=1e-9)
+
+
+@gpu
+@pytest.mark.parametrize("name", SCALERS)
+def test_scalers_equal_those_of_the_cpu(name):
+    holdout = random_holdout()
+    one, other = (
+        make_scaler(name).fit([tuple(to(device, *part)) for part in holdout])
+        for device in ("cpu", "cuda")
+    )
+    logits = holdout[0][0]
+    off = 0.05 if name in ("lts", "selective") else 1e-3  # these are trained, by Adam
+    torch.testing.assert_close(other.to("cpu")(logits), one(logits), rtol=off, atol=off)
+
+
+@gpu
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+def test_a_training_of_the_scenes_learns(tmp_path, precision):
+    run = tmp_path / "run"
+    options = ["--data.limit", "64", "--epochs", "4", "--batch_size", "8", "--workers", "2"]
+    options += ["--precision", precision, "--device", "cuda"]
+    assert main(["train", *options, "--out", str(run)]) == 0
+    history = checkpoint.load_state(run / "last.pt")["history"]
+    assert history[-1]["train/loss"] < 0.8 * history[0]["train/loss"]
+    assert main(["eval", str(run), "--device", "cuda", "--posthoc", "none,ts", "--limit", "8"]) == 0
+
+
+class Cut(BaseException):
+    """What SIGKILL is to a process."""
+
+
+@gpu
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_run_goes_on_bit_for_bit(tmp_path, precision):
+    reads = itertools.count()
+
+    def cut():
+        if next(reads) == 50:
+            raise Cut
+
+    options = {"epochs": 2, "save_every": 3, "device": "cuda", "precision": precision}
+    trainer(tmp_path / "whole", **options).fit()
+    with pytest.raises(Cut):
+        trainer(tmp_path / "cut", train=Patches(on_read=cut), **options).fit()
+    resumed = trainer(tmp_path / "cut", **options)
+    resumed.restore(checkpoint.load_last(tmp_path / "cut"))
+    resumed.fit()
+    expect_equal(outcome(tmp_path / "cut"), outcome(tmp_path / "whole"))
+
+
+@gpu
+def test_memory_does_not_grow_with_the_pixels():
+    logits, labels = to("cuda", *batch(128, 128, dtype=torch.float32))
+    meter = segcal.CalibrationMeter(4)
+    peaks = []
+    for count in (3, 30):
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(count):
+            meter.update(logits, labels)
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert peaks[1] <= peaks[0]
+
+
+@gpu
+def test_a_network_on_a_gpu_is_evaluated_there():
+    images = torch.stack([Patches()[i][0] for i in range(8)])
+    labels = torch.stack([Patches()[i][1] for i in range(8)])
+    network = steady_network().eval()
+    loader = [(images, labels)]
+    one, other = (
+        segcal.evaluate(copy.deepcopy(network).to(device), loader, num_classes=3, progress=False)
+        for device in ("cpu", "cuda")
+    )
+    assert other.scores == pytest.approx(one.scores, rel=1e-3, nan_ok=True)
+    source = LoaderPredictions(network.to("cuda"), loader, num_classes=3)
+    assert next(iter(source)).values.device.type == "cuda"
+
+
+@gpu
+@two_gpus
+def test_two_gpus_equal_one(tmp_path):
+    """The command as typed; a network whose statistics are per image."""
+    script = str(ROOT / "tools/train_seg.py")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    options = [
+        "--data.limit",
+        "24",
+        "--batch_size",
+        "8",
+        "--epochs",
+        "2",
+        "--model.norm",
+        "group",
+        "--device",
+        "cuda",
+    ]
+    for name, launcher in (("one", []), ("two", torchrun)):
+        command = [sys.executable, *launcher, script, "--out", str(tmp_path / name), *options]
+        subprocess.run(command, check=True)
+    one, two = (checkpoint.load_state(tmp_path / n / "last.pt")["model"] for n in ("one", "two"))
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, rtol=1e-3, atol=1e-4)
