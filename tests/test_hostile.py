@@ -358,3 +358,22 @@ def test_probabilities_given_as_logits_are_told_once(tmp_path, caplog):
     loader = [(logits.softmax(1), labels)]
     segcal.evaluate(torch.nn.Identity(), loader, num_classes=3, progress=False)
     assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize("per_image", [False, True])
+def test_sigmoid_outputs_likewise(caplog, per_image):
+    meter_module._say_once.cache_clear()
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(2, 3, 4, 5, generator=generator)
+    labels = torch.randint(2, logits.shape, generator=generator)
+    labels[0, 1] = 255
+    meter = segcal.CalibrationMeter(3, multilabel=True, per_image=per_image)
+    meter.update(logits, labels)
+    assert not caplog.records
+    meter.load_state_dict(meter.state_dict())
+    forged = meter.state_dict()
+    forged["confusion"] = 2 * forged["confusion"]
+    with pytest.raises(ValueError, match="but got other sums"):
+        meter.load_state_dict(forged)
+    segcal.CalibrationMeter(3, multilabel=True).update(logits.sigmoid(), labels)
+    assert "look like probabilities" in caplog.text

@@ -388,7 +388,7 @@ def update_together(
     # Nothing below can fail, so a batch is counted wholly or not at all.
     text = [""] * n if names is None else [str(name) for name in names]
     if not probs and meters[0]._like_probs is None:
-        meters[0]._like_probs = _like_probs(values)
+        meters[0]._like_probs = _like_probs(values, multilabel=s.multilabel)
         if _can_look(values):
             meters[0]._warn_of_probs()
     with _LOCK:
@@ -396,10 +396,12 @@ def update_together(
             meter._add(batch, text)
 
 
-def _like_probs(logits: Tensor) -> Tensor:
+def _like_probs(logits: Tensor, *, multilabel: bool) -> Tensor:
     """() bool: whether the first pixels, of which there are a few, look like probabilities."""
     some = (slice(_SOME),)
     first = logits[some + (slice(None),) + some * (logits.ndim - 2)]
+    if multilabel:
+        return ((first >= 0) & (first <= 1)).all() & (first > 0).any()
     return is_distribution(first, 1).all() & (first.numel() > 0)
 
 
