@@ -18,6 +18,7 @@ import segcal
 from segcal import runtime
 from segcal.cli import main
 from segcal.evaluation.sources import LoaderPredictions
+from segcal.losses import criterion
 from segcal.metrics import meter as meter_module
 from segcal.metrics import update_together
 from segcal.metrics.regions import named_regions
@@ -45,19 +46,6 @@ def gpu(test):
     return test
 
 
-class Arrived:
-    """The event of a device that is always done."""
-
-    def __init__(self, *_):
-        pass
-
-    def record(self):
-        pass
-
-    def query(self):
-        return False  # never looked at: a stand-in has nothing to look at
-
-
 @contextlib.contextmanager
 def _raising(device):
     """Raise at whatever waits for the device."""
@@ -77,7 +65,8 @@ def device(request, monkeypatch):
     """A GPU, and the stand-in for one."""
     if request.param == "meta":
         monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
-        monkeypatch.setattr(torch, "Event", Arrived)
+        # Copies its count to the CPU while the device works on; it has a test of its own.
+        monkeypatch.setattr(criterion._LateLabelCheck, "look", lambda *_: None)
     return request.param
 
 
@@ -88,18 +77,20 @@ def to(device, *tensors):
 @pytest.mark.parametrize("loss", LOSSES, ids=str)
 def test_a_loss_does_not_wait(device, loss):
     logits, labels = to(device, *batch(6, 5, dtype=torch.float32))
-    criterion = loss.build().to(device)
+    built = loss.build().to(device)
     logits.requires_grad_()
-    criterion(logits, labels).backward()  # what is loaded or allocated once
+    built(logits, labels).backward()  # what is loaded or allocated once
     with _raising(device):
         for _ in range(3):
-            terms = criterion.terms(logits, labels)
+            terms = built.terms(logits, labels)
             terms["loss"].backward()
     assert logits.grad.shape == logits.shape
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"mixup": 0.4}, {"ema": 0.9}], ids=str)
 def test_a_training_step_does_not_wait(device, options):
+    if device == "meta" and "ema" in options:
+        pytest.skip("timm makes a random generator on the device, which the stand-in has not")
     run = trainer(model=steady_network, **options)
     learner = type(run.learner)(
         steady_network(), segcal.build_loss("fl+mdca"), run.options, torch.device(device)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from segcal.posthoc.pixelwise import SampledScaler
+from segcal.posthoc.stream import LARGEST
 
 
 class OneVsRestScaler(SampledScaler):
@@ -24,7 +25,8 @@ class OneVsRestScaler(SampledScaler):
         if self.multilabel:
             return self._log_odds(logsigmoid(dense), logsigmoid(-dense))
         # Softmax divides by the sum, so log q_c are logits of the normalised q.
-        return logsigmoid(self._log_odds(*log_probs(dense)))
+        log_q = logsigmoid(self._log_odds(*log_probs(dense)))
+        return torch.where(dense <= -LARGEST, dense, log_q)  # masked classes stay masked
 
     def _learn(self, logits: Tensor, labels: Tensor) -> None:
         self._start(self.num_classes_, 0)

@@ -226,8 +226,8 @@ class Stream:
             )
         if bad:
             raise ValueError(
-                f"Expected logits within {LARGEST:g}, but {int(bad)} of {total} pixels have NaN, "
-                "infinity or larger ones; fit on logits whose classes are not masked"
+                f"Expected finite logits, but {int(bad)} of {total} pixels have NaN, infinity or "
+                f"values past {LARGEST:g}; fit on logits whose classes are not masked"
             )
         if not total:
             raise ValueError("Expected a hold-out with valid pixels, but all of it is ignored")
