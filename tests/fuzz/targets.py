@@ -30,6 +30,7 @@ from segcal.files import read_rgb
 from segcal.losses import build_loss
 from segcal.models.build import build_model
 from segcal.posthoc import SCALERS
+from segcal.sweep.definition import read_sweep
 from tests.fuzz.files import Payload, npz, png, pt
 from tests.fuzz.guard import command
 from tests.support.holdouts import make_scaler
@@ -272,6 +273,7 @@ def array_examples(_):
         {"what": "meter", "shape": [2, 3, 2, 2, 2], "labels": [2, 2, 2, 2], "dtype": "float16"},
         {"what": "meter", "shape": [5, 3], "labels": [5], "ints": "uint8", "put": [[4, 255]]},
         {"what": "meter", "put": masked, "label": 1},
+        {"what": "meter", "multilabel": True, "labels": [2, 3, 4, 4], "bins": 4},
         {"what": "probs", "dtype": "float64"},
         {"what": "loss", "name": "fl+mdca"},
         {"what": "loss", "name": "nll+dca", "shape": [2, 3, 2, 2, 2], "labels": [2, 2, 2, 2]},
@@ -306,7 +308,8 @@ def array_attempt(data, _, out):
     else:
         if bins in (2**31, 65536, 10**30):
             return  # tables of gigabytes, if one asks for them
-        meter = segcal.CalibrationMeter(classes, bins, ignore_index)
+        many = given.get("multilabel") is True
+        meter = segcal.CalibrationMeter(classes, bins, ignore_index, multilabel=many)
         update = meter.update_probs if what == "probs" else meter.update
         update(logits.softmax(min(1, logits.ndim - 1)) if what == "probs" else logits, labels)
         scores = meter.compute().scores
@@ -349,6 +352,33 @@ def shift_attempt(data, _, out):
         assert "/" not in shift.folder and shift.folder not in (".", "..")
         with contextlib.suppress(ValueError):
             assert shift.apply(image, key="a").shape == image.shape
+
+
+def sweep_examples(_):
+    stated = {
+        "title": "a",
+        "config": "digits_resnet8",
+        "seeds": 2,
+        "select": ["accuracy", "nll"],
+        "posthoc": ["none", "ts"],
+        "shift": "fog:3",
+        "limit": 5,
+        "vary": {"data.limit": [16, 32]},
+        "options": {"optim": {"lr": 0.1}},
+        "methods": [{"loss": "nll"}, {"loss": "fl+mdca", "beta": [1, 10], "gamma": 3, "name": "x"}],
+        "scores": ["accuracy", "ece"],
+        "compare": [["nll / none", "x / ts"]],
+        "draw": ["nll / none"],
+    }
+    return [yaml.safe_dump(stated).encode(), b"config: digits\nmethods: [{loss: nll}]\n"]
+
+
+def sweep_attempt(data, _, out):
+    """What a file asks for, without any training; a grid of thousands is not made."""
+    (out / "a.yaml").write_bytes(data)
+    sweep = read_sweep(out / "a.yaml")
+    if sum(len(entry.seeds) for entry in sweep.entries) < 1000:
+        assert sweep.methods()
 
 
 def option_examples(_):
@@ -447,6 +477,7 @@ TARGETS = {
     "scaler": Target("bytes", scaler_examples, scaler_attempt),
     "names": Target("bytes", name_examples, name_attempt),
     "arrays": Target("json", array_examples, array_attempt),
+    "sweep": Target("yaml", sweep_examples, sweep_attempt),
     "shift": Target("bytes", shift_examples, shift_attempt),
     "options": Target("json", option_examples, option_attempt),
     "compare": Target("zip", state_examples, compare_attempt),
