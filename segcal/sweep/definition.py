@@ -11,13 +11,14 @@ from segcal.config import LossOptions
 from segcal.data.shift import parse_shifts
 from segcal.evaluation.calibrate import method_names
 from segcal.evaluation.evaluate import NONE
-from segcal.files import read_yaml
+from segcal.files import one_line, read_yaml
 from segcal.metrics.scores import LOGGED, SCORES
 from segcal.sweep.plan import Evaluation, Method, Options, Value, combinations, merge_methods
 
 _KEYS = {"title", "config", "options", "vary", "seeds", "select", "posthoc", "shift", "limit"}
 _KEYS |= {"methods", "scores", "compare", "draw", "by_shift"}
 _HYPER = {f.name for f in fields(LossOptions)} - {"loss", "class_weights"}
+_MAX_SEEDS = 1000
 _METHOD_KEYS = {"loss", "name", "seeds", "posthoc", "shift", "options"} | _HYPER
 
 
@@ -144,6 +145,8 @@ def read_sweep(path: Path) -> Sweep:
         sweep = _sweep(stated, path)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+    except TypeError as error:  # a number where a list is meant, or a list as a name
+        raise ValueError(f"{path}: Expected a sweep, but got {one_line(error)}") from None
     beside = path.parent / sweep.config
     return replace(sweep, config=str(beside)) if beside.is_file() else sweep
 
@@ -249,7 +252,8 @@ def _values(stated: Any) -> tuple[Value, ...]:
 
 
 def _seeds(stated: Any) -> tuple[int, ...]:
-    seeds = list(range(stated)) if type(stated) is int else stated
+    count = type(stated) is int and 0 < stated <= _MAX_SEEDS
+    seeds = list(range(stated)) if count else stated
     if not isinstance(seeds, list) or not seeds or not all(type(s) is int for s in seeds):
         raise ValueError(f"Expected seeds as a number of them or a list, but got {stated!r:.60}")
     return tuple(dict.fromkeys(seeds))

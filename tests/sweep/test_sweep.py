@@ -201,6 +201,8 @@ def test_options_vary(tmp_path):
         (("loss: nll", "loss: nl"), "Expected"),
         (("shift: fog:3", "shift: frog:3"), "Expected shifts out of .* but got 'frog'"),
         (("seeds: 2", "seeds: two"), "Expected seeds as a number of them or a list, but got 'two'"),
+        (("seeds: 2", "seeds: 1000000000"), "Expected seeds as a number of them or a list"),
+        (("draw: [nll / none]", "draw: 0.5"), "Expected a sweep, but got 'float' object"),
         (("limit: 30", "limit: 0"), "Expected limit as a whole number of at least 1, but got 0"),
         (("select: [accuracy, nll]", "select: speed"), "Expected select out of .* but got speed"),
         (
