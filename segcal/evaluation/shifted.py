@@ -100,8 +100,11 @@ def digest(*parts: Any) -> str:
 
 def file_digest(path: Path) -> str:
     """A digest of the contents of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    found = hashlib.sha256()
+    with path.open("rb") as file:  # hashlib.file_digest came with Python 3.11
+        while piece := file.read(2**20):
+            found.update(piece)
+    return found.hexdigest()
 
 
 def _learned(scaler: Scaler | None) -> list[Any]:
