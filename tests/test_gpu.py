@@ -30,20 +30,27 @@ from tests.support.loss_batches import LOSSES, batch
 from tests.support.small_run import expect_equal, outcome
 from tests.support.tiny import Patches, steady_network, trainer
 
-CUDA = torch.cuda.is_available()
-GPUS = torch.cuda.device_count()
-on_gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not CUDA, reason="no CUDA GPU here: run `make test-gpu` where there is one"),
-]
-two_gpus = pytest.mark.skipif(GPUS < 2, reason=f"needs two CUDA GPUs, and there are {GPUS}")
+
+def need_gpus(count):
+    """Skip where there are fewer."""
+    if torch.cuda.device_count() < count:
+        there = torch.cuda.device_count()
+        pytest.skip(f"{there} CUDA GPUs here, {count} needed: run `make test-gpu` where there are")
+
+
+@pytest.fixture
+def one_gpu():
+    need_gpus(1)
+
+
+@pytest.fixture
+def two_gpus():
+    need_gpus(2)
 
 
 def gpu(test):
     """A test that needs the numbers of a GPU."""
-    for mark in on_gpu:
-        test = mark(test)
-    return test
+    return pytest.mark.gpu(pytest.mark.usefixtures("one_gpu")(test))
 
 
 @contextlib.contextmanager
@@ -60,13 +67,15 @@ def _raising(device):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.fixture(params=["meta", pytest.param("cuda", marks=on_gpu)])
+@pytest.fixture(params=["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request, monkeypatch):
     """A GPU, and the stand-in for one."""
     if request.param == "meta":
         monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
         # Copies its count to the CPU while the device works on; it has a test of its own.
         monkeypatch.setattr(criterion._LateLabelCheck, "look", lambda *_: None)
+    else:
+        need_gpus(1)
     return request.param
 
 
@@ -313,9 +322,8 @@ def test_a_network_on_a_gpu_is_evaluated_there():
     assert next(iter(source)).values.device.type == "cuda"
 
 
-@gpu
-@two_gpus
-def test_two_gpus_equal_one(tmp_path):
+@pytest.mark.gpu
+def test_two_gpus_equal_one(two_gpus, tmp_path):
     """The command as typed; a network whose statistics are per image."""
     script = str(ROOT / "tools/train_seg.py")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
