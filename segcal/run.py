@@ -186,8 +186,8 @@ def _build(config: TrainConfig, device: torch.device, *, restored: bool) -> Trai
 def _look_at_labels(data: Splits) -> None:
     """Say what is odd about the labels; raise if there is nothing to learn or evaluate from."""
     for name, part in (("training", data.train), ("hold-out", data.holdout)):
-        found = part.count_labels(data.num_classes, data.ignore_index)
-        if not found.classes.any() and found.items == len(part):
+        found = part.count_labels(data.num_classes, data.ignore_index, multilabel=data.multilabel)
+        if found.ignored == found.total and found.items == len(part):
             raise ValueError(
                 f"Expected labels in the {name} images, but got only {data.ignore_index}, the "
                 f"label that is ignored{_hint(data, found)}"
@@ -200,7 +200,7 @@ def _describe_labels(data: Splits, found: LabelCounts) -> None:
     absent = [n for n, count in zip(data.class_names, found.classes, strict=True) if not count]
     where = f"in {found.items} of {len(data.train)} training images"
     if found.ignored:
-        print(f"labels {where}: {100 * found.ignored_share:.1f} % are ignored")
+        print(f"labels {where}: {found.ignored / found.total:.1%} are ignored")
     if absent:
         shown = ", ".join(absent[:_MAX_LISTED]) + ", …" * (len(absent) > _MAX_LISTED)
         log.warning(
@@ -211,7 +211,8 @@ def _describe_labels(data: Splits, found: LabelCounts) -> None:
 
 def _hint(data: Splits, found: LabelCounts) -> str:
     """What may have happened to a binary mask of 0 and 255."""
-    if data.num_classes == 2 and data.ignore_index == 255 and found.ignored:
+    binary = data.multilabel or data.num_classes == 2
+    if binary and data.ignore_index == 255 and found.ignored:
         return "; if 255 is the foreground in the masks, write it as 1: 255 is ignored"
     return ""
 

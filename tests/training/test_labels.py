@@ -72,10 +72,34 @@ def test_counts_are_those_of_the_labels(masks):
     labels = np.stack([train.part.read(index)[1] for index in train.indices])
     np.testing.assert_array_equal(found.classes, [(labels == 0).sum(), (labels == 1).sum()])
     assert found.ignored == (labels == 255).sum() and found.items == len(train)
-    assert found.ignored_share == pytest.approx((labels == 255).mean())
+    assert found.total == labels.size
     assert train.count_labels(2, 255, most=3).items == 3
     digits = build_data(DataConfig(name="digits"), seed=0).train
     assert digits.count_labels(10, 255, most=10**6).classes.sum() == len(digits)
+
+
+def test_masks_of_each_class_are_counted_by_class(tmp_path, capfd):
+    root = tmp_path / "own"
+    write_masks(root)
+    for part in ("train", "test"):
+        masks = root / part / "masks"
+        for name, factor in (("left", 1), ("right", 255)):
+            (masks / name).mkdir()
+            for path in masks.glob("*.png"):
+                Image.fromarray(factor * np.asarray(Image.open(path))).save(
+                    masks / name / path.name
+                )
+    config = DataConfig(name="masks", root=str(root), multilabel=True)
+    train = build_data(config, seed=0).train
+    found = train.count_labels(2, 255, multilabel=True)
+    labels = np.stack([train.part.read(index)[1] for index in train.indices])  # (n, 2, H, W)
+    np.testing.assert_array_equal(found.classes, (labels == 1).sum((0, 2, 3)))
+    assert (found.ignored, found.total) == ((labels == 255).sum(), labels.size)
+    assert found.classes[0] and not found.classes[1]
+    arguments = own(root, tmp_path / "run")
+    arguments[arguments.index("--data.num_classes") : arguments.index("--batch_size")] = []
+    assert main([*arguments, "--data.multilabel", "true"]) == 0
+    assert "1 of the 2 classes: right; if 255 is the foreground" in capfd.readouterr().err
 
 
 def test_the_log_is_json(tmp_path):
