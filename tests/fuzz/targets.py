@@ -342,7 +342,7 @@ def _arrays_of(given):
 
 
 def shift_examples(_):
-    words = ("fog:3", "all:1,3,5", "rotation:45", "domain:sketch", "fog,blur:2,rotation:-30.5")
+    words = ("fog,jpeg:1,2,rotation:-30.5,domain:sketch", "fog:3", "all:1,3,5", "rotation:45")
     return [word.encode() for word in words]
 
 
