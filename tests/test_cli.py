@@ -18,6 +18,8 @@ from PIL import Image
 
 from segcal.cli import COMMANDS, SAVE_MEMORY, main, run_command
 from segcal.commands.options import spell
+from segcal.data.predictions import KINDS
+from segcal.metrics.operating import TARGETS
 from segcal.metrics.protocols import PROTOCOLS
 from segcal.metrics.regions import REGIONS
 from segcal.run import open_run
@@ -115,6 +117,14 @@ def test_help_of_eval_names_regions_and_protocols(name, capsys):
     with pytest.raises(SystemExit):
         main(["eval", "--help"])
     assert f" {name} (" in " ".join(capsys.readouterr().out.split())
+
+
+def test_help_of_eval_names_targets_and_kinds_of_predictions(capsys):
+    with pytest.raises(SystemExit):
+        main(["eval", "--help"])
+    text = capsys.readouterr().out
+    assert [name for name in TARGETS if f"{name}=" not in text] == []
+    assert f"--kind {{{','.join(KINDS)}}}" in " ".join(text.split())
 
 
 def test_help_needs_no_torch():

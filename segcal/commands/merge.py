@@ -26,6 +26,7 @@ from segcal.evaluation.results import (
     write_result,
 )
 from segcal.metrics import CalibrationMeter, Report
+from segcal.metrics.rows import pixels_or_decisions
 from segcal.viz import Entry
 
 
@@ -44,7 +45,8 @@ def merge_states(options: argparse.Namespace) -> None:
     result = _whole(parts, report, (options.out or paths[0]).stem)
     print(f"{result.entry.name}: {describe_report(report)}")
     protocol = report.protocol
-    print(f"{protocol.images} images, {protocol.pixels} pixels from {len(paths)} states")
+    counted = f"{protocol.pixels} {pixels_or_decisions(report)}"
+    print(f"{protocol.images} images, {counted} from {len(paths)} states")
     if options.report is not None:
         with new_contents(options.report) as staging:
             write_pages([write_result(result, [], staging)], staging, result.run)

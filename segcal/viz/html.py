@@ -28,7 +28,7 @@ from segcal.metrics.rows import (
     more_columns_of,
     part_tables,
 )
-from segcal.metrics.scores import SCORES, Score, number
+from segcal.metrics.scores import SCORES, Score, number, ratio
 from segcal.viz.diagrams import class_names, counted
 from segcal.viz.drawings import (
     Drawing,
@@ -171,7 +171,7 @@ def class_columns(report: Report) -> list[Heading]:
     """The columns of `class_rows` after the name."""
     return [
         Heading("no.", "ascending"),
-        Heading(f"{counted(report)} (%)"),
+        Heading("present (%)" if report.protocol.multilabel else f"{counted(report)} (%)"),
         *(Heading(s.heading, "ascending" if s.higher else "descending") for s in _CLASS_SCORES),
         Heading("bias (points)"),
     ]
@@ -181,7 +181,9 @@ def class_rows(report: Report) -> list[dict[str, Any]]:
     """One row per class: name, cells, and its class-j-ECE relative to the largest one."""
     total = report.classes.count.sum(1).clip(1)  # (K,)
     right, _, truth = report.overlap
-    accuracy = np.divide(right, truth, out=np.full(len(truth), np.nan), where=truth > 0)
+    accuracy = ratio(right, truth)
+    if report.protocol.multilabel:  # of the decisions of the class, "absent" included
+        accuracy = ratio(np.trace(report.confusion, axis1=1, axis2=2), report.classes.count.sum(1))
     bias = (report.classes.confidence_sum - report.classes.hits).sum(1) / total
     values = (report.class_iou, report.class_dice, accuracy, report.class_ece, report.class_ace)
     scored = list(zip(_CLASS_SCORES, values, strict=True))
@@ -217,6 +219,9 @@ def worst_images(report: Report) -> list[tuple[str, str, str]]:
     return [(each.name, ece.number(each.ece), f"{each.pixels:,}") for each in report.worst_images]
 
 
+_SIGMOIDS = ", with a sigmoid each: a decision of each pixel and class, at p = 0.5"
+
+
 def facts(report: Report) -> list[tuple[str, str]]:
     """The protocol as (name, text) lines."""
     p = report.protocol
@@ -227,7 +232,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("counted", f"{p.pixels:,} {what}{of}"),
         ("region", p.region),
         ("averaged over", what if p.average == "pixel" else f"{p.average}s"),
-        ("classes", str(p.num_classes)),
+        ("classes", f"{p.num_classes}{_SIGMOIDS if p.multilabel else ''}"),
         ("bins", f"{p.num_bins} of equal width, {rule}"),
         ("ignored label", str(p.ignore_index)),
     ]
@@ -350,6 +355,7 @@ def _view(entry: Entry, drawings: Sequence[Drawing]) -> dict[str, Any]:
         "parts": part_tables(entry.report),
         "overlays": [_overlay(overlay) for overlay in entry.overlays],
         "worst": worst_images(entry.report),
+        "counted": counted(entry.report),
         "skipped": entry.skipped,
         "facts": facts(entry.report),
         "config": entry.config,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+import torch
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -17,7 +18,14 @@ from segcal.metrics import CalibrationMeter
 from segcal.metrics.rows import cells_of, columns_of, more_columns_of
 from segcal.viz import Entry, Overlay, overlay_panel, write_figures, write_page
 from segcal.viz.drawings import Drawings
-from segcal.viz.html import headline, render_page, verdict
+from segcal.viz.html import (
+    class_columns,
+    class_rows,
+    facts,
+    headline,
+    render_page,
+    verdict,
+)
 from tests.support.synthetic_reports import constant_report, predictor, synthetic_report
 
 NAMES = ["road", "sky", "tree", "<i>car</i>"]
@@ -310,3 +318,16 @@ def test_files_and_page_share_one_drawing_of_each_diagram(tmp_path):
     write_figures(entries, tmp_path / "figures", drawings=drawings)
     write_page(entries, tmp_path / "page.html", drawings=drawings)
     assert sorted(drawn) == sorted(path.stem for path in (tmp_path / "figures").glob("*.svg"))
+
+
+def test_classes_of_sigmoid_outputs_are_rows_of_their_own_decisions():
+    """Class a: 3 of 4 decisions right, present in 2; class b: 1 of 2 right, 2 ignored."""
+    meter = CalibrationMeter(2, multilabel=True, class_names=("a", "b"))
+    logits = torch.tensor([[2.0, 2.0], [1.0, 1.0], [-1.0, 0.0], [2.0, 0.0]])
+    meter.update(logits, torch.tensor([[1, 1], [0, 0], [0, 255], [1, 255]]))
+    report = meter.compute()
+    columns = [heading.text for heading in class_columns(report)]
+    a, b = (dict(zip(columns, row["cells"], strict=True)) for row in class_rows(report))
+    assert (a["accuracy (%)"].text, b["accuracy (%)"].text) == ("75.00", "50.00")
+    assert (a["present (%)"].text, b["IoU (%)"].text) == ("50.00", "50.00")
+    assert dict(facts(report))["classes"].startswith("2, with a sigmoid each")
