@@ -233,6 +233,20 @@ def write_result(result: Result, drawn: Sequence[Drawn], folder: Path, *, key: s
     return replace(result, entry=replace(result.entry, overlays=[d.overlay for d in drawn]))
 
 
+def write_report(report: Report, folder: str | os.PathLike[str], *, name: str = "model") -> Path:
+    """Write report.json, tables, figures and the page of one report; the path of the page.
+
+    Args:
+        report: what was measured, by whatever counted with a `CalibrationMeter`.
+        folder: where to write; files of other names in it stay.
+        name: what tables call the model.
+    """
+    with new_contents(Path(folder)) as new:
+        result = write_result(Result(name, NONE, Entry(name, report)), [], new)
+        write_pages([result], new, name)
+    return Path(folder) / PAGE
+
+
 def read_result(path: Path) -> Result:
     """The result in a `report.json`, or in any file that `Report.save` wrote.
 

@@ -287,11 +287,12 @@ def logits_of(output: Any) -> Tensor:
 
 
 def resize(logits: Tensor, size: Sequence[int]) -> Tensor:
-    """(N, C, *size) logits, by bilinear interpolation in float32 at least."""
-    if logits.shape[-2:] == tuple(size):
+    """(N, C, *size) logits, by bilinear or trilinear interpolation in float32 at least."""
+    if logits.shape[2:] == tuple(size):
         return logits
+    mode = "trilinear" if len(size) == 3 else "bilinear"
     wide = torch.promote_types(logits.dtype, torch.float32)
-    return interpolate(logits.to(wide), size=tuple(size), mode="bilinear", align_corners=False)
+    return interpolate(logits.to(wide), size=tuple(size), mode=mode, align_corners=False)
 
 
 def _device_of(model: nn.Module) -> torch.device:

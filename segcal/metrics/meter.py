@@ -198,6 +198,10 @@ class CalibrationMeter:
         names = [name or f"image {i}" for i, name in enumerate(self._names)]
         return image_statistics(self.image_sums(), names, resamples=resamples, seed=seed)
 
+    def sums(self) -> Sums:
+        """The sums over all pixels, where the predictions are: the meter's own, not copies."""
+        return self._sums
+
     def image_sums(self) -> ImageSums:
         """The sums of each image, in the order of `names`; none unless `per_image`."""
         s = self.settings

@@ -1,0 +1,42 @@
+"""Adapters to other frameworks, one module each; it imports its framework, nothing else does.
+
+Every one counts with `segcal.CalibrationMeter`, so the numbers are those of `segcal eval`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from segcal.evaluation.sources import resize
+from segcal.metrics import Report
+from segcal.metrics.scores import LOGGED, SCORES
+
+
+def missing(package: str, extra: str) -> ImportError:
+    """What to raise if `package` is not installed; it names the extra that has it."""
+    return ImportError(
+        f"Expected the package {package}, but it is not installed: pip install 'segcal[{extra}]'"
+    )
+
+
+def chosen_scores(names: Sequence[str] | None) -> tuple[str, ...]:
+    """The names, checked; by default those of the training log: accuracy, mIoU, NLL, ECE, SCE."""
+    if names is None:
+        return tuple(score.name for score in LOGGED)
+    known = [name for name, score in SCORES.items() if score.scope != "classes"]
+    for name in (names,) if isinstance(names, str) else names:
+        if name not in known:
+            raise ValueError(f"Expected scores among {', '.join(known)}, but got {name!r}")
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def scalars(report: Report, names: Sequence[str], prefix: str = "") -> dict[str, float]:
+    """The scores of a report by name, as fractions, for a framework's log."""
+    return {f"{prefix}{name}": float(getattr(report, name)) for name in names}
+
+
+def at_labels(logits: Tensor, labels: Tensor) -> Tensor:
+    """(N, C, *S) logits at the size of the labels, (N, *S) or (N, C, *S)."""
+    return resize(logits, labels.shape[labels.ndim - logits.ndim + 2 :])

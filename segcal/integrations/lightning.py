@@ -1,0 +1,150 @@
+"""`CalibrationCallback`: scores in the log of a Lightning trainer, and a report at the end.
+
+trainer = Trainer(callbacks=[CalibrationCallback(num_classes=21, folder="calibration")])
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from segcal.evaluation.results import write_report
+from segcal.evaluation.sources import logits_of
+from segcal.integrations import at_labels, chosen_scores, missing, scalars
+from segcal.metrics import CalibrationMeter, Report
+
+try:
+    if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
+        from pytorch_lightning import Callback, LightningModule, Trainer
+    else:
+        from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError as error:
+    raise missing("lightning", "lightning") from error
+
+# Takes what a step returned, and its batch, to (N, C, *S) logits and (N, *S) labels.
+Unpack = Callable[[Any, Any], tuple[Tensor, Tensor]]
+
+
+def logits_and_labels(outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:
+    """(N, C, *S) logits and (N, *S) labels of a step.
+
+    The step returns the logits, alone, first in a tuple, or under "logits" or "out"; the labels
+    are second in the batch, or under "labels" in what the step returned or in the batch.
+    """
+    if outputs is None:
+        raise ValueError(
+            "Expected validation_step and test_step to return the logits, but got None"
+        )
+    for place in (outputs, batch):
+        if isinstance(place, dict) and "labels" in place:
+            return logits_of(outputs), place["labels"]
+    if isinstance(batch, Sequence) and len(batch) > 1:
+        return logits_of(outputs), batch[1]
+    raise ValueError(
+        f"Expected labels second in the batch or under 'labels', but got {type(batch).__name__}"
+    )
+
+
+class CalibrationCallback(Callback):
+    """Evaluates what validation and test steps return, over all ranks.
+
+    It logs val/ece and the other scores after each validation, and test/… after a test; of a
+    second loader as val/1/ece. It writes the last report of each loader, with page and figures,
+    when the trainer ends.
+
+    Lightning's sampler repeats a few images so that all ranks have equally many; they count twice.
+
+    Args:
+        num_classes: C.
+        folder: where to write; validation goes to the folder val inside, test to test. None writes
+            nothing; `reports` has the reports.
+        scores: names of the scores to log; see docs/conventions.md.
+        unpack: gives logits and labels from what a step returned and its batch; see
+            `logits_and_labels`. Smaller logits are resized to their labels.
+        **options: of `CalibrationMeter`.
+
+    Attributes:
+        reports: the last report by stage and loader: "val", "val/1", "test".
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        folder: str | Path | None = None,
+        scores: Sequence[str] | None = None,
+        unpack: Unpack = logits_and_labels,
+        **options: Any,
+    ) -> None:
+        self.reports: dict[str, Report] = {}
+        self.folder = None if folder is None else Path(folder)
+        self.scores, self.unpack = chosen_scores(scores), unpack
+        self.options = {"num_classes": num_classes, **options}
+        self._meters: dict[int, CalibrationMeter] = {}
+        self._unwritten: set[str] = set()
+        CalibrationMeter(**self.options)  # complains of what does not fit
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start to count."""
+        self._meters = {}
+
+    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start to count."""
+        self._meters = {}
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Count a batch."""
+        self._count(outputs, batch, dataloader_idx)
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Count a batch."""
+        self._count(outputs, batch, dataloader_idx)
+
+    def _count(self, outputs: Any, batch: Any, loader: int) -> None:
+        logits, labels = self.unpack(outputs, batch)
+        if loader not in self._meters:
+            self._meters[loader] = CalibrationMeter(**self.options)
+        self._meters[loader].update(at_labels(logits, labels), labels)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the scores."""
+        if not trainer.sanity_checking:
+            self._finish(pl_module, "val")
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the scores."""
+        self._finish(pl_module, "test")
+
+    def _finish(self, pl_module: LightningModule, stage: str) -> None:
+        for loader, meter in self._meters.items():
+            name = f"{stage}/{loader}" if loader else stage
+            self.reports[name] = report = meter.sync().compute()
+            self._unwritten.add(name)
+            pl_module.log_dict(scalars(report, self.scores, f"{name}/"))
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write the reports."""
+        if self.folder is not None and trainer.is_global_zero:
+            for name in sorted(self._unwritten):
+                write_report(self.reports[name], self.folder / name, name=name)
+        self._unwritten.clear()

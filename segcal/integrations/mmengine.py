@@ -1,0 +1,106 @@
+"""`CalibrationMetric` for the evaluator of mmengine, as mmsegmentation uses it.
+
+custom_imports = dict(imports=["segcal.integrations.mmengine"])
+val_evaluator = [dict(type="IoUMetric"), dict(type="CalibrationMetric", num_classes=19)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from segcal import distributed
+from segcal.integrations import chosen_scores, missing, scalars
+from segcal.metrics import CalibrationMeter, Report
+
+try:
+    from mmengine.evaluator import BaseMetric
+    from mmengine.registry import METRICS
+except ImportError as error:
+    raise missing("mmengine", "mmengine") from error
+
+
+@METRICS.register_module()
+class CalibrationMetric(BaseMetric):
+    """Calibration and accuracy of the `seg_logits` of each data sample.
+
+    Ranks exchange their sums, which are kilobytes, and no pixels. An image that the sampler repeats
+    to give all ranks equally many counts once.
+
+    Args:
+        num_classes: C.
+        scores: names of the scores to give; see docs/conventions.md.
+        collect_device: as for any metric of mmengine.
+        prefix: of the names in the log.
+        **options: of `segcal.CalibrationMeter`.
+
+    Attributes:
+        report: of the last evaluation, on the first rank; or None.
+    """
+
+    default_prefix = "calibration"
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        scores: Sequence[str] | None = None,
+        collect_device: str = "cpu",
+        prefix: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(collect_device=collect_device, prefix=prefix)
+        self.report: Report | None = None
+        self.scores = chosen_scores(scores)
+        self.options = {"num_classes": num_classes, **options}
+        self._start()
+
+    def _start(self) -> None:
+        self._meter, self._last = (CalibrationMeter(**self.options) for _ in range(2))
+        self._images = 0
+
+    def process(self, data_batch: Any, data_samples: Sequence[Mapping[str, Any]]) -> None:
+        """Count a batch.
+
+        Args:
+            data_batch: not used.
+            data_samples: each with seg_logits, (C, H, W), and gt_sem_seg, (1, H, W).
+        """
+        for sample in data_samples:
+            values, labels = sample["seg_logits"]["data"], sample["gt_sem_seg"]["data"]
+            self._meter += self._last
+            self._last = CalibrationMeter(**self.options)
+            if len(values) == 1:  # a binary model of mmsegmentation gives its sigmoid
+                probs = torch.cat([1 - values, values])
+                self._last.update_probs(probs[None], labels.long(), names=_names(sample))
+            else:
+                self._last.update(values[None], labels.long(), names=_names(sample))
+            self._images += 1
+
+    def evaluate(self, size: int) -> dict[str, float]:
+        """The scores over all ranks; `size` is the number of images."""
+        # The sampler gives image i of a rank the number i * world + rank, and repeats past `size`.
+        number = (self._images - 1) * distributed.world_size() + distributed.rank()
+        if number < size:
+            self._meter += self._last
+        self.results = [self._meter.state_dict()]
+        found: dict[str, float] = super().evaluate(max(size, distributed.world_size()))
+        self._start()
+        return found
+
+    def compute_metrics(self, results: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+        """The scores of the meters of all ranks."""
+        total = CalibrationMeter(**self.options)
+        for state in results:
+            meter = CalibrationMeter(**self.options)
+            meter.load_state_dict(state)
+            total += meter
+        self.report = total.compute()
+        return scalars(self.report, self.scores)
+
+
+def _names(sample: Mapping[str, Any]) -> list[str] | None:
+    return [str(sample["img_path"])] if "img_path" in sample else None

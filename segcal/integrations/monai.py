@@ -1,0 +1,138 @@
+"""`CalibrationMetric` for MONAI's loops, and `CalibrationHandler` for its Ignite engines.
+
+metric = CalibrationMetric(num_classes=14, per_image=True)
+metric(y_pred=logits, y=labels)   # (B, C, *S) and (B, 1, *S), or lists of channel-first items
+metric.aggregate()                # {"accuracy": …, "ece": …}
+
+SupervisedEvaluator(…, additional_metrics={"calibration": CalibrationHandler(num_classes=14)})
+
+`monai.metrics.CalibrationErrorMetric` takes the error of each image and class and averages those;
+here pixels of all images go into the same bins. With `per_image=True` the scores image_ece,
+image_ace and the report's class_ace are means over images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from segcal.integrations import chosen_scores, missing, scalars
+from segcal.metrics import CalibrationMeter, Report
+
+try:
+    from monai.handlers import from_engine
+    from monai.metrics.metric import Metric
+except ImportError as error:
+    raise missing("monai", "monai") from error
+try:
+    from ignite.metrics import Metric as IgniteMetric
+    from ignite.metrics.metric import reinit__is_reduced
+except ImportError as error:
+    raise missing("pytorch-ignite", "monai") from error
+
+
+class CalibrationMetric(Metric):
+    """Calibration and accuracy of all voxels seen.
+
+    Args:
+        num_classes: C.
+        probs: predictions are probabilities, not logits. Not one-hot: no score needs those.
+        scores: names of the scores that `aggregate` gives; see docs/conventions.md.
+        **options: of `segcal.CalibrationMeter`.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        probs: bool = False,
+        scores: Sequence[str] | None = None,
+        **options: Any,
+    ) -> None:
+        self.probs, self.scores = probs, chosen_scores(scores)
+        self.meter = CalibrationMeter(num_classes, **options)
+
+    def __call__(self, y_pred: Tensor | Iterable[Tensor], y: Tensor | Iterable[Tensor]) -> None:
+        """Count a batch.
+
+        Args:
+            y_pred: (B, C, *S), or B tensors (C, *S) that may differ in size.
+            y: (B, 1, *S) labels or one-hot (B, C, *S), or B tensors without the first dimension.
+        """
+        count = self.meter.update_probs if self.probs else self.meter.update
+        for pred, label in zip(y_pred, y, strict=True):
+            pred, label = _plain(pred)[None], _plain(label)[None]
+            count(pred, self._labels(label, pred))
+
+    def _labels(self, label: Tensor, pred: Tensor) -> Tensor:
+        """(1, *S) labels from (1, 1, *S), or from (1, C, *S) one-hot."""
+        if label.shape == pred.shape:
+            if bool(((label == 0) | (label == 1)).all()) and bool((label.sum(1) == 1).all()):
+                return label.argmax(1)
+            raise ValueError("Expected one-hot labels or labels of one channel, but got others")
+        if label.ndim != pred.ndim or label.shape[1] != 1:
+            raise ValueError(
+                f"Expected labels of shape (1, *S) or (C, *S) for predictions "
+                f"{tuple(pred.shape[1:])}, but got {tuple(label.shape[1:])}"
+            )
+        label = label[:, 0]
+        if label.is_floating_point():  # MONAI's transforms leave labels as float32
+            if not bool((label == label.round()).all()):
+                raise ValueError("Expected whole numbers as labels, but got fractions")
+            label = label.long()
+        return label
+
+    def aggregate(self) -> dict[str, float]:
+        """The scores by name, as fractions, over all ranks; every rank must call it."""
+        return scalars(self.report(), self.scores)
+
+    def report(self) -> Report:
+        """The whole report, over all ranks: every rank must call it."""
+        return self.meter.sync().compute()
+
+    def reset(self) -> None:
+        """Forget all voxels."""
+        self.meter.reset()
+
+
+class CalibrationHandler(IgniteMetric):
+    """`CalibrationMetric` as a metric of Ignite: engine.state.metrics has every score by name.
+
+    Args:
+        num_classes: C.
+        output_transform: takes the output of the engine to (y_pred, y), as for any metric of
+            Ignite; by default MONAI's pred and label.
+        **options: of `CalibrationMetric`.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        output_transform: Callable[[Any], Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self.metric = CalibrationMetric(num_classes, **options)
+        super().__init__(output_transform or from_engine(["pred", "label"]))
+
+    @reinit__is_reduced
+    def reset(self) -> None:
+        """Forget all voxels."""
+        self.metric.reset()
+
+    @reinit__is_reduced
+    def update(self, output: Sequence[Any]) -> None:
+        """Count a batch: (y_pred, y)."""
+        self.metric(*output)
+
+    def compute(self) -> dict[str, float]:
+        """The scores by name, as fractions, over all ranks."""
+        return self.metric.aggregate()
+
+
+def _plain(tensor: Any) -> Tensor:
+    """Without MONAI's metadata, whose operations are slow."""
+    return tensor.as_tensor() if hasattr(tensor, "as_tensor") else torch.as_tensor(tensor)

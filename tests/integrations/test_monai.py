@@ -1,0 +1,86 @@
+"""MONAI: a 3-D network with sliding windows, its engine, and its own calibration metric."""
+
+import pytest
+import torch
+from monai.data import DataLoader, Dataset, MetaTensor, decollate_batch
+from monai.engines import SupervisedEvaluator
+from monai.inferers import SlidingWindowInferer
+from monai.metrics import CalibrationErrorMetric
+from monai.networks import one_hot
+from monai.networks.nets import UNet
+
+from segcal.integrations.monai import CalibrationHandler, CalibrationMetric
+from tests.support.framework_batches import CLASSES, batches, report_of
+
+SIZE = (12, 10, 8)
+
+
+def test_all_the_forms_of_a_batch_count_alike():
+    data = batches(3, size=SIZE)
+    data = [(logits, labels.where(labels != 255, 0)) for logits, labels in data]  # for one-hot
+    stacked, listed, hot = (CalibrationMetric(CLASSES, per_image=True) for _ in range(3))
+    probs = CalibrationMetric(CLASSES, per_image=True, probs=True)
+    for logits, labels in data:
+        y = labels[:, None]
+        stacked(logits, y)
+        listed(decollate_batch(MetaTensor(logits)), decollate_batch(MetaTensor(y.float())))
+        hot(y_pred=logits, y=one_hot(y, CLASSES))
+        probs(logits.softmax(1), y)
+    report = report_of(data, per_image=True)
+    assert stacked.report() == listed.report() == hot.report() == report
+    assert probs.report().ece == pytest.approx(report.ece, abs=1e-6)
+    assert stacked.aggregate()["ece"] == report.ece
+
+
+@pytest.mark.parametrize(
+    "y, problem",
+    [
+        (torch.zeros(1, 2, 4, 4, 4), "Expected labels of shape"),
+        (torch.full((1, 1, 4, 4, 4), 0.5), "Expected whole numbers as labels"),
+        (torch.full((1, CLASSES, 4, 4, 4), 0.25), "Expected one-hot labels"),
+    ],
+)
+def test_other_labels_are_refused(y, problem):
+    with pytest.raises(ValueError, match=problem):
+        CalibrationMetric(CLASSES)(torch.zeros(1, CLASSES, 4, 4, 4), y)
+
+
+def test_means_over_images_are_those_of_monai():
+    """The score image_ace is what MONAI's metric gives with the reduction "average"."""
+    data = [(logits, labels.where(labels != 255, 0)) for logits, labels in batches(2, size=SIZE)]
+    ours = CalibrationMetric(CLASSES, per_image=True, num_bins=20)
+    theirs = CalibrationErrorMetric(num_bins=20, calibration_reduction="average")
+    for logits, labels in data:
+        ours(logits, labels[:, None])
+        theirs(logits.softmax(1), one_hot(labels[:, None], CLASSES))
+    assert ours.report().image_ace == pytest.approx(theirs.aggregate().item(), rel=1e-4)
+
+
+def test_an_evaluator_of_a_random_unet_with_sliding_windows():
+    torch.manual_seed(0)
+    network = UNet(3, 1, CLASSES, channels=(4, 8), strides=(2,))
+    items = [
+        {"image": torch.randn(1, 20, 18, 16), "label": torch.randint(0, CLASSES, (1, 20, 18, 16))}
+        for _ in range(3)
+    ]
+    inferer = SlidingWindowInferer(roi_size=(16, 16, 16), overlap=0.25)
+    handler = CalibrationHandler(CLASSES, per_image=True, scores=("ece", "nll", "image_ece"))
+    evaluator = SupervisedEvaluator(
+        device=torch.device("cpu"),
+        val_data_loader=DataLoader(Dataset(items), batch_size=2),
+        network=network,
+        inferer=inferer,
+        key_val_metric={"ece": handler["ece"]},
+        additional_metrics={"calibration": handler},
+    )
+    evaluator.run()
+    with torch.no_grad():
+        report = report_of(
+            [(inferer(item["image"][None], network.eval()), item["label"]) for item in items],
+            per_image=True,
+        )
+    found = evaluator.state.metrics
+    assert evaluator.state.best_metric == found["ece"] == pytest.approx(report.ece, rel=1e-6)
+    assert found["nll"] == pytest.approx(report.nll, rel=1e-6)
+    assert found["image_ece"] == pytest.approx(report.image_ece, rel=1e-6)
+    assert handler.metric.report().protocol.images == 3
