@@ -36,6 +36,10 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def train_command(arguments: Sequence[str], prog: str) -> None:
     """Train a network for segmentation or classification."""
+    if "--list" in arguments:
+        from segcal.commands.train import list_recipes
+
+        return list_recipes()
     from segcal.config import parse_train
 
     config, resume = parse_train(spell(arguments, "_"), prog)

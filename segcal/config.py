@@ -32,6 +32,7 @@ from segcal.models.build import ModelConfig
 from segcal.training.options import TrainOptions
 
 CONFIG = "config.yaml"
+RECIPES = Path(__file__).parent / "recipes"  # configs/ of the repository, in a wheel its files
 _RENAMED = {"mmce_bandwidth": "bandwidth", "mmce_sample": "sample"}  # options of earlier versions
 _T = TypeVar("_T")
 
@@ -151,13 +152,20 @@ def train_parser(prog: str) -> ArgumentParser:
     """The command line of training: --config, every field of `TrainConfig`, and --resume."""
     parser = ArgumentParser(
         prog=prog,
-        usage=f"{prog} [--config FILE] [--OPTION VALUE ...] [--resume]",
+        usage=f"{prog} [--config FILE] [--OPTION VALUE ...] [--resume]\n       {prog} --list",
         description=f"Train a network. With no option at all: {TrainConfig.loss} on embedded data.",
         exit_on_error=False,
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--config", action="config", help="YAML file of options; the command line overrides it."
+        "--config",
+        action="config",
+        help="YAML file of options, or the name of a recipe; the command line overrides it.",
+    )
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="Print the recipes that --config knows by name, with their cost and result, and stop.",
     )
     parser.add_argument(
         "--resume",
@@ -196,6 +204,7 @@ def parse_train(arguments: Sequence[str], prog: str = "segcal train") -> tuple[T
     """
     parser = train_parser(prog)
     files, rest = _config_first(arguments)
+    files = [str(recipe_path(file)) for file in files]
     for file in files:
         _check_yaml(Path(file))
         try:
@@ -209,8 +218,24 @@ def parse_train(arguments: Sequence[str], prog: str = "segcal train") -> tuple[T
     resume = parsed.pop("resume")
     if parsed.pop("multilabel"):
         parsed["data"]["multilabel"] = True
-    settings = {k: v for k, v in parsed.items() if k != "config"}
+    settings = {k: v for k, v in parsed.items() if k not in ("config", "list")}
     return _build(TrainConfig, _renamed(settings)), resume
+
+
+def recipes() -> dict[str, Path]:
+    """The files that come with segcal, by name: "scenes", "small/scenes"."""
+    return {
+        path.relative_to(RECIPES).with_suffix("").as_posix(): path
+        for pattern in ("*.yaml", "*/*.yaml")
+        for path in sorted(RECIPES.glob(pattern))
+    }
+
+
+def recipe_path(config: str) -> Path:
+    """The file that --config names: a path, or else a recipe."""
+    if Path(config).exists():
+        return Path(config)
+    return recipes().get(config, Path(config))
 
 
 def load_config(path: Path) -> TrainConfig:
@@ -291,7 +316,9 @@ def _config_first(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def _check_yaml(path: Path) -> None:
     """Raise, naming file and line, unless `path` holds options, nested as `TrainConfig` is."""
     if not path.exists():
-        raise FileNotFoundError(f"Expected a YAML file at {path}, but there is none")
+        near = difflib.get_close_matches(path.stem, recipes(), 1)
+        hint = f"; is it the recipe {near[0]}?" if near else ""
+        raise FileNotFoundError(f"Expected a YAML file at {path}, but there is none{hint}")
     options = read_yaml(path)
     if not isinstance(options, dict):
         raise ValueError(f"Expected options (key: value) in {path}, but got {options!r:.60}")

@@ -55,7 +55,7 @@ def test_a_run_and_what_it_says(tmp_path, capsys, monkeypatch):
     out = capsys.readouterr().out
     folder = Path("runs/digits-resnet20-fl+mdca")
     assert f"segcal eval {folder}" in out
-    assert "segcal train --config configs/voc2012_deeplabv3plus_xception65.yaml" in out
+    assert "segcal train --config voc2012_deeplabv3plus_xception65 --loss" in out
     assert {p.name for p in folder.iterdir()} == {
         "config.yaml", "log.jsonl", "best.pt", "last.pt", "last.prev.pt",
     }  # fmt: skip

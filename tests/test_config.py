@@ -227,6 +227,16 @@ def test_shipped_configs_are_valid_and_say_what_they_cost(path):
     assert any(line.startswith("# expected: ") for line in header)
 
 
+def test_recipes_are_found_by_name_and_files_go_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert parse_train(["--config", "scenes"])[0] == TrainConfig()
+    assert parse_train(["--config=small/scenes"])[0].model.width == 8
+    Path("scenes").write_text("epochs: 1")
+    assert parse_train(["--config", "scenes"])[0].epochs == 1
+    with pytest.raises(FileNotFoundError, match="at voc2012_deeplab, .*; is it the recipe voc2012"):
+        parse_train(["--config", "voc2012_deeplab"])
+
+
 def test_settings_of_an_earlier_version_have_the_defaults_of_newer_options():
     config = to_dict(parse_train(["--optim.lr", "7", "--gamma", "2"])[0])
     earlier = {key: value for key, value in config.items() if key != "ema"}

@@ -172,3 +172,7 @@ def test_code_of_the_readme_runs(tmp_path, monkeypatch):
     assert segcal.Report.load("report.json") == names["report"]
     expected = logits / names["scaler"].temperature_
     torch.testing.assert_close(names["calibrated"], expected)
+
+
+def test_the_citation_has_the_version():
+    assert f"version: {segcal.__version__}\n" in (ROOT / "CITATION.cff").read_text()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
+import textwrap
+from pathlib import Path
 
-from segcal.config import TrainConfig
+from segcal.config import TrainConfig, recipes
 from segcal.data.registry import DATASETS
 from segcal.run import train_run
 from segcal.runtime import Interrupted
 from segcal.training.log import describe_scores
 from segcal.training.trainer import best_record
 
-VOC_CONFIG = "configs/voc2012_deeplabv3plus_xception65.yaml"
+VOC_RECIPE = "voc2012_deeplabv3plus_xception65"
 
 
 def train(config: TrainConfig, resume: bool, prog: str) -> None:
@@ -30,7 +33,31 @@ def train(config: TrainConfig, resume: bool, prog: str) -> None:
         f"evaluate it:  {evaluate} {config.folder}"
     )
     if DATASETS[config.data.name].embedded:
-        _say(f"train on VOC: {prog} --config {VOC_CONFIG} --loss {config.loss}")
+        _say(f"train on VOC: {prog} --config {VOC_RECIPE} --loss {config.loss}")
+
+
+def list_recipes() -> None:
+    """Print the recipes that come with segcal, each with its cost and the result to expect."""
+    for name, path in recipes().items():
+        print(name)
+        for part in header(path):
+            print(textwrap.fill(part, 100, initial_indent="  ", subsequent_indent="    "))
+        print()
+    print("train one: segcal train --config NAME --loss fl+mdca")
+
+
+def header(path: Path) -> list[str]:
+    """The sentences "cost: …" and "expected: …" of the comment that a recipe opens with."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    comment = lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))]
+    parts: list[str] = []
+    for line in comment[1:]:  # the first is the command
+        text = line.removeprefix("#")
+        if text.startswith("  ") and parts:  # goes on
+            parts[-1] += f" {text.strip()}"
+        else:
+            parts.append(text.strip())
+    return [part for part in parts if re.match("cost|expected", part)]
 
 
 def _say(line: str) -> None:
