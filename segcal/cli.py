@@ -39,7 +39,8 @@ def train_command(arguments: Sequence[str], prog: str) -> None:
     if "--list" in arguments:
         from segcal.commands.train import list_recipes
 
-        return list_recipes()
+        list_recipes()
+        return
     from segcal.config import parse_train
 
     config, resume = parse_train(spell(arguments, "_"), prog)

@@ -10,7 +10,10 @@ from tests.support import ROOT
 from tests.support.framework_batches import CLASSES, batches, report_of
 
 TEXT = (ROOT / "docs" / "frameworks.md").read_text()
-EXAMPLES = dict(re.findall(r"^## (.+?)\n(?:.*?\n)?```python\n(.*?)```", TEXT, flags=re.S | re.M))
+EXAMPLES = {
+    section.partition("\n")[0]: section.split("```python\n")[1].partition("```")[0]
+    for section in TEXT.split("\n## ")[1:]
+}
 
 
 @pytest.fixture
