@@ -15,7 +15,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.util import register_after_fork
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -107,9 +107,9 @@ def read_npy(path: Path) -> np.ndarray:
 
 
 def npy_shape(path: Path) -> tuple[int, ...]:
-    """The shape of the array of a .npy file, which is not read."""
+    """The shape of the array of a .npy file, of any size, which is not read."""
     with naming(path), path.open("rb") as file:
-        return _read_header(file, path.stat().st_size)[0]
+        return _read_header(file, path.stat().st_size, any_size=True)[0]
 
 
 class Npz:
@@ -152,9 +152,10 @@ class Npz:
             return _read_array(file, self._member(key).file_size, own=self._own)
 
     def shape(self, key: str) -> tuple[int, ...]:
-        """The shape of an array, which is not read."""
+        """The shape of an array of any size, which is not read."""
         with naming(self._path), self._archive.open(self._member(key)) as file:
-            return _read_header(file, self._member(key).file_size, own=self._own)[0]
+            size = self._member(key).file_size
+            return _read_header(file, size, own=self._own, any_size=True)[0]
 
     def _member(self, key: str) -> zipfile.ZipInfo:
         if key not in self._members:
@@ -163,8 +164,44 @@ class Npz:
         return self._members[key]
 
 
+def read_slabs(path: Path, key: str | None, depth: int) -> Iterator[np.ndarray]:
+    """A (C, D, H, W) array as (C, at most `depth`, H, W) parts, never whole in memory.
+
+    Args:
+        path: a .npy file, or a .npz, compressed or not.
+        key: of the array in a .npz; None for a .npy.
+        depth: slices in a part.
+
+    Raises:
+        BadFile: as for the whole array, or it is stored in Fortran order.
+    """
+    with naming(path), ExitStack() as stack:
+
+        def opened() -> tuple[IO[bytes], int]:
+            if archive is None:
+                return stack.enter_context(path.open("rb")), path.stat().st_size
+            member = archive.getinfo(f"{key}.npy")
+            return stack.enter_context(archive.open(member)), member.file_size
+
+        archive = None if key is None else stack.enter_context(zipfile.ZipFile(path))
+        (classes, slices, *plane), fortran, dtype = _read_header(*opened(), any_size=True)
+        if fortran or len(plane) != 2:
+            raise ValueError("Expected a volume this large as (C, D, H, W) in C order")
+        files = []
+        for c in range(classes):  # a reader for each class, all at the same slice
+            file, size = opened()
+            _read_header(file, size, any_size=True)
+            file.seek(c * slices * math.prod(plane) * dtype.itemsize, os.SEEK_CUR)
+            files.append(file)
+        for start in range(0, slices, depth):
+            slab = np.empty((classes, min(depth, slices - start), *plane), dtype)
+            for file, part in zip(files, slab, strict=True):
+                _fill(file, part)
+            yield slab.astype(dtype.newbyteorder("="), copy=False)
+
+
 def _read_header(
-    file: IO[bytes], size: int, *, own: bool = False
+    file: IO[bytes], size: int, *, own: bool = False, any_size: bool = False
 ) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """(shape, whether in Fortran order, dtype) of an open .npy file of `size` bytes, checked."""
     version = np.lib.format.read_magic(file)
@@ -178,7 +215,7 @@ def _read_header(
     if min(shape, default=1) < (0 if own else 1):
         raise ValueError(f"Expected an array that is not empty, but got shape {shape}")
     length = math.prod(shape) * dtype.itemsize
-    if not own:
+    if not (own or any_size):
         check_size(length, f"shape {shape} of {dtype}")
     if file.tell() + length != size:
         raise EOFError(f"shape {shape} of {dtype} needs {length} bytes, not {size - file.tell()}")
@@ -189,14 +226,70 @@ def _read_array(file: IO[bytes], size: int, *, own: bool = False) -> np.ndarray:
     """The array of an open .npy file of `size` bytes, in native byte order."""
     shape, fortran, dtype = _read_header(file, size, own=own)
     flat = np.empty(math.prod(shape), dtype)
-    left = flat.view(np.uint8).data
+    _fill(file, flat)
+    array = flat.reshape(shape, order="F" if fortran else "C")
+    return array.astype(dtype.newbyteorder("="), copy=False)
+
+
+def _fill(file: IO[bytes], array: np.ndarray) -> None:
+    """Read the bytes of a contiguous array."""
+    left = array.reshape(-1).view(np.uint8).data
     while left:  # in pieces, because an archive's member holds all that is asked for twice
         got = file.readinto(left[:_PIECE])  # type: ignore[attr-defined]
         if not got:
-            raise EOFError(f"the data of shape {shape} ends early")
+            raise EOFError(f"the data of shape {array.shape} ends early")
         left = left[got:]
-    array = flat.reshape(shape, order="F" if fortran else "C")
-    return array.astype(dtype.newbyteorder("="), copy=False)
+
+
+class Nifti:
+    """A NIfTI file (.nii or .nii.gz), opened with nibabel; its arrays are read when asked for.
+
+    NIfTI counts (x, y, z, class) with x the fastest in memory. Arrays come with their axes
+    reversed, (z, y, x) or (class, z, y, x), as SimpleITK and nnU-Net have them. No axis is
+    flipped: `affine` says where voxels are.
+
+    Attributes:
+        shape: of the array, axes reversed.
+        affine: (4, 4) from voxel (x, y, z) to millimetres.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from nibabel.filebasedimages import ImageFileError
+            from nibabel.nifti1 import Nifti1Image
+        except ImportError:
+            raise BadFile(
+                f"{path}: Expected the package nibabel to read it, but it is not installed: "
+                "pip install 'segcal[nifti]'"
+            ) from None
+        self._path = path
+        with naming(path, "Expected a NIfTI file, but reading it failed: "):
+            try:
+                image = Nifti1Image.from_filename(path)
+            except ImageFileError as error:
+                raise ValueError(str(error)) from None
+        self._data = image.dataobj
+        self.shape: tuple[int, ...] = tuple(map(int, image.shape[::-1]))
+        self.affine: np.ndarray = image.affine
+        if image.get_data_dtype().kind not in "biuf" or min(self.shape, default=0) < 1:
+            raise BadFile(f"{path}: Expected voxels of numbers, but got {image.get_data_dtype()}")
+
+    def read(self) -> np.ndarray:
+        """The whole array, of at most 4 GiB."""
+        with naming(self._path):
+            check_size(8 * math.prod(self.shape), f"shape {self.shape}")
+            return np.asarray(self._data).T
+
+    def slabs(self, depth: int) -> Iterator[np.ndarray]:
+        """A (C, D, H, W) array as (C, at most `depth`, H, W) parts, never whole in memory."""
+        for start in range(0, self.shape[1], depth):
+            with naming(self._path):
+                yield np.asarray(self._data[:, :, start : start + depth]).T
+
+
+def is_nifti(path: Path) -> bool:
+    """Whether a file is one by its name."""
+    return path.name.endswith((".nii", ".nii.gz"))
 
 
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from mmengine.evaluator import Evaluator
+from mmengine.utils import import_modules_from_strings
 
 from tests.support import ROOT
 from tests.support.framework_batches import CLASSES, batches, report_of
@@ -64,5 +65,6 @@ def test_monai(run):
 
 def test_mmsegmentation(run):
     names = run("mmsegmentation")
+    import_modules_from_strings(**names["custom_imports"])  # as a Runner does
     (metric,) = Evaluator(names["val_evaluator"]).metrics
     assert metric.options["num_classes"] == CLASSES

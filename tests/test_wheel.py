@@ -83,7 +83,7 @@ def test_a_session_from_recipe_to_report(home):
     quick = ["--epochs", "1", "--data.limit", "64", "--out", "run", "--device", "cpu"]
     run(segcal_command, "train", "--config", "small/digits_resnet8", *quick, cwd=home)
     run(segcal_command, "eval", "run", "--limit", "32", "--workers", "0", cwd=home)
-    report = segcal.Report.load(home / "run/eval/report.json")
+    report = segcal.Report.load(home / "run/eval-limit-32/report.json")
     assert report.protocol.images == 32 and report.protocol.version == segcal.__version__
-    run(segcal_command, "report", "run/eval/report.json", "--out", "page", cwd=home)
+    run(segcal_command, "report", "run/eval-limit-32/report.json", "--out", "page", cwd=home)
     assert (home / "page/report.html").stat().st_size > 10_000

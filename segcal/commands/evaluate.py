@@ -52,6 +52,7 @@ from segcal.evaluation.sources import (
     shard_of,
 )
 from segcal.evaluation.triage import choose_on_holdout
+from segcal.integrations.nnunet import NnunetFolder
 from segcal.metrics import Report
 from segcal.metrics.regions import named_regions
 from segcal.metrics.scores import SCORES
@@ -144,7 +145,8 @@ def saved_subject(path: Path, fit: Path | None, options: argparse.Namespace) -> 
     stated = {name: value for name, value in stated.items() if value is not None}
 
     def saved(path: Path, shard: tuple[int, int]) -> SavedPredictions:
-        folder = PredictionFolder(path, **stated)
+        read = NnunetFolder if options.format == "nnunet" else PredictionFolder
+        folder = read(path, **stated)
         return SavedPredictions(
             shard_of(folder, shard, f"files in {path}"), skip_bad=options.skip_bad
         )

@@ -411,6 +411,12 @@ def _add_prediction_options(parser: Parser) -> None:
         help="saved predictions to fit --posthoc on, one for each of --predictions",
     )
     group.add_argument(
+        "--format",
+        choices=("segcal", "nnunet"),
+        default="segcal",
+        help="who wrote the files; nnunet: nnUNetv2_predict --save_probabilities, with --labels",
+    )
+    group.add_argument(
         "--kind",
         choices=("logits", "probs", "sigmoid_logits", "sigmoid_probs"),
         help="what the files hold, of a softmax or of K sigmoids; default: as the keys of .npz say",

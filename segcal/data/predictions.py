@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,16 +17,19 @@ from torch.nn.functional import interpolate
 
 from segcal.files import (
     BadFile,
+    Nifti,
     Npz,
     check_num_classes,
     check_size,
     image_size,
     is_distribution,
+    is_nifti,
     naming,
     npy_shape,
     read_mask,
     read_npy,
     read_rgb,
+    read_slabs,
     read_yaml,
     utf8,
 )
@@ -56,11 +60,11 @@ class PredictionFormat:
     Attributes:
         kind: logits or probs of a softmax, sigmoid_logits or sigmoid_probs; None: the key of each
             .npz says it.
-        layout: chw for (C, H, W), hwc for (H, W, C).
-        labels: folder of the labels, NAME.png or NAME.npy; None: in each .npz as `labels`. Of
-            sigmoids, NAME.npy or CLASS/NAME.png, a folder for each of `class_names`.
-        images: folder of the images to draw on, NAME.jpg or NAME.png; None: in each .npz as
-            `image`, or no image at all.
+        layout: chw for (C, H, W) and (C, D, H, W), hwc for (H, W, C) and (D, H, W, C).
+        labels: folder of the labels, NAME.png, NAME.npy or NAME.nii.gz; None: in each .npz as
+            `labels`. Of sigmoids, NAME.npy or CLASS/NAME.png, a folder for each of `class_names`.
+        images: folder of the images to draw on, NAME.jpg, NAME.png or NAME.nii.gz; None: in each
+            .npz as `image`, or no image at all.
         num_classes: None: as many as the first readable file has.
         class_names: None: class 0, class 1, ...
         ignore_index: label that is not counted; None: 255, or -100 if 255 is a class.
@@ -128,10 +132,27 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return stated
 
 
-_SUFFIXES = (".npz", ".npy")
-_LABEL_SUFFIXES = (".png", ".npy")
+NIFTI = (".nii.gz", ".nii")
+_SUFFIXES = (".npz", ".npy", *NIFTI)
+_LABEL_SUFFIXES = (".png", ".npy", *NIFTI)
+_LISTED = f"{', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
 _MAX_FACTOR = 256  # a side is resized by; no network needs more, and a few bytes could ask for it
-_IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
+_IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", *NIFTI)
+_WHOLE_VOXELS = 2**27  # numbers that a volume may have to be read whole, 512 MiB of float32
+_PART_VOXELS = 2**25  # numbers in a part of a larger one
+
+
+@dataclass(frozen=True)
+class Part:
+    """The place of some slices in their volume.
+
+    Attributes:
+        labels: (1, D, H, W) of the whole volume, of any integer dtype.
+        start: the first slice.
+    """
+
+    labels: Tensor
+    start: int
 
 
 @dataclass(frozen=True)
@@ -141,9 +162,11 @@ class Predictions:
     Attributes:
         names: N names, or None.
         kind: whether `values` are logits or probabilities, and of what.
-        values: (N, C, *S) floating; S = (H, W) for segmentation, () for classification.
+        values: (N, C, *S) floating; S = (H, W) for segmentation, (D, H, W) for volumes, () for
+            classification.
         labels: (N, *S) int64; (N, C, *S) for sigmoid outputs.
         images: (N, 3, H, W) what the network saw, where it is known.
+        part: where these slices lie in a volume that is read in parts; None for all else.
     """
 
     names: Sequence[str] | None
@@ -151,6 +174,12 @@ class Predictions:
     values: Tensor
     labels: Tensor
     images: Tensor | None = None
+    part: Part | None = None
+
+    @property
+    def continued(self) -> bool:
+        """Whether this is a part of the same volume as the predictions before."""
+        return self.part is not None and self.part.start > 0
 
     @property
     def multilabel(self) -> bool:
@@ -192,18 +221,22 @@ class PredictionFolder:
     raises `BadFile`: one line that names it.
 
     Args:
-        path: the folder, or a single .npz or .npy file.
+        path: the folder, or a single file.
         **stated: fields of `PredictionFormat`; they go before those in the folder's manifest.
     """
 
     def __init__(self, path: str | Path, **stated: Any) -> None:
         self.path = Path(path)
-        self._files = _list(self.path)
-        self.names = [utf8(file.stem) for file in self._files]
+        self._files = self._list()
+        self.names = [utf8(_stem(file)) for file in self._files]
         self.folder = self.path if self.path.is_dir() else self.path.parent
         manifest = read_manifest(self.path) if self.path.is_dir() else {}
         with naming(self.path):
             self.format = PredictionFormat(**{**manifest, **stated})
+
+    def _list(self) -> list[Path]:
+        """The files, by name."""
+        return _list(self.path)
 
     def shard(self, number: int, count: int) -> PredictionFolder:
         """Every `count`-th file from file `number` on: what one of `count` machines looks at."""
@@ -223,15 +256,21 @@ class PredictionFolder:
         reason: BadFile | None = None
         for file in self._files:
             try:
-                if file.suffix == ".npy":
-                    return self._npy_kind(file), npy_shape(file)
-                with Npz(file) as arrays:
-                    kind = self._npz_kind(file, arrays)
-                    return kind, arrays.shape(kind)
+                return self._kind_and_shape(file)
             except BadFile as error:
                 reason = reason or error
         assert reason is not None  # there is at least one file
         raise reason
+
+    def _kind_and_shape(self, file: Path) -> tuple[Kind, tuple[int, ...]]:
+        """What the values in a file are, and their shape."""
+        if is_nifti(file):
+            return self._stated_kind(file), Nifti(file).shape
+        if file.suffix == ".npy":
+            return self._stated_kind(file), npy_shape(file)
+        with Npz(file) as arrays:
+            key, kind = self._npz_key(file, arrays)
+            return kind, arrays.shape(key)
 
     @property
     def num_classes(self) -> int:
@@ -241,7 +280,7 @@ class PredictionFolder:
         if self.format.num_classes is not None:
             return self.format.num_classes
         shape = self._first[1]
-        return shape[0] if len(shape) == 3 and self.format.layout == "chw" else shape[-1]
+        return shape[0] if len(shape) > 2 and self.format.layout == "chw" else shape[-1]
 
     @property
     def multilabel(self) -> bool:
@@ -275,7 +314,7 @@ class PredictionFolder:
                 raise ValueError(f"Expected {self.num_classes} classes, but got {x.shape[1]}")
             if is_sigmoid(kind) != self.multilabel:
                 raise ValueError(f"Expected what other files hold, but got {kind}")
-            if x.ndim == 4 and x.shape[2:] != y.shape[-2:]:
+            if x.ndim > 3 and x.shape[2:] != y.shape[y.ndim - x.ndim + 2 :]:
                 x = _resize(x, kind, y, align_corners=self.format.align_corners)
             pixels = flatten(x, y, self.ignore_index, multilabel=self.multilabel)
             _check_values(pixels, kind)
@@ -284,18 +323,48 @@ class PredictionFolder:
         names = [name] if one else [f"{name}:{row}" for row in range(len(x))]
         return Predictions(names, kind, x, y)
 
+    def parts(self, index: int) -> Iterator[Predictions]:
+        """What indexing gives; a volume that is large, as parts of some slices, one at a time."""
+        file = self._files[index]
+        kind, shape = self._kind_and_shape(file)
+        if len(shape) != 4 or math.prod(shape) <= _WHOLE_VOXELS or is_sigmoid(kind):
+            yield self[index]
+            return
+        if self.format.layout != "chw":
+            raise BadFile(f"{file}: Expected a volume this large as (C, D, H, W), layout chw")
+        depth = max(1, _PART_VOXELS // (shape[0] * math.prod(shape[2:])))
+        slabs, labels = self._read_parts(file, depth)
+        with naming(file):
+            if labels.shape != shape[1:]:
+                raise ValueError(f"Expected labels of shape {shape[1:]}, but got {labels.shape}")
+            whole = torch.from_numpy(labels)[None]
+        for number, values in enumerate(slabs):
+            part = Part(whole, number * depth)
+            with naming(file):
+                there = labels[part.start : part.start + values.shape[1]]
+                x, y = self._batch(kind, values, there)
+                if x.shape[1] != self.num_classes:
+                    raise ValueError(f"Expected {self.num_classes} classes, but got {x.shape[1]}")
+                _check_values(flatten(x, y, self.ignore_index), kind)
+            yield Predictions([self.names[index]], kind, x, y, part=part)
+            del x, y, values
+
     def image(self, index: int) -> np.ndarray | None:
-        """(H, W, 3) uint8 RGB to draw a file's predictions on, or None if it has no image."""
+        """What to draw a file's predictions on, or None if it has no image.
+
+        (H, W, 3) uint8 RGB, or of a volume (D, H, W) or (D, H, W, 3) of any numbers.
+        """
         file = self._files[index]
         if self.format.images is not None:
-            return read_rgb(_sibling(file, self.format.images, _IMAGE_SUFFIXES, "image"))
+            path = _sibling(file, self.format.images, _IMAGE_SUFFIXES, "image")
+            return Nifti(path).read() if is_nifti(path) else read_rgb(path)
         if file.suffix != ".npz":
             return None
         with Npz(file) as arrays:
             image = arrays["image"] if "image" in arrays.keys else None
-        if image is not None and (
-            image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3
-        ):
+            if image is None or len(arrays.shape(self._npz_key(file, arrays)[0])) == 4:
+                return image
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             raise BadFile(
                 f"{file}: Expected image of shape (H, W, 3) and dtype uint8, "
                 f"but got {image.shape} of {image.dtype}"
@@ -304,41 +373,58 @@ class PredictionFolder:
 
     def _read(self, file: Path) -> tuple[Kind, np.ndarray, np.ndarray]:
         """What a file holds, its values and its labels; it is opened once."""
+        if is_nifti(file):
+            return self._stated_kind(file), Nifti(file).read(), self._labels_beside(file)
         if file.suffix == ".npy":
-            return self._npy_kind(file), read_npy(file), self._labels_beside(file)
+            return self._stated_kind(file), read_npy(file), self._labels_beside(file)
         with Npz(file) as arrays:
-            kind = self._npz_kind(file, arrays)
+            key, kind = self._npz_key(file, arrays)
             if self.format.labels is None and "labels" in arrays.keys:
-                return kind, arrays[kind], arrays["labels"]
-            values = arrays[kind]
+                return kind, arrays[key], arrays["labels"]
+            values = arrays[key]
         return kind, values, self._labels_beside(file)
 
-    def _npy_kind(self, file: Path) -> Kind:
+    def _read_parts(self, file: Path, depth: int) -> tuple[Iterator[np.ndarray], np.ndarray]:
+        """The values of a volume, as parts of `depth` slices, and its labels."""
+        if is_nifti(file):
+            return Nifti(file).slabs(depth), self._labels_beside(file)
+        if file.suffix == ".npy":
+            return read_slabs(file, None, depth), self._labels_beside(file)
+        with Npz(file) as arrays:
+            key = self._npz_key(file, arrays)[0]
+            inside = self.format.labels is None and "labels" in arrays.keys
+            labels = arrays["labels"] if inside else self._labels_beside(file)
+        return read_slabs(file, key, depth), labels
+
+    def _stated_kind(self, file: Path) -> Kind:
         if self.format.kind is None:
             raise BadFile(
-                f"{file}: Expected kind={' or kind='.join(KINDS)} to be stated for .npy files"
+                f"{file}: Expected kind={' or kind='.join(KINDS)} to be stated for "
+                f"{file.suffix} files"
             )
         return self.format.kind
 
-    def _npz_kind(self, file: Path, arrays: Npz) -> Kind:
-        """What a .npz holds: as stated, else as its key says."""
+    def _npz_key(self, file: Path, arrays: Npz) -> tuple[str, Kind]:
+        """The key of the values in a .npz, stated or the one there is, and what they are."""
         stated = self.format.kind
         found = [key for key in KINDS if key in arrays.keys and stated in (None, key)]
         if len(found) != 1:
             wanted = f"the key {stated}" if stated else f"one key of {', '.join(KINDS)}"
             listed = ", ".join(arrays.keys) or "none"
             raise BadFile(f"{file}: Expected {wanted}, but got {listed}")
-        return found[0]
+        return found[0], found[0]
 
     def _labels_beside(self, file: Path) -> np.ndarray:
         """The labels of `file`, from a file of their own."""
         if self.format.labels is None:
             raise BadFile(f"{file}: Expected labels in it or a labels folder to be stated")
         folder = self.format.labels
-        if not self.multilabel or (folder / f"{file.stem}.npy").is_file():
-            path = _sibling(file, folder, _LABEL_SUFFIXES, "label")
-            return read_npy(path) if path.suffix == ".npy" else read_mask(path)
-        return np.stack([read_mask(path) for path in self._class_masks(file, folder)])
+        if self.multilabel and not (folder / f"{file.stem}.npy").is_file():
+            return np.stack([read_mask(path) for path in self._class_masks(file, folder)])
+        path = _sibling(file, folder, _LABEL_SUFFIXES, "label")
+        if is_nifti(path):
+            return whole_numbers(Nifti(path).read(), path)
+        return read_npy(path) if path.suffix == ".npy" else read_mask(path)
 
     def _class_masks(self, file: Path, folder: Path) -> list[Path]:
         """The mask of each class that belongs to `file`; they have one size."""
@@ -368,17 +454,21 @@ class PredictionFolder:
             self._check_layout(values.shape, labels.shape)
             values = (values if self.format.layout == "chw" else values.transpose(2, 0, 1))[None]
             labels = labels[None]
+        elif values.ndim == 4 and labels.ndim == 3:
+            values = (values if self.format.layout == "chw" else np.moveaxis(values, -1, 0))[None]
+            labels = labels[None]
         elif values.ndim == 1 and labels.size == 1:
             values, labels = values[None], labels.reshape(1)
         elif values.ndim != 2 or labels.shape != values.shape[:1]:
             axes = "C, H, W" if self.format.layout == "chw" else "H, W, C"
             raise ValueError(
-                f"Expected {kind} of shape ({axes}) with labels (H, W), (N, C) with (N,), or (C,) "
-                f"with (), but got {values.shape} with {labels.shape}"
+                f"Expected {kind} of shape ({axes}) with labels (H, W), the same of volumes with "
+                f"D before H, (N, C) with (N,), or (C,) with (), but got {values.shape} with "
+                f"{labels.shape}"
             )
         if values.dtype.itemsize > 8:
             values = values.astype(np.float64)
-        dense = torch.from_numpy(values)
+        dense = torch.from_numpy(_native(values))
         if kind in ("logits", "sigmoid_logits"):  # numpy would take eight times as long
             dense = dense.to(torch.promote_types(dense.dtype, torch.float32))
         return dense, torch.from_numpy(labels.astype(np.int64))
@@ -388,20 +478,23 @@ class PredictionFolder:
     ) -> tuple[np.ndarray, np.ndarray]:
         """(N, K, *S) values and (N, K, *S) labels, whatever their sizes in S."""
         chw = self.format.layout == "chw"
-        k = values.shape[0 if chw and values.ndim == 3 else -1] if values.ndim else 0
-        if values.ndim == 3 and labels.shape[:1] == (k,) and labels.ndim == 3:
-            self._check_layout(values.shape, labels.shape[1:])
-        elif values.ndim == 3 and labels.ndim == 2 and k == 1:
+        spatial = values.ndim in (3, 4)
+        k = values.shape[0 if chw and spatial else -1] if values.ndim else 0
+        if spatial and labels.shape[:1] == (k,) and labels.ndim == values.ndim:
+            if values.ndim == 3:
+                self._check_layout(values.shape, labels.shape[1:])
+        elif spatial and labels.ndim == values.ndim - 1 and k == 1:
             labels = labels[None]
         elif values.ndim not in (1, 2) or labels.shape != values.shape:
             axes = "K, H, W" if chw else "H, W, K"
             raise ValueError(
-                f"Expected {kind} of shape ({axes}) with labels (K, H, W), or (N, K) or (K,) with "
-                f"labels of the same shape, but got {values.shape} with {labels.shape}"
+                f"Expected {kind} of shape ({axes}) with labels (K, H, W), the same of volumes "
+                "with D before H, or (N, K) or (K,) with labels of the same shape, but got "
+                f"{values.shape} with {labels.shape}"
             )
         if values.ndim < 3:
             return np.atleast_2d(values), np.atleast_2d(labels)
-        return (values if chw else values.transpose(2, 0, 1))[None], labels[None]
+        return (values if chw else np.moveaxis(values, -1, 0))[None], labels[None]
 
     def _check_layout(self, values: tuple[int, ...], labels: tuple[int, ...]) -> None:
         """Refuse an array whose shape only makes sense in the layout that was not stated."""
@@ -419,30 +512,50 @@ class PredictionFolder:
 
 def _list(path: Path) -> list[Path]:
     if path.is_file():
-        if path.suffix not in _SUFFIXES:
-            raise ValueError(f"Expected predictions as .npz or .npy, but got {path}")
+        if not path.name.endswith(_SUFFIXES):
+            raise ValueError(f"Expected predictions as {_LISTED}, but got {path}")
         return [path]
     if not path.is_dir():
         raise ValueError(f"Expected a folder of predictions, but {path} does not exist")
     files = sorted(
-        file for file in path.iterdir() if file.suffix in _SUFFIXES and file.name[0] != "."
+        file for file in path.iterdir() if file.name.endswith(_SUFFIXES) and file.name[0] != "."
     )
     if not files:
-        raise ValueError(f"Expected .npz or .npy files of predictions, but {path} has none")
+        raise ValueError(f"Expected {_LISTED} files of predictions, but {path} has none")
     by_name: dict[str, Path] = {}
     for file in files:
-        if by_name.setdefault(file.stem, file) != file:
-            raise ValueError(f"Expected one file a name, but got {by_name[file.stem]} and {file}")
+        if by_name.setdefault(_stem(file), file) != file:
+            raise ValueError(f"Expected one file a name, but got {by_name[_stem(file)]} and {file}")
     return files
+
+
+def _stem(file: Path) -> str:
+    """The name of a file without its ending, which may be .nii.gz."""
+    return file.name.removesuffix(".nii.gz") if file.name.endswith(".nii.gz") else file.stem
+
+
+def whole_numbers(labels: np.ndarray, path: Path) -> np.ndarray:
+    """Labels of an integer dtype, from a file whose format may hold them as fractions."""
+    if labels.dtype.kind != "f":
+        return labels
+    rounded = labels.round()
+    if not np.array_equal(labels, rounded):
+        raise BadFile(f"{path}: Expected labels that are whole numbers, but got fractions")
+    return rounded.astype(np.int32)
+
+
+def _native(array: np.ndarray) -> np.ndarray:
+    """The array as torch takes it: in the machine's order of bytes, strides not negative."""
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _sibling(file: Path, folder: Path, suffixes: tuple[str, ...], what: str) -> Path:
     """The file in `folder` that belongs to `file`."""
     for suffix in suffixes:
-        path = folder / f"{file.stem}{suffix}"
+        path = folder / f"{_stem(file)}{suffix}"
         if path.is_file():
             return path
-    raise BadFile(f"{file}: Expected its {what} {file.stem}{{{','.join(suffixes)}}} in {folder}")
+    raise BadFile(f"{file}: Expected its {what} {_stem(file)}{{{','.join(suffixes)}}} in {folder}")
 
 
 def _same_aspect(size: tuple[int, ...], target: tuple[int, ...]) -> bool:
@@ -453,9 +566,9 @@ def _same_aspect(size: tuple[int, ...], target: tuple[int, ...]) -> bool:
 
 
 def _resize(values: Tensor, kind: Kind, labels: Tensor, *, align_corners: bool) -> Tensor:
-    """(1, C, h, w) values at the size of (1, *, H, W) labels, by bilinear interpolation."""
-    size = tuple(labels.shape[-2:])
-    if size[0] < values.shape[2] or size[1] < values.shape[3]:
+    """(1, C, *s) values at the size of (1, *S) or (1, C, *S) labels, by linear interpolation."""
+    size = tuple(labels.shape[labels.ndim - values.ndim + 2 :])
+    if any(t < s for s, t in zip(values.shape[2:], size, strict=True)):
         raise ValueError(
             f"Expected labels at least as large as the {kind}, {tuple(values.shape[2:])}, "
             f"but got {size}; labels are never shrunk, so resize the {kind} before saving"
@@ -465,9 +578,10 @@ def _resize(values: Tensor, kind: Kind, labels: Tensor, *, align_corners: bool) 
             f"Expected {kind} to be resized by a factor of at most {_MAX_FACTOR}, "
             f"but got {tuple(values.shape[2:])} for labels {size}"
         )
-    check_size(4 * values.shape[1] * size[0] * size[1], f"{values.shape[1]} x {size} {kind}")
+    check_size(4 * values.shape[1] * math.prod(size), f"{values.shape[1]} x {size} {kind}")
     wide = values.to(torch.promote_types(values.dtype, torch.float32))
-    wide = interpolate(wide, size, mode="bilinear", align_corners=align_corners)
+    mode = "trilinear" if len(size) == 3 else "bilinear"
+    wide = interpolate(wide, size, mode=mode, align_corners=align_corners)
     # Probabilities keep their dtype: it says how far from 1 rounding may take their sum.
     return wide if kind in ("logits", "sigmoid_logits") else wide.to(values.dtype)
 

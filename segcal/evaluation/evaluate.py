@@ -211,7 +211,12 @@ def measure(
         for name in scalers
     }
     for batch in with_progress(source, title, progress):
-        inside = [None, *(region(batch.labels) for region in regions.values())]
+        if batch.continued and observers:
+            raise ValueError(
+                "Expected volumes that can be read whole for operating points and class sets, "
+                f"which count by image, but got {(batch.names or ['one'])[0]}"
+            )
+        inside = [None, *(_inside(region, batch) for region in regions.values())]
         for name, scaler in scalers.items():
             scaled = calibrated(batch, scaler)
             count_batch(measured[name].meters, scaled, inside)
@@ -223,6 +228,16 @@ def measure(
         for one in (*found.meters, *observers.get(name, ())):
             one.sync()
     return measured
+
+
+def _inside(region: Region, batch: Predictions) -> Tensor:
+    """(N, *S) the pixels of a batch in a region, which may look at slices beyond a part."""
+    if batch.part is None:
+        return region(batch.labels)
+    start, stop = batch.part.start, batch.part.start + batch.labels.shape[1]
+    reach: int = getattr(region, "reach", 0)
+    first = max(start - reach, 0)
+    return region(batch.part.labels[:, first : stop + reach])[:, start - first : stop - first]
 
 
 def require_pixels(report: Report, what: str) -> Report:
@@ -243,7 +258,7 @@ def with_progress(
         total = len(range(distributed.rank(), total, distributed.world_size()))
     with tqdm(total=total, desc=title, unit=" images", leave=False, disable=hidden) as bar:
         for batch in source:
-            size = len(batch.labels)
+            size = 0 if batch.continued else len(batch.labels)
             yield batch
             del batch  # before the next one is made
             bar.update(size)
@@ -283,6 +298,7 @@ def count_batch(
         inside=inside,
         names=batch.names,
         probs=batch.are_probs,
+        continued=batch.continued,
     )
 
 

@@ -38,8 +38,8 @@ class Calibrated(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Calibrated probabilities, in float32 at least."""
         logits = logits_of(self.model(images))
-        if logits.ndim == 4 and images.ndim == 4:
-            logits = resize(logits, images.shape[-2:])
+        if logits.ndim == images.ndim and logits.ndim in (4, 5):
+            logits = resize(logits, images.shape[2:])
         if self.scaler is not None:
             logits = self.scaler(logits, images)
         wide = torch.promote_types(logits.dtype, torch.float32)

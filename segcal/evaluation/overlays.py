@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from segcal.data.predictions import Predictions
 from segcal.evaluation.evaluate import LogitMap, calibrated, count_batch, new_meter
@@ -74,16 +76,94 @@ def draw(
 ) -> dict[str, list[Drawn]]:
     """The chosen images by name of scaler, calibrated by each; none for classification.
 
-    Of sigmoid outputs, the class that is calibrated worst in the image is drawn.
+    Of sigmoid outputs, the class that is calibrated worst in the image is drawn. Of a volume three
+    planes are drawn, one an axis: see `worst_planes`.
     """
     drawn: dict[str, list[Drawn]] = {name: [] for name in scalers}
     for index in indices:
-        batch = source[index]
-        if batch.values.ndim == 4:
+        batch = next(source.parts(index))
+        if batch.values.ndim == 5 and not batch.multilabel:
+            image = _image(source, index)
+            for plane in worst_planes(source, index):
+                shown = None if image is None else _grey(plane.of(image))
+                for name, scaler in scalers.items():
+                    drawn[name].append(_draw(source, shown, plane.cut(source, index, scaler)))
+        elif batch.values.ndim == 4:
             image = _image(source, index)
             for name, scaler in scalers.items():
                 drawn[name].append(_draw(source, image, calibrated(batch, scaler)))
     return drawn
+
+
+@dataclass(frozen=True)
+class Plane:
+    """One plane through a volume.
+
+    Attributes:
+        axis: of (D, H, W) that it is perpendicular to.
+        place: its place along that axis.
+    """
+
+    axis: int
+    place: int
+
+    def of(self, volume: np.ndarray) -> np.ndarray:
+        """The plane of a (D, H, W, ...) volume."""
+        return np.take(volume, self.place, self.axis)
+
+    def cut(self, source: NamedPredictions, index: int, scaler: LogitMap | None) -> Predictions:
+        """The predictions of the plane, calibrated."""
+        values, labels, name, kind = [], [], "", "logits"
+        start = 0
+        for part in source.parts(index):
+            assert part.names is not None
+            name, depth = part.names[0], part.labels.shape[1]
+            place = self.place - start if self.axis == 0 else self.place
+            if self.axis != 0 or 0 <= place < depth:
+                scaled = calibrated(part, scaler)
+                values.append(scaled.values.select(self.axis + 2, place))
+                labels.append(scaled.labels.select(self.axis + 1, place))
+                kind = scaled.kind
+            start += depth
+        return Predictions(
+            [f"{name} {'zyx'[self.axis]}={self.place}"],
+            "probs" if kind == "probs" else "logits",
+            torch.cat(values, 2),
+            torch.cat(labels, 1),
+        )
+
+
+def worst_planes(source: NamedPredictions, index: int) -> list[Plane]:
+    """Of each axis the plane whose voxels add most to its own ECE: that times its voxels."""
+    errors: list[list[Tensor]] = [[], [], []]  # by axis, (planes, bins) sums of the gaps
+    for part in source.parts(index):
+        for axis, found in enumerate(errors):
+            meter = new_meter(source, per_image=True)
+            planes = replace(
+                part,
+                names=None,
+                part=None,
+                values=part.values[0].movedim(axis + 1, 0),  # (planes, C, *)
+                labels=part.labels[0].movedim(axis, 0),
+            )
+            count_batch([meter], planes)
+            gap = meter.image_sums().top_gap
+            if axis == 0 or not found:
+                found.append(gap)
+            else:  # more rows of the same planes
+                found[0] += gap
+    return [
+        Plane(axis, int(torch.cat(found).abs().sum(1).argmax()))
+        for axis, found in enumerate(errors)
+    ]
+
+
+def _grey(image: np.ndarray) -> np.ndarray:
+    """(H, W) numbers of any range as uint8; all but the extreme 1 % on both sides differ."""
+    if image.dtype == np.uint8:
+        return image
+    low, high = np.percentile(image, (1, 99))
+    return (255 * np.clip((image - low) / max(high - low, 1e-6), 0, 1)).astype(np.uint8)
 
 
 def draw_shifts(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -67,8 +66,15 @@ class NamedPredictions(PredictionSource, Protocol):
         """The predictions of one image (or file)."""
         ...
 
+    def parts(self, index: int) -> Iterator[Predictions]:
+        """What indexing gives; a large volume in parts."""
+        ...
+
     def image(self, index: int) -> np.ndarray | None:
-        """(H, W, 3) uint8 RGB at the size of the labels; None if there is no image."""
+        """(H, W, 3) uint8 RGB at the size of the labels; None if there is no image.
+
+        Of a volume (D, H, W) or (D, H, W, 3) of any numbers.
+        """
         ...
 
 
@@ -186,6 +192,10 @@ class SplitPredictions(LoaderPredictions):
         image, label = self._samples[index]
         return self._predict(image[None], label[None], [self.names[index]])
 
+    def parts(self, index: int) -> Iterator[Predictions]:
+        """What indexing gives."""
+        yield self[index]
+
     def image(self, index: int) -> np.ndarray | None:
         """(H, W, 3) uint8 RGB."""
         return self._samples.image(index)
@@ -215,36 +225,56 @@ class SavedPredictions:
 
     def __iter__(self) -> Iterator[Predictions]:
         self.skipped = {}
-        indices = iter(range(distributed.rank(), len(self.names), distributed.world_size()))
-        with ThreadPoolExecutor(1) as reader:  # reads the next file while this one is counted
-            coming = [reader.submit(self._read, index) for index in islice(indices, 1)]
-            while coming:
-                batch = coming.pop().result()
-                coming = [reader.submit(self._read, index) for index in islice(indices, 1)]
-                if batch is not None:
-                    yield batch
-                del batch  # two files are in memory at most
+        indices = range(distributed.rank(), len(self.names), distributed.world_size())
+        batches = (batch for index in indices for batch in self._read(index))
+        with ThreadPoolExecutor(1) as reader:  # reads the next batch while this one is counted
+            coming = [reader.submit(next, batches, None)]
+            while (batch := coming.pop().result()) is not None:
+                coming = [reader.submit(next, batches, None)]
+                yield batch
+                del batch  # two batches are in memory at most
 
-    def _read(self, index: int) -> Predictions | None:
-        """A file's predictions; None if it is bad and such files are left out."""
+    def _read(self, index: int) -> Iterator[Predictions]:
+        """A file's predictions; nothing if it is bad and such files are left out."""
         try:
-            return self._folder[index]
+            parts = self._folder.parts(index)
+            first = next(parts)
+            if first.part is not None and self._skip_bad:
+                for _ in parts:  # what is counted cannot be taken back: look at all of it first
+                    pass
+                parts = self._folder.parts(index)
+                first = next(parts)
         except BadFile as error:
             if not self._skip_bad:
                 raise
             self.skipped[self.names[index]] = str(error)
-            return None
+            return
+        yield first
+        del first
+        yield from parts
 
     def __getitem__(self, index: int) -> Predictions:
         return self._folder[index]
 
+    def parts(self, index: int) -> Iterator[Predictions]:
+        """What indexing gives; a large volume in parts."""
+        return self._folder.parts(index)
+
     def image(self, index: int) -> np.ndarray | None:
-        """(H, W, 3) uint8 RGB at the size of the labels; None if there is no image."""
+        """As `PredictionFolder.image`, at the size of the labels."""
         image = self._folder.image(index)
         if image is None:
             return None
-        height, width = self._folder[index].labels.shape[-2:]
-        return np.asarray(Image.fromarray(image).resize((width, height)))
+        found = next(self._folder.parts(index))
+        size = found.values.shape[2:] if found.part is None else found.part.labels.shape[1:]
+        if len(size) == 3:
+            if image.shape[:3] != size:
+                raise BadFile(
+                    f"{self.names[index]}: Expected an image of shape {tuple(size)}, "
+                    f"but got {image.shape}"
+                )
+            return image
+        return np.asarray(Image.fromarray(image).resize((size[1], size[0])))
 
 
 def shard_of(whole: _Sharded, shard: tuple[int, int], what: str) -> _Sharded:
@@ -327,6 +357,8 @@ def _at_labels(
     logits: Tensor, inputs: Tensor, labels: Tensor, pad_to: int, padded: bool | None
 ) -> Tensor:
     """(N, C, *S) logits at the size of the (N, *S) labels: padding cut off, then resized."""
+    if labels.ndim == 4 and logits.ndim == 5:
+        return resize(logits, labels.shape[1:])
     if labels.ndim != 3 or logits.ndim != 4 or inputs.ndim != 4:
         return logits  # classification, or something whose sizes the meter checks
     size = labels.shape[-2:]

@@ -95,25 +95,40 @@ class CalibrationMeter:
             self._sums = Sums.zeros(s.num_classes, s.num_bins, multilabel=s.multilabel)
             self._images: list[ImageSums] = []
             self._names: list[str] = []
+            self._last: Sums | None = None  # of the last image, if it came alone
             self._synced = False
             self._like_probs: Tensor | None = None  # () bool of the first logits, once there were
 
-    def update(self, logits: Tensor, labels: Tensor, *, names: Sequence[str] | None = None) -> None:
+    def update(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        *,
+        names: Sequence[str] | None = None,
+        continued: bool = False,
+    ) -> None:
         """Count a batch of logits.
 
         Args:
             logits: (N, C, *S) of any floating dtype; the softmax is taken in float32 at least.
             labels: (N, *S) of an integer dtype; (N, C, *S) if `multilabel`.
             names: N names of the images; by default their running numbers. Only with `per_image`.
+            continued: these are more pixels of the image before, such as the next slices of a
+                volume that does not fit into memory; N is 1.
 
         Raises:
             ValueError: a wrong shape or dtype, labels out of range, or values that are not finite
                 at a pixel that counts. The meter is then as it was.
         """
-        update_together([self], logits, labels, names=names)
+        update_together([self], logits, labels, names=names, continued=continued)
 
     def update_probs(
-        self, probs: Tensor, labels: Tensor, *, names: Sequence[str] | None = None
+        self,
+        probs: Tensor,
+        labels: Tensor,
+        *,
+        names: Sequence[str] | None = None,
+        continued: bool = False,
     ) -> None:
         """Count a batch of probabilities.
 
@@ -125,21 +140,38 @@ class CalibrationMeter:
             probs: (N, C, *S) of any floating dtype.
             labels: (N, *S) of an integer dtype; (N, C, *S) if `multilabel`.
             names: as for `update`.
+            continued: as for `update`.
 
         Raises:
             ValueError: as for `update`, or `probs` are no probabilities.
         """
-        update_together([self], probs, labels, names=names, probs=True)
+        update_together([self], probs, labels, names=names, probs=True, continued=continued)
 
-    def _add(self, batch: BatchSums, names: Sequence[str]) -> None:
+    def _add(self, batch: BatchSums, names: Sequence[str], *, continued: bool) -> None:
         with _LOCK:
             device = batch.sums.nll.device
             if device.type != "cpu":
                 self._sums = self._sums.to(device)
+            if continued:
+                self._continue(batch)
+                return
             batch.add_to(self._sums)
+            self._last = batch.sums if len(names) == 1 else None
             if batch.images is not None:
                 self._images.append(batch.images)
                 self._names += names
+
+    def _continue(self, batch: BatchSums) -> None:
+        """Add more pixels of the last image."""
+        assert self._last is not None  # `update_together` has looked
+        known = self._last.images.clone()  # 1 if it had pixels before
+        batch.add_to(self._sums)
+        self._sums.images -= known * batch.sums.images  # it is one image still
+        self._last.class_count += batch.sums.class_count
+        self._last.images |= batch.sums.images
+        if batch.images is not None:
+            self._images[-1].add_(batch.images)
+            self._images[-1].set_class_ace(self._last.class_count[None])
 
     def compute(self, *, resamples: int = 1000, seed: int = 0) -> Report:
         """The report of everything counted so far; scores are NaN if that is nothing.
@@ -322,6 +354,7 @@ def update_together(
     inside: Sequence[Tensor | None] | None = None,
     names: Sequence[str] | None = None,
     probs: bool = False,
+    continued: bool = False,
 ) -> None:
     """Count one batch in several meters that differ in the pixels they count: one softmax for all.
 
@@ -334,6 +367,7 @@ def update_together(
         inside: for each meter, bool of the labels' shape: what it counts; None for all.
         names: of the N images.
         probs: the values are probabilities, as for `CalibrationMeter.update_probs`.
+        continued: as for `CalibrationMeter.update`.
 
     Raises:
         ValueError: as for an update of one meter. All meters are then as they were.
@@ -369,6 +403,10 @@ def update_together(
                 f"Expected masks of bool and the labels' shape {tuple(labels.shape)}, "
                 f"but got {mask.dtype} {tuple(mask.shape)}"
             )
+    if continued and (n != 1 or any(meter._last is None for meter in meters)):
+        raise ValueError(
+            f"Expected one image, after an update with one, to be continued, but got {n}"
+        )
     if names is not None and (isinstance(names, str) or len(names) != n):
         raise ValueError(f"Expected {n} names, one an image, but got {names!r}")
     try:
@@ -397,7 +435,7 @@ def update_together(
             meters[0]._warn_of_probs()
     with _LOCK:
         for meter, batch in zip(meters, batches, strict=True):
-            meter._add(batch, text)
+            meter._add(batch, text, continued=continued)
 
 
 def _like_probs(logits: Tensor, *, multilabel: bool) -> Tensor:

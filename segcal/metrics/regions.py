@@ -1,7 +1,8 @@
 """Regions of an image to evaluate separately: boundaries, interiors, groups of classes.
 
 A region is a function from labels to a mask of the pixels that a meter counts; see
-`segcal.metrics.update_together`.
+`segcal.metrics.update_together`. If it looks at neighbours, its attribute `reach` says how far: a
+volume that is read in parts is shown to it with as many slices more.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import max_pool2d
+from torch.nn.functional import max_pool1d
 
 Region = Callable[[Tensor], Tensor]  # (N, *S) labels, or (N, K, *S) of sigmoids -> the same, bool
 REGIONS = {
-    "boundary:W": "pixels with another label within W rows and columns",
+    "boundary:W": "pixels with another label within W rows and columns (and slices)",
     "interior:W": "all other pixels",
     "classes:A+B": "pixels whose label is one of these numbers",
     "foreground": "all pixels but those of class 0",
@@ -24,25 +25,37 @@ REGIONS = {
 def boundary(width: int = 3) -> Region:
     """The band of `width` pixels on both sides of every label edge.
 
-    A pixel belongs to it if another label occurs within `width` rows and columns. The ignore index
-    counts as a label here, because VOC ignores a rim around every object.
+    A pixel belongs to it if another label occurs within `width` rows and columns, and slices of a
+    volume. The ignore index counts as a label here, because VOC ignores a rim around every object.
     """
-    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-        raise ValueError(f"Expected width to be an integer >= 1, but got {width!r}")
-
-    def near_an_edge(labels: Tensor) -> Tensor:
-        if labels.ndim != 3:
-            raise ValueError(f"Expected labels of shape (N, H, W), but got {tuple(labels.shape)}")
-        values = labels.float().unsqueeze(1)  # exact for labels below 2**24
-        return (_window_max(values, width) != -_window_max(-values, width)).squeeze(1)
-
-    return near_an_edge
+    return _Edges(width, inside=True)
 
 
 def interior(width: int = 3) -> Region:
     """All pixels outside `boundary(width)`."""
-    edge = boundary(width)
-    return lambda labels: ~edge(labels)
+    return _Edges(width, inside=False)
+
+
+class _Edges:
+    """The region near label edges, or all the rest.
+
+    Attributes:
+        reach: how far away a label can still change whether a pixel belongs to it.
+    """
+
+    def __init__(self, width: int, *, inside: bool) -> None:
+        if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+            raise ValueError(f"Expected width to be an integer >= 1, but got {width!r}")
+        self.reach, self._inside = width, inside
+
+    def __call__(self, labels: Tensor) -> Tensor:
+        if labels.ndim not in (3, 4):
+            raise ValueError(
+                f"Expected labels of shape (N, H, W) or (N, D, H, W), but got {tuple(labels.shape)}"
+            )
+        values = labels.float()  # exact for labels below 2**24
+        lowest = -_window_max(-values, self.reach)
+        return (_window_max(values, self.reach) != lowest) == self._inside
 
 
 def class_group(classes: Iterable[int]) -> Region:
@@ -112,7 +125,9 @@ def named_regions(
 
 
 def _window_max(values: Tensor, width: int) -> Tensor:
-    """The largest value within `width` rows and columns, one axis after the other for speed."""
-    side = 2 * width + 1
-    rows = max_pool2d(values, (side, 1), stride=1, padding=(width, 0))
-    return max_pool2d(rows, (1, side), stride=1, padding=(0, width))
+    """The largest value within `width` of each element, one axis after the other for speed."""
+    for axis in range(1, values.ndim):
+        lines = values.movedim(axis, -1)
+        pooled = max_pool1d(lines.flatten(1, -2), 2 * width + 1, stride=1, padding=width)
+        values = pooled.view(lines.shape).movedim(-1, axis)
+    return values

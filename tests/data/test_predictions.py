@@ -320,7 +320,7 @@ def test_a_bad_manifest_is_one_line(tmp_path, text, reason):
 def test_folders_without_predictions_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere does not exist"):
         PredictionFolder(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"Expected \.npz or \.npy files"):
+    with pytest.raises(ValueError, match=r"Expected \.npz, \.npy, \.nii\.gz or \.nii files"):
         PredictionFolder(tmp_path)
     np.save(tmp_path / "a.npy", maps()[0])
     np.savez(tmp_path / "a.npz", logits=maps()[0])

@@ -53,6 +53,19 @@ def test_the_file_gives_calibrated_probabilities(name, suffix, tmp_path):
     torch.testing.assert_close(found.sum(1), torch.ones(3, 12, 10))
 
 
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_a_network_for_volumes(suffix, tmp_path):
+    torch.manual_seed(0)
+    model = nn.Conv3d(1, 5, 3, stride=2, padding=1)  # logits at half the size
+    scaler = make_scaler("ts").fit(random_holdout())
+    path, volumes = tmp_path / f"model{suffix}", torch.randn(3, 1, 6, 8, 10)
+    assert export(model, scaler, volumes[:1], path) <= 1e-4
+    logits = nn.functional.interpolate(model(volumes), (6, 8, 10), mode="trilinear")
+    torch.testing.assert_close(
+        run(path, volumes), scaler(logits).softmax(1).detach(), atol=1e-4, rtol=0
+    )
+
+
 def test_a_local_temperature_sees_the_images(tmp_path):
     generator = torch.Generator().manual_seed(0)
     holdout = [(z, y, torch.randn(2, 3, 8, 8, generator=generator)) for z, y in random_holdout()]

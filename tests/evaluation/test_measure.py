@@ -62,6 +62,7 @@ def test_classification_goes_the_same_way(tmp_path):
 
 def test_a_split_measures_as_evaluate_does():
     data = build_data(DataConfig(name="digits", limit=21), seed=0)
+    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 10))
     source = SplitPredictions(
         model, data, data.test, device=torch.device("cpu"), batch_size=4, workers=0

@@ -1,0 +1,242 @@
+"""nnU-Net v2: what it predicts as saved predictions, and a trainer with a calibrated loss.
+
+nnUNetv2_predict -i imagesTs -o OUT -d DATASET -c 3d_fullres --save_probabilities
+segcal eval --predictions OUT --format nnunet --labels labelsTs
+
+A file in nnunetv2/training/nnUNetTrainer with these two lines makes the trainer known by name:
+
+from segcal.integrations.nnunet import mdca_trainer
+nnUNetTrainerMDCA = mdca_trainer()
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from segcal.data.predictions import NIFTI, Kind, PredictionFolder, whole_numbers
+from segcal.files import BadFile, Nifti, Npz, naming, read_slabs, read_yaml
+from segcal.integrations import missing
+from segcal.losses import build_loss
+
+log = logging.getLogger(__name__)
+KEY = "probabilities"
+DATASET = "dataset.json"
+_ROUNDING = 2e-3  # how far from 1 sums of probabilities may be that once were float16
+_SAME_PLACE = 1e-3  # millimetres
+_MOST_OTHER = 0.5  # share of foreground voxels that may differ between argmax and segmentation
+
+
+class NnunetFolder(PredictionFolder):
+    """The output folder of `nnUNetv2_predict --save_probabilities`, with the true labels.
+
+    CASE.npz holds the probabilities, CASE.nii.gz the segmentation. The .pkl files beside them are
+    never opened. Names of the classes and the ignore label come from dataset.json.
+
+    Voxels outside the box that was predicted are 0 for all classes in files of earlier versions:
+    they count as background for certain, and the log says how many there are. Probabilities that
+    were rounded to float16 are divided by their sum.
+
+    Args:
+        path: the folder.
+        labels: folder of the true labels, CASE.nii.gz.
+        **stated: other fields of `PredictionFormat`. The folder `images` holds CASE_0000.nii.gz.
+
+    Raises:
+        ValueError: not such a folder, or regions were trained, whose outputs are not exclusive.
+    """
+
+    def __init__(self, path: str | Path, *, labels: Path | None = None, **stated: Any) -> None:
+        if labels is None:
+            raise ValueError(f"{path}: Expected --labels with the format nnunet, but got none")
+        known = _read_dataset(Path(path) / DATASET)
+        super().__init__(path, **{**known, **stated, "kind": "probs", "labels": labels})
+
+    def _list(self) -> list[Path]:
+        files = sorted(file for file in self.path.glob("*.npz") if file.name[0] != ".")
+        if not files:
+            raise ValueError(
+                f"Expected .npz files of nnUNetv2_predict --save_probabilities, but {self.path} "
+                "has none"
+            )
+        return files
+
+    def _npz_key(self, file: Path, arrays: Npz) -> tuple[str, Kind]:
+        if KEY not in arrays.keys:
+            raise BadFile(f"{file}: Expected the key {KEY}, but got {', '.join(arrays.keys)}")
+        return KEY, "probs"
+
+    def _read(self, file: Path) -> tuple[Kind, np.ndarray, np.ndarray]:
+        with Npz(file) as arrays:
+            values = arrays[self._npz_key(file, arrays)[0]]
+        labels = self._labels_beside(file)
+        self._check_place(file, values)
+        with naming(file):
+            return "probs", _completed(values, file), labels
+
+    def _read_parts(self, file: Path, depth: int) -> tuple[Iterator[np.ndarray], np.ndarray]:
+        labels = self._labels_beside(file)
+        self._check_place(file, None)
+        return (_completed(slab, file) for slab in read_slabs(file, KEY, depth)), labels
+
+    def _check_place(self, file: Path, values: np.ndarray | None) -> None:
+        """Refuse labels that lie elsewhere than the predictions."""
+        segmented = _nifti(file, file.parent)
+        true = _nifti(file, self.format.labels)
+        if true is None or segmented is None:
+            return  # labels of another format, or the segmentation is gone: shapes are checked
+        if segmented.shape != true.shape or not np.allclose(
+            segmented.affine, true.affine, atol=_SAME_PLACE
+        ):
+            raise BadFile(
+                f"{file}: Expected labels in the geometry of the predictions, "
+                f"{_geometry(segmented)}, but got {_geometry(true)}"
+            )
+        if values is None:
+            return
+        mask, predicted = whole_numbers(segmented.read(), file), values.argmax(0)
+        if mask.shape != predicted.shape:
+            raise BadFile(
+                f"{file}: Expected probabilities of the shape of its segmentation, {mask.shape}, "
+                f"but got {predicted.shape}"
+            )
+        found = (mask > 0) | (predicted > 0)
+        other = float((mask != predicted)[found].mean()) if found.any() else 0.0
+        if other > _MOST_OTHER:  # such as axes that were flipped when the mask was written
+            raise BadFile(
+                f"{file}: Expected its segmentation to be where the probabilities are largest, "
+                f"but {100 * other:.0f} % of the foreground differs: are axes flipped?"
+            )
+
+    def image(self, index: int) -> np.ndarray | None:
+        """(D, H, W) numbers: the first channel of the image; None without `images`."""
+        if self.format.images is None:
+            return None
+        for suffix in NIFTI:
+            path = self.format.images / f"{self.names[index]}_0000{suffix}"
+            if path.is_file():
+                return Nifti(path).read()
+        raise BadFile(f"Expected {self.names[index]}_0000.nii.gz in {self.format.images}")
+
+
+def _read_dataset(path: Path) -> dict[str, Any]:
+    """The fields of `PredictionFormat` that a dataset.json states; {} without one."""
+    if not path.is_file():
+        return {}
+    with naming(path):
+        stated = read_yaml(path)  # JSON is YAML too
+        labels = stated.get("labels") if isinstance(stated, Mapping) else None
+        if not isinstance(labels, Mapping):
+            raise ValueError("Expected labels by name, but got none")
+        if any(not isinstance(number, int) for number in labels.values()):
+            raise ValueError(
+                "Expected one number a label, but got regions, whose outputs are sigmoids: they "
+                "are not exclusive, and cannot be evaluated as classes"
+            )
+        names = {number: str(name) for name, number in labels.items() if name != "ignore"}
+        if sorted(names) != list(range(len(names))):
+            raise ValueError(f"Expected labels 0, 1, …, but got {sorted(names)}")
+    known: dict[str, Any] = {"class_names": tuple(names[number] for number in sorted(names))}
+    if "ignore" in labels:
+        known["ignore_index"] = labels["ignore"]
+    return known
+
+
+def _nifti(file: Path, folder: Path | None) -> Nifti | None:
+    for suffix in NIFTI:
+        path = (folder or file.parent) / f"{file.stem}{suffix}"
+        if path.is_file():
+            return Nifti(path)
+    return None
+
+
+def _geometry(image: Nifti) -> str:
+    corner = ", ".join(f"{x:g}" for x in image.affine[:3, 3])
+    return f"shape {image.shape} from ({corner}) mm"
+
+
+def _completed(values: np.ndarray, file: Path) -> np.ndarray:
+    """(C, …) float32 probabilities of sum 1, where nnU-Net left out or rounded some."""
+    if values.dtype.kind != "f":
+        raise ValueError(f"Expected {KEY} of a floating dtype, but got {values.dtype}")
+    values = values.astype(np.float32, copy=False)
+    total = values.sum(0)
+    empty = total == 0
+    if empty.any():
+        log.warning("%s: %d voxels were not predicted: background", file, int(empty.sum()))
+        values[0][empty] = 1
+        total[empty] = 1
+    off = np.abs(total - 1)
+    if off.max() > 1e-5 and off.max() < _ROUNDING:
+        values /= total
+    return values
+
+
+def mdca_trainer(
+    spec: str = "dicece+mdca", *, name: str = "nnUNetTrainerMDCA", **hyper: Any
+) -> type:
+    """A trainer of nnU-Net whose loss is one of segcal's.
+
+    Args:
+        spec: as for `segcal.build_loss`.
+        name: of the class, by which `nnUNetv2_train -tr` and predictions find it.
+        **hyper: of the loss.
+    """
+    try:
+        from nnunetv2.training.loss.deep_supervision import DeepSupervisionWrapper
+        from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+    except ImportError as error:
+        raise missing("nnunetv2", "nnunet") from error
+
+    class MDCATrainer(nnUNetTrainer):
+        def _build_loss(self) -> nn.Module:
+            loss = ChannelLabels(
+                spec,
+                ignore_index=self.label_manager.ignore_label,
+                multilabel=self.label_manager.has_regions,
+                **hyper,
+            )
+            if not self.enable_deep_supervision:
+                return loss
+            scales = self._get_deep_supervision_scales()
+            weights = np.array([1 / (2**i) for i in range(len(scales))])
+            if len(weights) > 1:
+                weights[-1] = 0  # as nnU-Net itself does
+            return DeepSupervisionWrapper(loss, weights / weights.sum())
+
+    MDCATrainer.__name__ = MDCATrainer.__qualname__ = name
+    return MDCATrainer
+
+
+class ChannelLabels(nn.Module):
+    """A loss of segcal on labels with a channel, (N, 1, *S), as nnU-Net has them.
+
+    Args:
+        spec: as for `segcal.build_loss`.
+        ignore_index: label that counts for nothing, or None. With `multilabel` the last channel of
+            the labels marks such voxels.
+        multilabel: regions: (N, K, *S) labels of 0 and 1.
+        **hyper: of the loss.
+    """
+
+    def __init__(
+        self, spec: str, *, ignore_index: int | None, multilabel: bool = False, **hyper: Any
+    ) -> None:
+        super().__init__()
+        self._masked = multilabel and ignore_index is not None
+        number = -1 if ignore_index is None or multilabel else ignore_index
+        self.criterion = build_loss(spec, ignore_index=number, multilabel=multilabel, **hyper)
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The scalar loss."""
+        if not self.criterion.multilabel:
+            return self.criterion(logits, target[:, 0].long())
+        labels = target[:, : logits.shape[1]].long()
+        if self._masked:
+            labels = labels.masked_fill(target[:, -1:].bool(), self.criterion.ignore_index)
+        return self.criterion(logits, labels)

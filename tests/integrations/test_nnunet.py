@@ -1,0 +1,159 @@
+"""Files laid out as `nnUNetv2_predict --save_probabilities` leaves them."""
+
+import json
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+
+from segcal.cli import main
+from segcal.data import predictions as reading
+from segcal.evaluation.evaluate import measure
+from segcal.evaluation.sources import SavedPredictions
+from segcal.integrations.nnunet import ChannelLabels, NnunetFolder, mdca_trainer
+from segcal.losses import build_loss
+from segcal.metrics import CalibrationMeter, Report
+
+SIZE, CLASSES = (10, 9, 8), 3
+LABELS = {"background": 0, "liver": 1, "tumour": 2, "ignore": 3}
+AFFINE = np.diag([0.7, 0.7, 3.0, 1.0])
+
+
+def write_nifti(array, path, affine=AFFINE):
+    """(z, y, x) as NIfTI has it, x first."""
+    nibabel.Nifti1Image(np.asarray(array).T, affine).to_filename(path)
+
+
+@pytest.fixture
+def case(tmp_path):
+    """The folders OUT, labelsTs and imagesTs, with two cases; true probabilities and labels."""
+    rng = np.random.default_rng(0)
+    out, labels_ts, images_ts = (tmp_path / name for name in ("OUT", "labelsTs", "imagesTs"))
+    for folder in (out, labels_ts, images_ts):
+        folder.mkdir()
+    (out / "dataset.json").write_text(json.dumps({"labels": LABELS, "channel_names": {"0": "CT"}}))
+    (out / "plans.json").write_text("{}")
+    known = []
+    for name in ("case_001", "case_002"):
+        logits = 2 * rng.normal(size=(CLASSES, *SIZE))
+        probs = np.exp(logits) / np.exp(logits).sum(0)
+        labels = rng.integers(0, 4, SIZE).astype(np.uint8)
+        np.savez_compressed(out / f"{name}.npz", probabilities=probs.astype(np.float16))
+        (out / f"{name}.pkl").write_bytes(b"cos\nsystem\n(S'touch pickled'\ntR.")  # never opened
+        write_nifti(probs.argmax(0).astype(np.uint8), out / f"{name}.nii.gz")
+        write_nifti(labels, labels_ts / f"{name}.nii.gz")
+        write_nifti(rng.normal(size=SIZE).astype(np.float32), images_ts / f"{name}_0000.nii.gz")
+        known.append((probs, labels))
+    return out, labels_ts, images_ts, known
+
+
+def test_probabilities_and_labels_are_at_the_same_voxels(case):
+    out, labels, _, known = case
+    folder = NnunetFolder(out, labels=labels)
+    assert folder.names == ["case_001", "case_002"]
+    assert folder.class_names == ("background", "liver", "tumour")
+    assert (folder.num_classes, folder.ignore_index) == (3, 3)
+    for found, (probs, truth) in zip(folder, known, strict=True):
+        np.testing.assert_array_equal(found.labels[0], truth)
+        np.testing.assert_allclose(found.values[0], probs, atol=2e-3)
+        assert found.values.dtype == torch.float32 and found.kind == "probs"
+
+
+def test_the_command(case, tmp_path, monkeypatch):
+    out, labels, images, known = case
+    monkeypatch.chdir(tmp_path)
+    command = ["eval", "--predictions", str(out), "--format", "nnunet", "--labels", str(labels)]
+    assert main([*command, "--images", str(images), "--resamples", "20"]) == 0
+    report = Report.load(out / "eval/report.json")
+    meter = CalibrationMeter(CLASSES, ignore_index=3)
+    for probs, truth in known:
+        meter.update_probs(torch.from_numpy(probs)[None], torch.from_numpy(truth)[None])
+    assert report.protocol.pixels == meter.compute().protocol.pixels
+    assert report.ece == pytest.approx(meter.compute().ece, abs=1e-3)
+    assert report.protocol.images == 2 and report.class_names[1] == "liver"
+    assert len(list((out / "eval/overlays").glob("*.png"))) == 6
+    assert not (tmp_path / "pickled").exists()
+
+
+def test_parts_give_what_whole_volumes_give(case, monkeypatch):
+    out, labels, _, _ = case
+
+    def report():
+        source = SavedPredictions(NnunetFolder(out, labels=labels))
+        return measure(source, {"none": None})["none"].report()
+
+    whole = report()
+    monkeypatch.setattr(reading, "_WHOLE_VOXELS", 0)
+    monkeypatch.setattr(reading, "_PART_VOXELS", 3 * CLASSES * SIZE[1] * SIZE[2])
+    assert report().ece == pytest.approx(whole.ece, rel=1e-9)
+    assert report().image_ece == pytest.approx(whole.image_ece, rel=1e-9)
+
+
+def test_voxels_outside_the_box_are_background_and_counted(case, caplog):
+    out, labels, _, known = case
+    probs = known[0][0].astype(np.float32)
+    probs[:, :2] = 0
+    np.savez_compressed(out / "case_001.npz", probabilities=probs)
+    found = NnunetFolder(out, labels=labels)[0]
+    assert (found.values[0, 0, :2] == 1).all() and (found.values[0, 1:, :2] == 0).all()
+    assert f"{2 * 9 * 8} voxels were not predicted" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "damage, problem",
+    [
+        ("moved", r"case_001\.npz: Expected labels in the geometry of the predictions, shape"),
+        ("cropped", r"case_001\.npz: Expected labels in the geometry of the predictions, shape"),
+        ("flipped", "Expected its segmentation to be where the probabilities are largest"),
+        ("key", "Expected the key probabilities, but got softmax"),
+        ("no labels", "Expected its label case_001"),
+        ("sums", r"Expected probabilities \(0 to 1, sum 1\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused(case, damage, problem):
+    out, labels, _, known = case
+    probs, truth = known[0]
+    if damage == "moved":
+        write_nifti(truth, labels / "case_001.nii.gz", np.diag([0.7, 0.7, 2.5, 1.0]))
+    elif damage == "cropped":
+        write_nifti(truth[1:], labels / "case_001.nii.gz")
+    elif damage == "flipped":
+        write_nifti(probs.argmax(0)[::-1].astype(np.uint8), out / "case_001.nii.gz")
+    elif damage == "key":
+        np.savez(out / "case_001.npz", softmax=probs)
+    elif damage == "no labels":
+        (labels / "case_001.nii.gz").unlink()
+    else:
+        np.savez(out / "case_001.npz", probabilities=0.9 * probs)
+    with pytest.raises(ValueError, match=problem):
+        NnunetFolder(out, labels=labels)[0]
+
+
+def test_folders_of_another_kind_are_refused(case, tmp_path):
+    out, labels, _, _ = case
+    with pytest.raises(ValueError, match="Expected --labels with the format nnunet"):
+        NnunetFolder(out)
+    with pytest.raises(ValueError, match="save_probabilities, but .* has none"):
+        NnunetFolder(labels, labels=labels)
+    (out / "dataset.json").write_text(json.dumps({"labels": {"background": 0, "whole": [1, 2]}}))
+    with pytest.raises(ValueError, match="but got regions, whose outputs are sigmoids"):
+        NnunetFolder(out, labels=labels)
+
+
+def test_the_loss_of_the_trainer_takes_labels_with_a_channel():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, CLASSES, *SIZE, generator=generator)
+    labels = torch.randint(0, 4, (2, 1, *SIZE), generator=generator)
+    loss = ChannelLabels("dicece+mdca", ignore_index=3)(logits, labels.float())
+    assert loss == build_loss("dicece+mdca", ignore_index=3)(logits, labels[:, 0])
+    # Regions: one sigmoid each, and a last channel that marks what is ignored.
+    hot = torch.cat([labels >= 1, labels >= 2, labels == 2, labels == 3], 1)
+    loss = ChannelLabels("nll+mdca", ignore_index=3, multilabel=True)(logits, hot.float())
+    known = hot[:, :3].long().masked_fill(hot[:, 3:], 255)
+    torch.testing.assert_close(loss, build_loss("nll+mdca", multilabel=True)(logits, known))
+
+
+def test_the_trainer_needs_nnunet():
+    with pytest.raises(ImportError, match=r"package nnunetv2, .* pip install 'segcal\[nnunet\]'"):
+        mdca_trainer()

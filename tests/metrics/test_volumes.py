@@ -1,0 +1,120 @@
+"""Volumes: what equals the same voxels seen as slices, and volumes that come in parts."""
+
+import pytest
+import torch
+
+from segcal.losses import build_loss
+from segcal.metrics import CalibrationMeter, update_together
+from segcal.metrics.regions import boundary, interior
+from tests.support.framework_batches import CLASSES, batches
+
+SIZE = (9, 8, 7)
+
+
+def volumes(count=3):
+    return batches(count, images=1, size=SIZE)
+
+
+def as_slices(tensor):
+    """(N, …, D, H, W) as (N · D, …, H, W)."""
+    return tensor.movedim(-3, 1).flatten(0, 1)
+
+
+def assert_same(report, other, scores=None):
+    for name in scores or report.scores:
+        assert getattr(report, name) == pytest.approx(getattr(other, name), rel=1e-9, nan_ok=True)
+
+
+@pytest.mark.parametrize("spec", ["nll", "fl+mdca", "dicece+mdca+cp", "brier+dca", "ls+mmce"])
+def test_the_loss_of_a_volume_is_that_of_its_slices(spec):
+    ((logits, labels),) = batches(1, images=2, size=SIZE)
+    planes = build_loss(spec)(as_slices(logits), as_slices(labels))
+    assert float(build_loss(spec)(logits, labels)) == pytest.approx(float(planes), rel=1e-5)
+
+
+def test_the_meter_of_a_volume_is_that_of_its_slices():
+    whole, planes = CalibrationMeter(CLASSES), CalibrationMeter(CLASSES)
+    for logits, labels in volumes():
+        whole.update(logits, labels)
+        planes.update(as_slices(logits), as_slices(labels))
+    assert_same(whole.compute(), planes.compute())
+    assert whole.compute().protocol.images == 3  # a volume is one image
+    assert planes.compute().protocol.images == 3 * SIZE[0]
+
+
+def test_a_volume_in_parts_is_one_image():
+    edges = boundary(2)
+    whole = [CalibrationMeter(CLASSES, per_image=True) for _ in range(2)]
+    parts = [CalibrationMeter(CLASSES, per_image=True) for _ in range(2)]
+    for i, (logits, labels) in enumerate(volumes()):
+        labels[:, 3:6] = 255  # a part without counted voxels
+        mask = edges(labels)
+        update_together(whole, logits, labels, inside=[None, mask], names=[f"v{i}"])
+        for first in range(0, SIZE[0], 3):
+            part = slice(first, first + 3)
+            update_together(
+                parts,
+                logits[:, :, part],
+                labels[:, part],
+                inside=[None, mask[:, part]],
+                names=[f"v{i}"],
+                continued=first > 0,
+            )
+    for one, other in zip(whole, parts, strict=True):
+        report, again = one.compute(), other.compute()
+        assert_same(report, again)
+        assert report.protocol == again.protocol
+        assert_same(report, again, ("image_ece", "image_ace"))
+        assert report.class_ace == pytest.approx(again.class_ace, rel=1e-9)
+        for name, interval in report.intervals.items():
+            assert again.intervals[name].low == pytest.approx(interval.low, rel=1e-9)
+            assert again.intervals[name].high == pytest.approx(interval.high, rel=1e-9)
+        assert [i.name for i in report.worst_images] == [i.name for i in again.worst_images]
+
+
+def test_only_a_single_image_can_be_continued():
+    meter = CalibrationMeter(CLASSES)
+    ((logits, labels),) = batches(1, images=2, size=SIZE)
+    with pytest.raises(ValueError, match="Expected one image, after an update with one"):
+        meter.update(logits[:1], labels[:1], continued=True)
+    meter.update(logits, labels)
+    with pytest.raises(ValueError, match="Expected one image, after an update with one"):
+        meter.update(logits[:1], labels[:1], continued=True)
+
+
+def near_another_label(labels, width):
+    """Literally: whether another label lies within `width` along every axis."""
+    found = torch.zeros(labels.shape, dtype=torch.bool)
+    for place in torch.cartesian_prod(*map(torch.arange, labels.shape)).tolist():
+        near = labels[tuple(slice(max(p - width, 0), p + width + 1) for p in place)]
+        found[tuple(place)] = bool((near != labels[tuple(place)]).any())
+    return found
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_edges_have_three_dimensions(width):
+    labels = torch.zeros(SIZE, dtype=torch.long)
+    labels[4:, 2:5, 3:] = 1
+    labels[8, 7, 0] = 255
+    expected = near_another_label(labels, width)
+    assert torch.equal(boundary(width)(labels[None])[0], expected)
+    assert torch.equal(interior(width)(labels[None])[0], ~expected)
+    assert expected.any() and not expected.all()
+
+
+def test_edges_of_a_volume_whose_slices_are_alike_are_those_of_a_slice():
+    plane = batches(1, images=1, size=(8, 7))[0][1]
+    volume = plane[:, None].expand(1, 5, 8, 7)
+    assert torch.equal(boundary(2)(volume), boundary(2)(plane)[:, None].expand(1, 5, 8, 7))
+
+
+def test_a_refused_part_leaves_the_image_as_it_was():
+    meter, again = (CalibrationMeter(CLASSES, per_image=True) for _ in range(2))
+    ((logits, labels),) = volumes(1)
+    for one in (meter, again):
+        one.update(logits[:, :, :4], labels[:, :4])
+    with pytest.raises(ValueError, match="Expected labels"):
+        meter.update(logits[:, :, 4:], labels[:, 4:] + 100, continued=True)
+    for one in (meter, again):
+        one.update(logits[:, :, 4:], labels[:, 4:], continued=True)
+    assert meter.compute() == again.compute()
