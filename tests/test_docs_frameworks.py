@@ -38,6 +38,11 @@ def test_every_row_of_the_table_has_an_example():
     assert linked == [name.lower() for name in EXAMPLES]
 
 
+def test_nnunet_is_named_where_it_is_missing(run):
+    with pytest.raises(ImportError, match=r"pip install 'segcal\[nnunet\]'"):
+        run("nnU-Net")
+
+
 def test_pytorch(run):
     names = run("PyTorch")
     assert names["report"] == report_of(names["loader"])
