@@ -1,4 +1,4 @@
-# make demo | make test | make test-gpu | make check | make format | make clean      (PYTHON=python3.12 make test picks another Python)
+# make demo | make test | make test-gpu | make check | make docs | make format | make clean      (PYTHON=python3.12 make test picks another Python)
 SHELL := bash -o pipefail
 PYTHON ?= python3
 JOBS ?= 2
@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 DEV := $(VENV)/.dev
 DEMO := runs/demo/nll runs/demo/fl+mdca
 
-.PHONY: demo $(DEMO) test test-gpu check format clean
+.PHONY: demo $(DEMO) test test-gpu check docs format clean
 
 # Trains two networks on embedded data, side by side, and compares them; a second time only evaluates.
 demo: $(READY)
@@ -31,12 +31,16 @@ check: $(DEV)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
+# site/index.html and the rest; a broken link, or a page that would fetch something, is an error.
+docs: $(DEV)
+	$(VENV)/bin/mkdocs build --quiet --strict
+
 format: $(DEV)
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # Installed again only when pyproject.toml changes.
 $(READY): pyproject.toml

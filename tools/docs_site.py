@@ -1,0 +1,62 @@
+"""Hooks of the documentation site: notebooks become pages, and no page fetches anything."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+_TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_ELSEWHERE = re.compile(r"""<(?:script|link|img|iframe)\b[^>]+\b(?:src|href)="?(?:https?:)?//""")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add a page for each notebook."""
+    for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
+        notebook = json.loads(Path(str(file.abs_src_path)).read_text(encoding="utf-8"))
+        uri = file.src_uri.replace(".ipynb", ".md")
+        files.append(File.generated(config, uri, content=page_of(notebook)))
+        files.remove(file)
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links of pages that also lie in the repository, as the site has them."""
+    markdown = re.sub(r"\]\(docs/([\w.]+md)", r"](\1", markdown)
+    return re.sub(r"\[([^\]]+)\]\((?:\.\./|data/)[^)]*\)", r"`\1`", markdown)
+
+
+def on_post_page(output: str, page: Page, **_: Any) -> str:
+    """Refuse a page that would fetch something when it is opened."""
+    found = _ELSEWHERE.search(output)
+    if found:
+        raise PluginError(f"{page.file.src_uri}: expected no requests, but got {found[0]}")
+    return output
+
+
+def page_of(notebook: dict[str, Any]) -> str:
+    """The Markdown of a notebook with its outputs; pictures are inside it."""
+    parts = []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            text = "".join(output.get("text", data.get("text/plain", [])))
+            if output.get("name") == "stderr":
+                continue
+            if "image/png" in data:
+                png = "".join(data["image/png"]).replace("\n", "")
+                parts.append(f"![](data:image/png;base64,{png})")
+            elif text.strip():
+                parts.append(f"```text\n{_TERMINAL.sub('', text).rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
