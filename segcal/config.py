@@ -226,7 +226,7 @@ def recipes() -> dict[str, Path]:
     """The files that come with segcal, by name: "scenes", "small/scenes"."""
     return {
         path.relative_to(RECIPES).with_suffix("").as_posix(): path
-        for pattern in ("*.yaml", "*/*.yaml")
+        for pattern in ("*.yaml", "small/*.yaml")
         for path in sorted(RECIPES.glob(pattern))
     }
 

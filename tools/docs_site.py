@@ -29,6 +29,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Links of pages that also lie in the repository, as the site has them."""
     markdown = re.sub(r"\]\(docs/([\w.]+md)", r"](\1", markdown)
+    markdown = re.sub(r"\]\((tutorials/\w+)\.ipynb\)", r"](\1.md)", markdown)
     return re.sub(r"\[([^\]]+)\]\((?:\.\./|data/)[^)]*\)", r"`\1`", markdown)
 
 

@@ -41,7 +41,7 @@ class CalibrationMetric(Metric):
         num_classes: C.
         probs: predictions are probabilities, not logits. Not one-hot: no score needs those.
         scores: names of the scores that `aggregate` gives; see docs/conventions.md.
-        **options: of `segcal.CalibrationMeter`.
+        **options: of `segcal.CalibrationMeter`; with `multilabel` predictions are of C sigmoids.
     """
 
     def __init__(
@@ -68,7 +68,9 @@ class CalibrationMetric(Metric):
             count(pred, self._labels(label, pred))
 
     def _labels(self, label: Tensor, pred: Tensor) -> Tensor:
-        """(1, *S) labels from (1, 1, *S), or from (1, C, *S) one-hot."""
+        """(1, *S) labels from (1, 1, *S), or from (1, C, *S) one-hot; as they are if multilabel."""
+        if self.meter.settings.multilabel:
+            return label.long()
         if label.shape == pred.shape:
             if bool(((label == 0) | (label == 1)).all()) and bool((label.sum(1) == 1).all()):
                 return label.argmax(1)

@@ -10,6 +10,7 @@ from monai.networks import one_hot
 from monai.networks.nets import UNet
 
 from segcal.integrations.monai import CalibrationHandler, CalibrationMetric
+from segcal.metrics import CalibrationMeter
 from tests.support.framework_batches import CLASSES, batches, report_of
 
 SIZE = (12, 10, 8)
@@ -30,6 +31,17 @@ def test_all_the_forms_of_a_batch_count_alike():
     assert stacked.report() == listed.report() == hot.report() == report
     assert probs.report().ece == pytest.approx(report.ece, abs=1e-6)
     assert stacked.aggregate()["ece"] == report.ece
+
+
+def test_sigmoid_outputs():
+    ((logits, _),) = batches(1, size=SIZE)
+    labels = (logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))) > 0
+    options = {"multilabel": True, "per_image": True}
+    metric, meter = CalibrationMetric(CLASSES, **options), CalibrationMeter(CLASSES, **options)
+    metric(logits, labels.float())
+    for one, label in zip(logits, labels.long(), strict=True):
+        meter.update(one[None], label[None])
+    assert metric.report() == meter.compute()
 
 
 @pytest.mark.parametrize(
