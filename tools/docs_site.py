@@ -26,8 +26,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Links of pages that also lie in the repository, as the site has them."""
+    if page.parent is None:  # a tab of its own: the list beside it would have one line
+        page.meta["hide"] = ["navigation"]
     markdown = re.sub(r"\]\(docs/([\w.]+md)", r"](\1", markdown)
     markdown = re.sub(r"\]\((tutorials/\w+)\.ipynb\)", r"](\1.md)", markdown)
     return re.sub(r"\[([^\]]+)\]\((?:\.\./|data/)[^)]*\)", r"`\1`", markdown)
