@@ -52,7 +52,6 @@ from segcal.evaluation.sources import (
     shard_of,
 )
 from segcal.evaluation.triage import choose_on_holdout
-from segcal.integrations.nnunet import NnunetFolder
 from segcal.metrics import Report
 from segcal.metrics.regions import named_regions
 from segcal.metrics.scores import SCORES
@@ -145,8 +144,7 @@ def saved_subject(path: Path, fit: Path | None, options: argparse.Namespace) -> 
     stated = {name: value for name, value in stated.items() if value is not None}
 
     def saved(path: Path, shard: tuple[int, int]) -> SavedPredictions:
-        read = NnunetFolder if options.format == "nnunet" else PredictionFolder
-        folder = read(path, **stated)
+        folder = _reader(options.format)(path, **stated)
         return SavedPredictions(
             shard_of(folder, shard, f"files in {path}"), skip_bad=options.skip_bad
         )
@@ -175,6 +173,15 @@ def saved_subject(path: Path, fit: Path | None, options: argparse.Namespace) -> 
 def _saved_home(path: Path) -> Path:
     """The folder of the results of saved predictions."""
     return path.parent if path.is_file() else path
+
+
+def _reader(name: str) -> type[PredictionFolder]:
+    """What reads the files of a --format."""
+    if name != "nnunet":
+        return PredictionFolder
+    from segcal.integrations.nnunet import NnunetFolder
+
+    return NnunetFolder
 
 
 def _read_log(path: Path) -> list[dict[str, Any]]:
