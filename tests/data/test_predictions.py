@@ -422,7 +422,7 @@ def test_sigmoid_outputs_of_whole_images(tmp_path, shape):
 
 
 BAD_SIGMOIDS = {
-    "a label map for all": (lambda x, y: (x, y[0]), r"labels \(K, H, W\), or"),
+    "a label map for all": (lambda x, y: (x, y[0]), r"labels \(K, H, W\), the same"),
     "labels": (lambda x, y: (x, y + (y == 1)), r"labels in 0..1 .* but got 2"),
     "nan": (lambda x, y: (x * np.nan, y), "finite logits, but 191 of 191"),
     "layout": (lambda x, y: (x.transpose(1, 2, 0), y), "labels"),
