@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,9 +25,11 @@ from segcal.data import build
 from segcal.evaluation import evaluate as evaluating
 from segcal.evaluation import results
 from segcal.training import checkpoint
+from segcal.training.step import Learner
 from tests.support import children
 from tests.support.datasets import write_masks
 from tests.support.evaluations import QUICK, draw_nothing
+from tests.support.ranks import free_port
 from tests.support.saved import save_folder
 from tests.support.small_run import RUN, expect_equal, outcome
 
@@ -368,6 +371,43 @@ def test_a_worker_that_dies_is_named(tmp_path, monkeypatch, capfd, number):
     assert last.startswith("segcal: error: DataLoader worker (pid ")
     assert {signal.SIGKILL: "Killed", signal.SIGBUS: "Bus error"}[number] in last
     assert "lower --workers" in last
+
+
+def as_rank(rank, port, folder, fault, arguments):
+    """`segcal` as one of two processes of torchrun; on the second, what `fault` says happens."""
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    sys.stderr = (folder / f"{rank}.err").open("w", buffering=1)
+    draw_nothing()
+    if rank == 1 and fault == "dies":
+
+        def die(*_):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        Learner._update = die
+    return main(arguments)
+
+
+@pytest.mark.parametrize("fault", ["dies", "bad file"])
+def test_a_lost_process_is_one_line_for_the_others(tmp_path, fault):
+    if fault == "dies":
+        arguments = ["train", *RUN, "--workers", "0", "--out", str(tmp_path / "run")]
+    else:
+        folder = save_folder(tmp_path / "net", 4)
+        (folder / "im001.npz").write_bytes(b"not an archive")  # the second process's
+        arguments = ["eval", "--predictions", str(folder), "--overlays", "none", *QUICK]
+    port = free_port()
+    pair = [children.start(as_rank, r, port, tmp_path, fault, arguments) for r in (0, 1)]
+    for process in pair:
+        process.join(60)
+    assert [process.exitcode for process in pair] == [1, -9 if fault == "dies" else 2]
+    said = [(tmp_path / f"{rank}.err").read_text() for rank in (0, 1)]
+    (line,) = [line for line in said[0].splitlines() if line.startswith("segcal: error: ")]
+    assert "another process of this run ended" in line and "(process 0)" in line
+    assert not any("Traceback" in text for text in said)
+    if fault == "bad file":
+        assert "im001.npz" in said[1] and "(process 1)" in said[1]
 
 
 @pytest.fixture

@@ -19,13 +19,14 @@ def run_on_ranks(function: Callable[..., Any], *args: Any, world_size: int = 2) 
     `function` must be importable (module level), and its result what torch.save can hold.
     """
     with TemporaryDirectory() as folder:
-        mp.spawn(_main, (world_size, _free_port(), folder, function, args), nprocs=world_size)
+        mp.spawn(_main, (world_size, free_port(), folder, function, args), nprocs=world_size)
         return [
             torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(world_size)
         ]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
