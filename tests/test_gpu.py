@@ -10,18 +10,21 @@ import copy
 import itertools
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import segcal
-from segcal import runtime
+from segcal import distributed, runtime
 from segcal.cli import main
 from segcal.evaluation.sources import LoaderPredictions
 from segcal.losses import criterion
 from segcal.metrics import meter as meter_module
 from segcal.metrics import update_together
 from segcal.metrics.regions import named_regions
+from segcal.pixels import label_mass
 from segcal.posthoc import SCALERS
 from segcal.training import checkpoint
 from tests.support import ROOT
@@ -207,6 +210,70 @@ def test_devices_that_compute_nothing_are_refused(name, tmp_path, capsys):
     assert main(["train", "--data.name", "digits", "--device", name, "--out", str(tmp_path)]) == 2
     err = capsys.readouterr().err
     assert "Expected --device" in err and err.count("\n") == 1
+
+
+class OnMps(torch.Tensor):
+    """A tensor of the CPU that says it is on a device without float64."""
+
+    device = property(lambda self: torch.device("mps"))
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor)
+
+
+def test_without_float64_sums_are_made_on_the_cpu():
+    logits, labels = batch(6, 5, dtype=torch.float32)
+    reports, scalers = [], []
+    for on_mps in (False, True):
+        there = [t.as_subclass(OnMps) if on_mps else t for t in (logits, labels)]
+        meter = segcal.CalibrationMeter(4)
+        meter.update(*there)
+        reports.append(meter.compute())
+        scalers.append(segcal.TemperatureScaling().fit([tuple(there)]).temperature_)
+    assert reports[0] == reports[1] and scalers[0] == scalers[1]
+    assert label_mass(labels.as_subclass(OnMps), 255).dtype == torch.float32
+    assert label_mass(labels, 255).dtype == torch.float64
+
+
+def test_processes_with_gpus_talk_by_nccl(monkeypatch):
+    joined = []
+    monkeypatch.setattr(dist, "init_process_group", joined.append)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("cuda", "cpu"):
+        with runtime.process_group(torch.device(name)):
+            pass
+    assert joined == ["nccl", "gloo"]
+    monkeypatch.setattr(distributed, "is_distributed", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert distributed.communication_device() == torch.device("cuda", 1)
+
+
+def test_random_numbers_of_a_gpu_are_kept(monkeypatch):
+    before, restored = torch.arange(16, dtype=torch.uint8), []
+    NoGpus(monkeypatch, 1)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: before)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", restored.append)
+    state = checkpoint.rng_state()
+    checkpoint.set_rng_state(state)
+    NoGpus(monkeypatch, 0)
+    checkpoint.set_rng_state(state)  # a run of a GPU goes on without one
+    assert restored == [before]
+
+
+def test_losses_of_an_accelerator_are_looked_at_seldom(monkeypatch):
+    run = trainer(epochs=1)
+    looks = []
+    monkeypatch.setattr(run._losses, "check", lambda: looks.append(run.learner.steps))
+    progress = SimpleNamespace(due=False)
+    for device, expected in (("meta", [50, 100]), ("cpu", [*range(1, 101)])):
+        run.device = torch.device(device)
+        looks.clear()
+        for step in range(1, 101):
+            run.learner.steps = step
+            run._after_step(progress, last=False)
+        assert looks == expected
 
 
 # From here on, numbers: only on a GPU.

@@ -140,7 +140,13 @@ def new_contents(folder: Path, names: Sequence[str] = RESULTS) -> Iterator[Path]
 
 
 def settle(folder: Path) -> None:
-    """Finish moving new results into `folder`, if a process was killed while it did."""
+    """Finish moving new results into `folder`, if a process was killed while it did.
+
+    Args:
+        folder: of results, or of those of a post-hoc method inside one.
+    """
+    if folder.parent.name == POSTHOC:
+        folder = folder.parent.parent
     if any((folder / name).exists() for name in (_COMPLETE, _MOVING)):
         with locked(folder, wait=True):
             _settle(folder)

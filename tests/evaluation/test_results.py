@@ -15,6 +15,7 @@ from segcal.evaluation.results import (
     new_contents,
     read_result,
     settle,
+    state_path,
     write_result,
 )
 from segcal.evaluation.sources import SavedPredictions
@@ -158,6 +159,15 @@ def test_killed_at_any_renaming_results_are_old_or_new(tmp_path):
         assert {path.name for path in folder.iterdir()} == {*after, "notes.txt"}, number
     # The first renaming makes them complete; then come five old names, one mark, four new names.
     assert [found == old for found in outcomes] == [True] + 10 * [False]
+
+
+def test_whoever_asks_for_a_method_settles_the_whole(tmp_path):
+    folder = tmp_path / "eval"
+    write_all(folder, "old", ("report.json", "posthoc"))
+    assert dies_at(3, folder, ("report.json", "posthoc"))
+    state_path(folder / "posthoc" / "ts")
+    assert {path.name for path in folder.iterdir()} == {"report.json", "posthoc"}
+    assert (folder / "posthoc" / "inside").read_text() == "new"
 
 
 def test_new_results_are_written_inside_their_folder(tmp_path):
