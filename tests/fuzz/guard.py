@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-# No case takes a second; but a busy machine may stretch it, so that most is of the processor's time.
+# No case takes a second of the processor's time; by the clock, a busy machine may stretch it.
 LIMITS = {
     signal.SIGPROF: (signal.ITIMER_PROF, 20),
     signal.SIGALRM: (signal.ITIMER_REAL, 600),
