@@ -33,10 +33,10 @@ from tests.support.ranks import free_port
 from tests.support.saved import save_folder
 from tests.support.small_run import RUN, expect_equal, outcome
 
-# Each of them a run or an evaluation killed, and done again.
-KILLS, EVAL_KILLS = (
-    int(os.environ.get(f"SEGCAL_{name}KILLS", n)) for name, n in (("", 3), ("EVAL_", 2))
-)
+# Each of them a run, an evaluation or a grid killed, and done again.
+KILLS = int(os.environ.get("SEGCAL_KILLS", 3))
+EVAL_KILLS = int(os.environ.get("SEGCAL_EVAL_KILLS", 2))
+GRID_KILLS = int(os.environ.get("SEGCAL_GRID_KILLS", 1))
 
 
 def train(folder, *arguments):
@@ -207,6 +207,58 @@ def test_killed_at_a_random_moment_of_evaluation(
     assert shown in (before, after)
     record_property("results", "old" if shown == before else "new")
     assert evaluated(tmp_path, predictions, "--num-bins", "5") == after
+
+
+GRID = """
+config: tiny.yaml
+seeds: 2
+methods:
+  - {loss: nll, posthoc: [none, ts]}
+  - {loss: fl, gamma: [1, 3]}
+scores: [accuracy, ece]
+"""
+TINY = """
+data: {name: digits, limit: 60}
+model: {name: resnet8}
+epochs: 2
+batch_size: 20
+save_every: 1
+workers: 0
+"""
+
+
+def sweep(folder):
+    """`segcal sweep` in its own process."""
+    torch.set_num_threads(1)
+    folder.mkdir(exist_ok=True)
+    (folder / "tiny.yaml").write_text(TINY)
+    (folder / "grid.yaml").write_text(GRID)
+    out = str(folder / "out")
+    return main(["sweep", str(folder / "grid.yaml"), "--device", "cpu", "--out", out])
+
+
+def swept(folder):
+    """The table of a grid that is started again until it ends."""
+    process = children.start(sweep, folder)
+    process.join(240)
+    assert process.exitcode == 0
+    return (folder / "out" / "grid.csv").read_text()
+
+
+@pytest.fixture(scope="module")
+def whole_grid(tmp_path_factory):
+    """The table of a grid that nobody kills, and how many seconds it takes."""
+    started = time.monotonic()
+    return swept(tmp_path_factory.mktemp("grid")), time.monotonic() - started
+
+
+@pytest.mark.parametrize("number", range(GRID_KILLS))
+def test_killed_at_a_random_moment_of_a_grid(tmp_path, whole_grid, number, record_property):
+    expected, seconds = whole_grid
+    process = children.start(sweep, tmp_path)
+    time.sleep(random.Random(number).random() * seconds)
+    record_property("met a live process", children.met_alive(process))
+    assert swept(tmp_path) == expected
 
 
 @pytest.fixture
