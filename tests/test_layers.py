@@ -125,3 +125,12 @@ def test_import_is_light():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert out.stdout.strip() == "[]", out.stderr
+
+
+def test_evaluating_saved_predictions_needs_no_training():
+    heavy = ["segcal.run", "segcal.training.trainer", "segcal.models.build", "jsonargparse"]
+    heavy += ["segmentation_models_pytorch", "timm", "torchvision", "albumentations", "cv2"]
+    heavy += ["sklearn", "scipy.stats", "scipy.optimize", "matplotlib.pyplot", "numba"]
+    code = f"import sys, segcal.commands.evaluate; print([m for m in {heavy} if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert out.stdout.strip() == "[]", out.stderr

@@ -136,6 +136,41 @@ def test_compiled_is_torch_on_a_real_network(shared_data, dtype):
     assert_agree(logits.to(dtype), torch.from_numpy(data["labels"][:6]))
 
 
+def differing(cases):
+    """How many counts of probabilities differ between the passes, and of how many."""
+    moved = total = 0
+    for values, labels in cases:
+        (one,), (other,) = (count(way, values, labels) for way in PASSES)
+        for name in ("class_count", "top_count", "fine_correct", "fine_wrong"):
+            mine, theirs = getattr(one.sums, name), getattr(other.sums, name)
+            moved += int((mine - theirs).abs().sum())
+            total += int(theirs.sum())
+    return -(-moved // 2), total  # a pixel that moves leaves one bin and comes to another
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "names", [("random", "confident", "flat"), ("on edges", "extreme")], ids=str
+)
+def test_how_many_counts_differ(names, dtype):
+    """docs/conventions.md has the numbers: `pytest -s -k how_many_counts` prints them."""
+    logits = [LOGITS[name](dtype) for name in names]
+    moved, total = differing((values, labels_for(values)) for values in logits)
+    print(f"\n{', '.join(names)}, {dtype}: {moved} of {total}")
+    assert moved <= max(total // 100_000, 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_how_many_counts_differ_on_a_real_network(shared_data, dtype):
+    data = np.load(shared_data / "deeplabv3_voc_logits" / "val.npz", allow_pickle=False)
+    logits = torch.from_numpy(data["logits33"][:24]).float().movedim(-1, 1)
+    large = (interpolate(x[None], (257, 257), mode="bilinear", align_corners=True) for x in logits)
+    labels = torch.from_numpy(data["labels"][:24]).split(1)
+    moved, total = differing((x.to(dtype), y) for x, y in zip(large, labels, strict=True))
+    print(f"\nreal, {dtype}: {moved} of {total}")
+    assert moved <= total // 100_000
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_probabilities_are_counted_alike_bit_for_bit(dtype):
     logits = random_logits(dtype, shape=(2, 21, 500))

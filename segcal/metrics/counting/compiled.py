@@ -25,6 +25,7 @@ from segcal.metrics.sums import FINE_BINS, MOST_NLL, OCTAVES, STEPS
 
 BLOCK_VALUES = 1 << 15  # K · P of a block, which the second-level cache holds
 LEAST_BLOCK, MOST_BLOCK = 64, 512  # P
+CACHE_LINE = 64  # bytes
 WORD = 64  # pixels whose bits are looked at together; P is a multiple
 BAD_LABELS, BAD_VALUES = -1, -2  # instead of a number of pixels
 
@@ -84,7 +85,7 @@ def _past(context, row, start, edge):
     def generate(context, builder, signature, arguments):
         array, first, least = arguments
         data = context.make_array(row)(context, builder, array).data
-        vector = ir.VectorType(data.type.pointee, WORD)
+        vector = ir.VectorType(context.get_data_type(row.dtype), WORD)
         at = builder.bitcast(builder.gep(data, [first]), vector.as_pointer())
         numbers = builder.load(at, align=row.dtype.bitwidth // 8)
         nothing, zero = ir.Constant(vector, ir.Undefined), ir.Constant(ir.IntType(32), 0)
@@ -104,6 +105,23 @@ def _lowest(context, bits):
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
 
     return types.uint64(types.uint64), generate
+
+
+@intrinsic
+def _prefetch(context, array, index):
+    """Have the memory of array[index] brought to the cache; it may lie outside of the array."""
+
+    def generate(context, builder, signature, arguments):
+        data = context.make_array(array)(context, builder, arguments[0]).data
+        at = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [at.type, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [at.type], kind)
+        how = (ir.Constant(number, n) for n in (0, 2, 1))  # to read, second-level cache, data
+        builder.call(function, [at, *how])
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp), generate
 
 
 def _exp(x):
@@ -204,12 +222,13 @@ def _collect(code, groups, target, offset, step, n, group, at, y):
 @njit(**_EXACT)
 def _take(code, groups, target, offset, step, group, at, y):
     """Make a block of all pixels given; see `_collect`. Returns how many count."""
-    counted = 0
-    for j in range(len(code)):
-        a = groups[code[j]]
-        group[j], at[j], y[j] = a, offset, target[j] if a >= 0 else 0
-        counted += a >= 0
-        offset += step
+    pixels, counted = len(code), 0
+    for j in range(pixels):  # apart, because it is no vector code
+        group[j] = groups[code[j]]
+    for j in range(pixels):
+        at[j] = offset + j * step
+        y[j] = target[j] if group[j] >= 0 else 0
+        counted += group[j] >= 0
     return counted
 
 
@@ -302,6 +321,13 @@ def _load(values, step, at, bfloat16, block, high):
                 x = real(_widened(given[at[j]], bfloat16))
                 row[j] = x
                 high[j] = x if x > high[j] else high[j]
+
+
+@njit(**_EXACT)
+def _bring(values, start, n):
+    """Have n values brought to the cache that will soon be loaded."""
+    for i in range(start, start + n, CACHE_LINE // values.itemsize):
+        _prefetch(values, i)
 
 
 @njit(**_EXACT)
@@ -483,11 +509,12 @@ def _nll(group, a, distance, factor, run):
     """Σ distance + log(factor) of group a; one logarithm for `run` factors of finite product."""
     total = 0.0
     for start in range(0, len(factor), run):
-        product = 1.0
-        for j in range(start, min(start + run, len(factor))):
-            product *= factor[j] if group[j] == a else 1.0
-            total += distance[j] if group[j] == a else 0.0
+        product, part, of = 1.0, factor[start : start + run], group[start : start + run]
+        for j in range(len(part)):
+            product *= part[j] if of[j] == a else 1.0
         total += math.log(product)
+    for j in range(len(group)):
+        total += distance[j] if group[j] == a else 0.0
     return total
 
 
@@ -582,6 +609,8 @@ def count_pixels(
             )  # fmt: skip
             brier = pixels - 2 * sum_true
             for c in range(k):
+                # The processor follows one stream of numbers by itself, but not those of K classes.
+                _bring(values, c * strides[1] + at[n - 1] + 1, n)
                 brier += _count_classes(
                     block[c], group, a, members, edges, scale, tables.classes[r, c]
                 )
