@@ -60,6 +60,8 @@ def page_of(notebook: dict[str, Any]) -> str:
             if "image/png" in data:
                 png = "".join(data["image/png"]).replace("\n", "")
                 parts.append(f"![](data:image/png;base64,{png})")
+            elif "text/markdown" in data:
+                parts.append("".join(data["text/markdown"]))
             elif text.strip():
                 parts.append(f"```text\n{_TERMINAL.sub('', text).rstrip()}\n```")
     return "\n\n".join(parts) + "\n"

@@ -139,7 +139,7 @@ _LISTED = f"{', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
 _MAX_FACTOR = 256  # a side is resized by; no network needs more, and a few bytes could ask for it
 _IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", *NIFTI)
 _WHOLE_VOXELS = 2**27  # numbers that a volume may have to be read whole, 512 MiB of float32
-_PART_VOXELS = 2**25  # numbers in a part of a larger one
+_PART_VOXELS = 2**23  # numbers in a part of a larger one
 
 
 @dataclass(frozen=True)

@@ -121,8 +121,9 @@ class Plane:
             place = self.place - start if self.axis == 0 else self.place
             if self.axis != 0 or 0 <= place < depth:
                 scaled = calibrated(part, scaler)
-                values.append(scaled.values.select(self.axis + 2, place))
-                labels.append(scaled.labels.select(self.axis + 1, place))
+                # Copies, because a view would keep the whole part in memory.
+                values.append(scaled.values.select(self.axis + 2, place).clone())
+                labels.append(scaled.labels.select(self.axis + 1, place).clone())
                 kind = scaled.kind
             start += depth
         return Predictions(

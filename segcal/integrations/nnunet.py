@@ -40,7 +40,8 @@ class NnunetFolder(PredictionFolder):
 
     Voxels outside the box that was predicted are 0 for all classes in files of earlier versions:
     they count as background for certain, and the log says how many there are. Probabilities that
-    were rounded to float16 are divided by their sum.
+    were rounded to float16 are divided by their sum. A network that was trained on regions gives
+    sigmoid outputs, one a region: each is evaluated as a two-class problem.
 
     Args:
         path: the folder.
@@ -48,14 +49,15 @@ class NnunetFolder(PredictionFolder):
         **stated: other fields of `PredictionFormat`. The folder `images` holds CASE_0000.nii.gz.
 
     Raises:
-        ValueError: not such a folder, or regions were trained, whose outputs are not exclusive.
+        ValueError: not such a folder.
     """
 
     def __init__(self, path: str | Path, *, labels: Path | None = None, **stated: Any) -> None:
         if labels is None:
             raise ValueError(f"{path}: Expected --labels with the format nnunet, but got none")
-        known = _read_dataset(Path(path) / DATASET)
-        super().__init__(path, **{**known, **stated, "kind": "probs", "labels": labels})
+        known, self._regions, self._ignored = _read_dataset(Path(path) / DATASET)
+        kind = "sigmoid_probs" if self._regions else "probs"
+        super().__init__(path, **{**known, **stated, "kind": kind, "labels": labels})
 
     def _list(self) -> list[Path]:
         files = sorted(file for file in self.path.glob("*.npz") if file.name[0] != ".")
@@ -69,15 +71,28 @@ class NnunetFolder(PredictionFolder):
     def _npz_key(self, file: Path, arrays: Npz) -> tuple[str, Kind]:
         if KEY not in arrays.keys:
             raise BadFile(f"{file}: Expected the key {KEY}, but got {', '.join(arrays.keys)}")
-        return KEY, "probs"
+        return KEY, self._stated_kind(file)
+
+    def _labels_beside(self, file: Path) -> np.ndarray:
+        found = _nifti(file, self.format.labels)
+        if found is None:
+            raise BadFile(f"{file}: Expected its label {file.stem}.nii.gz in {self.format.labels}")
+        labels = whole_numbers(found.read(), file)
+        if not self._regions:
+            return labels
+        inside = np.stack([np.isin(labels, region) for region in self._regions]).astype(np.uint8)
+        if self._ignored is not None:
+            inside[:, labels == self._ignored] = self.ignore_index
+        return inside
 
     def _read(self, file: Path) -> tuple[Kind, np.ndarray, np.ndarray]:
         with Npz(file) as arrays:
             values = arrays[self._npz_key(file, arrays)[0]]
         labels = self._labels_beside(file)
-        self._check_place(file, values)
+        self._check_place(file, None if self._regions else values)
         with naming(file):
-            return "probs", _completed(values, file), labels
+            kind = self._stated_kind(file)
+            return kind, values if self._regions else _completed(values, file), labels
 
     def _read_parts(self, file: Path, depth: int) -> tuple[Iterator[np.ndarray], np.ndarray]:
         labels = self._labels_beside(file)
@@ -124,27 +139,34 @@ class NnunetFolder(PredictionFolder):
         raise BadFile(f"Expected {self.names[index]}_0000.nii.gz in {self.format.images}")
 
 
-def _read_dataset(path: Path) -> dict[str, Any]:
-    """The fields of `PredictionFormat` that a dataset.json states; {} without one."""
+def _read_dataset(path: Path) -> tuple[dict[str, Any], list[list[int]], int | None]:
+    """What a dataset.json says, if there is one.
+
+    Returns:
+        The fields of `PredictionFormat`; the numbers of each region, if regions were trained; and
+        the number that is ignored, if there is one.
+    """
     if not path.is_file():
-        return {}
+        return {}, [], None
     with naming(path):
         stated = read_yaml(path)  # JSON is YAML too
         labels = stated.get("labels") if isinstance(stated, Mapping) else None
         if not isinstance(labels, Mapping):
             raise ValueError("Expected labels by name, but got none")
-        if any(not isinstance(number, int) for number in labels.values()):
-            raise ValueError(
-                "Expected one number a label, but got regions, whose outputs are sigmoids: they "
-                "are not exclusive, and cannot be evaluated as classes"
-            )
-        names = {number: str(name) for name, number in labels.items() if name != "ignore"}
-        if sorted(names) != list(range(len(names))):
-            raise ValueError(f"Expected labels 0, 1, …, but got {sorted(names)}")
-    known: dict[str, Any] = {"class_names": tuple(names[number] for number in sorted(names))}
-    if "ignore" in labels:
-        known["ignore_index"] = labels["ignore"]
-    return known
+        ignored = labels.get("ignore")
+        found = {str(name): number for name, number in labels.items() if name != "ignore"}
+        numbers = {name: x if isinstance(x, list) else [x] for name, x in found.items()}
+        if any(type(x) is not int for group in numbers.values() for x in group):
+            raise ValueError(f"Expected whole numbers as labels, but got {found}")
+        if any(isinstance(x, list) for x in found.values()):  # the background has no output
+            numbers = {name: group for name, group in numbers.items() if any(group)}
+            return {"class_names": tuple(numbers)}, list(numbers.values()), ignored
+        if sorted(numbers.values()) != [[i] for i in range(len(numbers))]:
+            raise ValueError(f"Expected labels 0, 1, …, but got {sorted(found.values())}")
+    known: dict[str, Any] = {"class_names": tuple(sorted(found, key=found.__getitem__))}
+    if ignored is not None:
+        known["ignore_index"] = ignored
+    return known, [], ignored
 
 
 def _nifti(file: Path, folder: Path | None) -> Nifti | None:

@@ -107,7 +107,7 @@ def test_voxels_outside_the_box_are_background_and_counted(case, caplog):
         ("cropped", r"case_001\.npz: Expected labels in the geometry of the predictions, shape"),
         ("flipped", "Expected its segmentation to be where the probabilities are largest"),
         ("key", "Expected the key probabilities, but got softmax"),
-        ("no labels", "Expected its label case_001"),
+        ("no labels", r"Expected its label case_001\.nii\.gz in"),
         ("sums", r"Expected probabilities \(0 to 1, sum 1\)"),
     ],
 )
@@ -136,9 +136,30 @@ def test_folders_of_another_kind_are_refused(case, tmp_path):
         NnunetFolder(out)
     with pytest.raises(ValueError, match="save_probabilities, but .* has none"):
         NnunetFolder(labels, labels=labels)
-    (out / "dataset.json").write_text(json.dumps({"labels": {"background": 0, "whole": [1, 2]}}))
-    with pytest.raises(ValueError, match="but got regions, whose outputs are sigmoids"):
+    (out / "dataset.json").write_text(json.dumps({"labels": {"background": 0, "liver": 2}}))
+    with pytest.raises(ValueError, match=r"Expected labels 0, 1, …, but got \[0, 2\]"):
         NnunetFolder(out, labels=labels)
+
+
+def test_regions_are_sigmoid_outputs(case):
+    out, labels, _, known = case
+    names = {"background": 0, "whole": [1, 2], "tumour": 2, "ignore": 3}
+    (out / "dataset.json").write_text(json.dumps({"labels": names, "regions_class_order": [1, 2]}))
+    rng = np.random.default_rng(1)
+    meter = CalibrationMeter(2, multilabel=True, per_image=True)
+    for name, (_, truth) in zip(("case_001", "case_002"), known, strict=True):
+        probs = rng.random((2, *SIZE)).astype(np.float32)
+        np.savez_compressed(out / f"{name}.npz", probabilities=probs)
+        target = np.stack([(truth == 1) | (truth == 2), truth == 2]).astype(np.int64)
+        target[:, truth == 3] = 255
+        values = torch.from_numpy(probs)[None]
+        meter.update_probs(values, torch.from_numpy(target)[None], names=[name])
+    folder = NnunetFolder(out, labels=labels)
+    assert folder.class_names == ("whole", "tumour") and folder.multilabel
+    report = measure(SavedPredictions(folder), {"none": None})["none"].report()
+    expected = meter.compute()
+    assert report.ece == expected.ece and report.protocol.pixels == expected.protocol.pixels
+    assert report.protocol.images == 2 and report.protocol.multilabel
 
 
 def test_the_loss_of_the_trainer_takes_labels_with_a_channel():
