@@ -32,6 +32,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         page.meta["hide"] = ["navigation"]
     markdown = re.sub(r"\]\(docs/([\w.]+md)", r"](\1", markdown)
     markdown = re.sub(r"\]\((tutorials/\w+)\.ipynb\)", r"](\1.md)", markdown)
+    if "/" in page.file.src_uri:
+        return markdown
     return re.sub(r"\[([^\]]+)\]\((?:\.\./|data/)[^)]*\)", r"`\1`", markdown)
 
 
@@ -51,17 +53,17 @@ def page_of(notebook: dict[str, Any]) -> str:
         if cell["cell_type"] == "markdown":
             parts.append(source)
             continue
-        parts.append(f"```python\n{source}\n```")
-        for output in cell["outputs"]:
-            data = output.get("data", {})
-            text = "".join(output.get("text", data.get("text/plain", [])))
-            if output.get("name") == "stderr":
-                continue
+        parts.append(f"```python\n{source.rstrip(';')}\n```")
+        printed = [o for o in cell["outputs"] if o.get("name") == "stdout"]
+        text = "".join("".join(output["text"]) for output in printed)
+        for data in (output.get("data", {}) for output in cell["outputs"]):
             if "image/png" in data:
                 png = "".join(data["image/png"]).replace("\n", "")
                 parts.append(f"![](data:image/png;base64,{png})")
             elif "text/markdown" in data:
                 parts.append("".join(data["text/markdown"]))
-            elif text.strip():
-                parts.append(f"```text\n{_TERMINAL.sub('', text).rstrip()}\n```")
+            else:
+                text += "".join(data.get("text/plain", []))
+        if text.strip():
+            parts.append(f"```text\n{_TERMINAL.sub('', text).rstrip()}\n```")
     return "\n\n".join(parts) + "\n"
