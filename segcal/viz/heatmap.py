@@ -100,7 +100,7 @@ def draw_gap(
 
 
 def gap_colors(
-    gap: NDArray[np.float64], ground: NDArray[Any], limit: float = LIMIT
+    gap: NDArray[np.floating[Any]], ground: NDArray[Any], limit: float = LIMIT
 ) -> NDArray[np.uint8]:
     """(H, W, 3) the colours of `gap` (H, W) on top of `ground` (0..255, broadcast to RGB)."""
     opacity = _STRENGTH * np.clip(np.abs(np.nan_to_num(gap)) / limit, 0, 1)[..., None]

@@ -25,13 +25,13 @@ from segcal.metrics.counting.compiled import (
     sum_tempered,
 )
 from segcal.metrics.sums import FINE_BINS, BatchSums, ImageSums, Sums
-from segcal.pixels import Pixels, flatten, flatten_labels
+from segcal.pixels import Pixels, flatten
 
 log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
-PIECE = 2**15  # pixels; torch works on as many labels without threads of its own
+PIECE = 2**17  # pixels
 _WORTH_A_THREAD = 2**18  # values
 _IMAGE_BINS = 2**20  # of the images of a piece together
 _CONFUSION = 2**18  # cells; with more, the cell of every pixel is listed
@@ -72,16 +72,16 @@ def count_compiled(
     def work(cuts: Sequence[Cut]) -> _Share:
         share = _Share(masks, n, k, num_bins, per_image=per_image)
         for images, part in cuts:
-            target, valid = flatten_labels(flat[images, part], ignore_index)  # (n, l)
-            code = masks.code(valid, images, part)
+            target = flat[images, part].flatten(1).numpy().astype(np.int64, copy=False)  # (n, l)
+            code = masks.code(target != ignore_index, images, part)
             tables = share.tables(len(code))
-            cells = np.empty(0 if tables.confusion.size else code.numel(), dtype=np.int64)
+            cells = np.empty(0 if tables.confusion.size else code.size, dtype=np.int64)
             counted = count_pixels(
                 *_memory(rows[images, :, part].reshape(len(code), k, -1)),
                 code.shape[1],
                 values.dtype == torch.bfloat16,
-                target.flatten().numpy(),
-                code.flatten().numpy(),
+                target.reshape(-1),
+                code.reshape(-1),
                 masks.groups,
                 logits,
                 rounding,
@@ -231,24 +231,24 @@ class _Masks:
     """
 
     def __init__(self, inside: Sequence[Tensor | None], labels: Tensor) -> None:
-        self._codes: Tensor | None = None
+        self._codes: NDArray[np.uint8] | None = None
         seen = np.ones(1, dtype=np.int64)
         if len(inside) > 1 or inside[0] is not None:
             codes = np.zeros(labels.shape, dtype=np.uint8)
             for i, mask in enumerate(inside):
                 whole = np.uint8(1) if mask is None else mask.reshape(labels.shape).numpy()
                 codes |= whole.view(np.uint8) << np.uint8(i)
-            self._codes = torch.from_numpy(codes)
-            seen = self._codes.flatten().bincount(minlength=2).numpy()
+            self._codes = codes
+            seen = torch.from_numpy(codes).flatten().bincount(minlength=2).numpy()
             seen = np.flatnonzero(seen[1:]) + 1
         self.num_groups = max(len(seen), 1)
         self.groups = np.full(256, -1, dtype=np.int32)
         self.groups[seen] = np.arange(len(seen))
         self.members = [np.flatnonzero(seen >> i & 1) for i in range(len(inside))]
 
-    def code(self, valid: Tensor, images: slice, part: slice) -> Tensor:
-        """(n, l) uint8 of a piece's pixels; 0 if no mask counts them, or if they are not valid."""
-        code = valid.view(torch.uint8)
+    def code(self, valid: NDArray[np.bool_], images: slice, part: slice) -> NDArray[np.uint8]:
+        """(n, l) of a piece's pixels; 0 if no mask counts them, or if they are not `valid`."""
+        code = valid.view(np.uint8)
         if self._codes is not None:
             code = code * self._codes[images, part].reshape(code.shape)
         return code
