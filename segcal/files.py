@@ -187,6 +187,8 @@ def read_slabs(path: Path, key: str | None, depth: int) -> Iterator[np.ndarray]:
         (classes, slices, *plane), fortran, dtype = _read_header(*opened(), any_size=True)
         if fortran or len(plane) != 2:
             raise ValueError("Expected a volume this large as (C, D, H, W) in C order")
+        part = (classes, min(depth, slices), *plane)
+        check_size(math.prod(part) * dtype.itemsize, f"a part of shape {part}")
         files = []
         for c in range(classes):  # a reader for each class, all at the same slice
             file, size = opened()
@@ -195,8 +197,8 @@ def read_slabs(path: Path, key: str | None, depth: int) -> Iterator[np.ndarray]:
             files.append(file)
         for start in range(0, slices, depth):
             slab = np.empty((classes, min(depth, slices - start), *plane), dtype)
-            for file, part in zip(files, slab, strict=True):
-                _fill(file, part)
+            for file, of_class in zip(files, slab, strict=True):
+                _fill(file, of_class)
             yield slab.astype(dtype.newbyteorder("="), copy=False)
 
 
@@ -257,6 +259,8 @@ class Nifti:
         try:
             from nibabel.filebasedimages import ImageFileError
             from nibabel.nifti1 import Nifti1Image
+            from nibabel.spatialimages import HeaderDataError
+            from nibabel.wrapstruct import WrapStructError
         except ImportError:
             raise BadFile(
                 f"{path}: Expected the package nibabel to read it, but it is not installed: "
@@ -266,7 +270,7 @@ class Nifti:
         with naming(path, "Expected a NIfTI file, but reading it failed: "):
             try:
                 image = Nifti1Image.from_filename(path)
-            except ImageFileError as error:
+            except (ImageFileError, HeaderDataError, WrapStructError) as error:
                 raise ValueError(str(error)) from None
         self._data = image.dataobj
         self.shape: tuple[int, ...] = tuple(map(int, image.shape[::-1]))
@@ -282,8 +286,10 @@ class Nifti:
 
     def slabs(self, depth: int) -> Iterator[np.ndarray]:
         """A (C, D, H, W) array as (C, at most `depth`, H, W) parts, never whole in memory."""
+        part = (self.shape[0], depth, *self.shape[2:])
         for start in range(0, self.shape[1], depth):
             with naming(self._path):
+                check_size(8 * math.prod(part), f"a part of shape {part}")
                 yield np.asarray(self._data[:, :, start : start + depth]).T
 
 
