@@ -42,6 +42,21 @@ def test_the_meter_of_a_volume_is_that_of_its_slices():
     assert planes.compute().protocol.images == 3 * SIZE[0]
 
 
+def test_volumes_of_one_slice_are_images():
+    """Scores, intervals, regions and the worst images."""
+    regions = (boundary(1), interior(1))
+    volume, image = ([CalibrationMeter(CLASSES, per_image=True) for _ in range(3)] for _ in "ab")
+    for logits, labels in batches(4, images=2, size=(8, 7)):
+        for meters, x, y in (
+            (image, logits, labels),
+            (volume, logits[:, :, None], labels[:, None]),
+        ):
+            update_together(meters, x, y, inside=[None, *(region(y) for region in regions)])
+    for one, other in zip(volume, image, strict=True):
+        assert one.compute() == other.compute()
+    assert volume[0].compute().intervals
+
+
 def test_a_volume_in_parts_is_one_image():
     edges = boundary(2)
     whole = [CalibrationMeter(CLASSES, per_image=True) for _ in range(2)]
