@@ -47,10 +47,8 @@ def test_volumes_of_one_slice_are_images():
     regions = (boundary(1), interior(1))
     volume, image = ([CalibrationMeter(CLASSES, per_image=True) for _ in range(3)] for _ in "ab")
     for logits, labels in batches(4, images=2, size=(8, 7)):
-        for meters, x, y in (
-            (image, logits, labels),
-            (volume, logits[:, :, None], labels[:, None]),
-        ):
+        deep = (logits[:, :, None], labels[:, None])
+        for meters, (x, y) in ((image, (logits, labels)), (volume, deep)):
             update_together(meters, x, y, inside=[None, *(region(y) for region in regions)])
     for one, other in zip(volume, image, strict=True):
         assert one.compute() == other.compute()
