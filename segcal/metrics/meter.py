@@ -197,7 +197,7 @@ class CalibrationMeter:
                 num_bins=s.num_bins,
                 edge_rule=s.edge_rule,
                 ignore_index=s.ignore_index,
-                average="pixel",
+                average="decision" if s.multilabel else "pixel",
                 region=s.region,
                 images=int(sums["images"]),
                 pixels=int(sums["top_count"].sum()),

@@ -22,7 +22,7 @@ class Protocol:
     num_bins: int
     edge_rule: str  # "right": bins are (lo, hi]; "left": [lo, hi)
     ignore_index: int
-    average: str  # "pixel": every pixel has the same weight
+    average: str  # "pixel" or "decision": every one has the same weight
     region: str  # "all", or the name of the part of each image that was counted
     images: int  # with at least one counted pixel
     pixels: int

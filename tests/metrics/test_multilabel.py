@@ -68,6 +68,7 @@ def test_equals_the_definition(space):
     decisions = decisions or (labels != 255).sum(0).tolist()
     assert report.top.count.tolist() == [len(b) for b in top]
     assert report.protocol.pixels == sum(decisions) and report.protocol.images == len(logits)
+    assert report.protocol.average == "decision"
     assert report.ece == pytest.approx(oracle.ece(top), abs=1e-12)
     assert report.sce == pytest.approx(report.class_ece.mean(), abs=1e-12)
     assert report.miou == pytest.approx(report.class_iou.mean(), abs=1e-12)
