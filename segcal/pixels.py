@@ -147,7 +147,7 @@ def flatten(
             on the CPU; on an accelerator that would stall the queue, so there the count of bad
             labels is left in `Pixels.out_of_range` for the caller to look at when it suits.
     """
-    if not isinstance(ignore_index, Integral):
+    if not isinstance(ignore_index, Integral) or not -(2**63) <= ignore_index < 2**63:
         raise ValueError(f"Expected ignore_index to be an integer, but got {ignore_index!r}")
     if multilabel:
         folded = flatten(*fold_multilabel(logits, labels), ignore_index)

@@ -247,6 +247,20 @@ def test_a_report_with_odd_values_is_one_line(tmp_path, capsys, place, value):
     assert not (tmp_path / "page").exists()
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_bins": 2**40}, "Expected at most 4 GiB, but a table of 3 classes"),
+        ({"num_bins": 2**63}, "Expected at most 4 GiB"),
+        ({"ignore_index": 2**63}, "Expected ignore_index within int64"),
+    ],
+)
+def test_settings_past_all_bounds_take_no_memory(settings, message):
+    """Found by fuzzing: the allocator, or a conversion, raised."""
+    with pytest.raises(ValueError, match=message):
+        segcal.CalibrationMeter(3, **settings)
+
+
 @pytest.mark.parametrize("names", [[1, 2, 3], [None, "b", "c"], [b"a", "b", "c"]])
 def test_class_names_are_text(names):
     with pytest.raises(ValueError, match="Expected class_names to be text, but got"):

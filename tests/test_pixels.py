@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from segcal.pixels import flatten, label_mass
 
 
-@pytest.mark.parametrize("ignore_index", [None, 1.5, "255"])
+@pytest.mark.parametrize("ignore_index", [None, 1.5, "255", 2**63, -(10**30)])
 def test_an_ignore_index_is_a_number(ignore_index):
     with pytest.raises(ValueError, match="Expected ignore_index to be an integer, but got"):
         flatten(torch.zeros(1, 2, 3), torch.zeros(1, 3).long(), ignore_index)

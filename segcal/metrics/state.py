@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from segcal.files import BadFile, Npz, atomic_write, check_num_classes, one_line
+from segcal.files import BadFile, Npz, atomic_write, check_num_classes, check_size, one_line
 from segcal.metrics.sums import ImageSums, Sums, fine_edges
 
 EDGE_RULES = ("right", "left")
@@ -46,6 +46,12 @@ class Settings:
         check_num_classes(self.num_classes, multilabel=self.multilabel)
         if not isinstance(self.multilabel, bool):
             raise ValueError(f"Expected multilabel to be a bool, but got {self.multilabel!r}")
+        check_size(
+            8 * self.num_classes * self.num_bins,
+            f"a table of {self.num_classes} classes and {self.num_bins} bins",
+        )
+        if not -(2**63) <= self.ignore_index < 2**63:
+            raise ValueError(f"Expected ignore_index within int64, but got {self.ignore_index}")
         if self.edge_rule not in EDGE_RULES:
             raise ValueError(f"Expected edge_rule in {EDGE_RULES}, but got {self.edge_rule!r}")
         for name in self.class_names or ():

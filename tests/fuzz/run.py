@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from segcal import CalibrationMeter
+from segcal import CalibrationMeter, TemperatureScaling
 from tests.fuzz.guard import Escaped, guarded
 from tests.fuzz.mutate import mutated
 from tests.fuzz.paths import Paths
@@ -43,7 +43,9 @@ def warm_up(name, folder):
     The compiled meter is loaded for every dtype that a mutation may come to.
     """
     for dtype in (torch.float16, torch.float32, torch.float64):
-        CalibrationMeter(2).update(torch.zeros(1, 2, dtype=dtype), torch.zeros(1).long())
+        logits, labels = torch.arange(4, dtype=dtype).view(2, 2), torch.tensor([0, 1])
+        CalibrationMeter(2).update(logits, labels)
+        TemperatureScaling().fit([(logits, labels)])
     place = folder / "warm"
     place.mkdir()
     TARGETS[name].attempt(TARGETS[name].examples(folder)[0], folder, place)
