@@ -16,7 +16,9 @@ from segcal.evaluation.evaluate import LogitMap, calibrated, count_batch, new_me
 from segcal.evaluation.sources import NamedPredictions
 from segcal.files import BadFile
 from segcal.metrics import Report
-from segcal.viz import Overlay, ShiftView, calibration_gap, overlay_panel, shift_panel
+from segcal.viz import Overlay, ShiftView, shift_panel
+from segcal.viz.heatmap import gap_of, predictions
+from segcal.viz.panel import draw_panel
 
 log = logging.getLogger(__name__)
 WORST, RANDOM, NONE = "worst", "random", "none"
@@ -230,21 +232,22 @@ def _draw(source: NamedPredictions, image: np.ndarray | None, batch: Predictions
         name, class_names = f"{name}, {class_names[c]}", (f"not {class_names[c]}", class_names[c])
         palette = None  # that of the source has a colour for each class, none for its absence
         probs, labels = np.stack([1 - probs[c], probs[c]]), labels[c]
-    gap = calibration_gap(probs, labels, ignore_index=source.ignore_index)
-    png = overlay_panel(
+    seen = predictions(probs, labels, ignore_index=source.ignore_index)
+    gap = gap_of(*seen, ignore_index=source.ignore_index)
+    png = draw_panel(
         image,
-        probs,
-        labels,
+        *seen,
+        gap,
+        num_classes=len(probs),
         class_names=class_names,
         palette=palette,
         ignore_index=source.ignore_index,
         name=name,
-        gap=gap,
     )
     arrays = {
         "labels": labels,
-        "prediction": probs.argmax(0),
-        "confidence": probs.max(0),
+        "prediction": seen[1],
+        "confidence": seen[0],
         "gap": gap.astype(np.float32),
     }
     if image is not None:

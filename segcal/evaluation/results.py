@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -218,7 +219,9 @@ def write_result(result: Result, drawn: Sequence[Drawn], folder: Path, *, key: s
         overlay = image.overlay
         overlays.append({"name": overlay.name, "file": f"{stem}.png", "ece": overlay.ece})
         (folder / OVERLAYS / f"{stem}.png").write_bytes(overlay.png)
-        np.savez_compressed(folder / OVERLAYS / f"{stem}.npz", **image.arrays)
+    with ThreadPoolExecutor() as pool:  # compressing holds no lock of the interpreter
+        files = [folder / OVERLAYS / f"{stem}.npz" for stem in stems]
+        list(pool.map(lambda file, image: np.savez_compressed(file, **image.arrays), files, drawn))
     panel = result.entry.shift_overlay
     if panel is not None:
         (folder / SHIFT_PANEL).write_bytes(panel.png)

@@ -48,7 +48,19 @@ def calibration_gap(
     Returns:
         float64, NaN where the label is ignored.
     """
-    confidence, predicted, target = predictions(probs, labels, ignore_index=ignore_index)
+    seen = predictions(probs, labels, ignore_index=ignore_index)
+    return gap_of(*seen, ignore_index=ignore_index, sigma=sigma)
+
+
+def gap_of(
+    confidence: NDArray[np.float32],
+    predicted: NDArray[np.int64],
+    target: NDArray[np.int64],
+    *,
+    ignore_index: int,
+    sigma: float | None = None,
+) -> NDArray[np.float64]:
+    """`calibration_gap` of what `predictions` gives."""
     valid = target != ignore_index
     if sigma is None:
         sigma = max(max(valid.shape) / 32, 1.0)

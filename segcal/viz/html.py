@@ -8,6 +8,7 @@ import io
 import math
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -353,7 +354,7 @@ def _view(entry: Entry, drawings: Sequence[Drawing]) -> dict[str, Any]:
         "wide_figures": [figure for figure in figures if figure["wide"]],
         "classes": class_rows(entry.report),
         "parts": part_tables(entry.report),
-        "overlays": [_overlay(overlay) for overlay in entry.overlays],
+        "overlays": _overlays(entry.overlays),
         "worst": worst_images(entry.report),
         "counted": counted(entry.report),
         "skipped": entry.skipped,
@@ -372,6 +373,11 @@ def _figure(drawing: Drawing) -> dict[str, Any]:
         "width": width,
         "height": height,
     }
+
+
+def _overlays(overlays: Sequence[Overlay]) -> list[dict[str, Any]]:
+    with ThreadPoolExecutor() as pool:  # compressing holds no lock of the interpreter
+        return list(pool.map(_overlay, overlays))
 
 
 def _overlay(overlay: Overlay) -> dict[str, Any]:

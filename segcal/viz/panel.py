@@ -19,10 +19,10 @@ from segcal.viz.figure import class_palette, new_figure, plain, png, themed
 from segcal.viz.heatmap import (
     GROUND,
     LIMIT,
-    calibration_gap,
     calibration_overlay,
     draw_gap,
     gap_colors,
+    gap_of,
     hatching,
     predictions,
     rgb_image,
@@ -48,7 +48,6 @@ def overlay_panel(
     ignore_index: int = 255,
     name: str = "",
     sigma: float | None = None,
-    gap: NDArray[np.floating[Any]] | None = None,
 ) -> bytes:
     """A PNG with six pictures: image, labels, prediction, confidence, errors and gap.
 
@@ -61,13 +60,36 @@ def overlay_panel(
         ignore_index: the label that means "do not count this pixel"; such pixels are hatched.
         name: name of the image; stored as the title of the file, not drawn.
         sigma: see `calibration_gap`.
-        gap: what `calibration_gap` gives, if it is at hand.
     """
-    confidence, predicted, target = predictions(probs, labels, ignore_index=ignore_index)
-    colors, names = _colors_and_names(np.shape(probs)[0], palette, class_names)
+    seen = predictions(probs, labels, ignore_index=ignore_index)
+    return draw_panel(
+        image,
+        *seen,
+        gap_of(*seen, ignore_index=ignore_index, sigma=sigma),
+        num_classes=np.shape(probs)[0],
+        class_names=class_names,
+        palette=palette,
+        ignore_index=ignore_index,
+        name=name,
+    )
+
+
+def draw_panel(
+    image: ArrayLike | Tensor | None,
+    confidence: NDArray[np.float32],
+    predicted: NDArray[np.int64],
+    target: NDArray[np.int64],
+    gap: NDArray[np.float64],
+    *,
+    num_classes: int,
+    class_names: Sequence[str] | None = None,
+    palette: ArrayLike | None = None,
+    ignore_index: int = 255,
+    name: str = "",
+) -> bytes:
+    """`overlay_panel` of what `predictions` and `gap_of` give."""
+    colors, names = _colors_and_names(num_classes, palette, class_names)
     valid = target != ignore_index
-    if gap is None:
-        gap = calibration_gap(probs, labels, ignore_index=ignore_index, sigma=sigma)
     stripes = hatching(target.shape)  # (H, W, 1)
     wrong = np.where(predicted != target, 1, 0)
     error_colors = np.array([_rgb(_RIGHT), _rgb(_WRONG)], dtype=np.uint8)
