@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import segcal
-from segcal.posthoc import SCALERS, load
+from segcal.posthoc import SCALERS, load, temperature
 from segcal.posthoc.registry import ENTRIES, MULTILABEL
 from tests.support.ranks import run_on_ranks
 
@@ -35,8 +35,10 @@ def nll(logits, labels):
     return float(binary_cross_entropy_with_logits(logits[known], labels[known].double()))
 
 
+@pytest.mark.parametrize("guess", [1 << 16, 50], ids=["in one pass", "in several passes"])
 @pytest.mark.parametrize("method", ["newton", "grid"])
-def test_two_exclusive_classes_have_the_temperature_of_the_softmax(method):
+def test_two_exclusive_classes_have_the_temperature_of_the_softmax(method, guess, monkeypatch):
+    monkeypatch.setattr(temperature, "_GUESS_PIXELS", guess)
     generator = torch.Generator().manual_seed(1)
     logits = 4 * torch.randn(6, 2, 9, 9, generator=generator, dtype=torch.float64)
     labels = (torch.rand(6, 9, 9, generator=generator) < logits.div(2).softmax(1)[:, 1]).long()

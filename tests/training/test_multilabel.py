@@ -118,3 +118,20 @@ def test_data_that_is_not_multilabel_is_refused_in_one_line(data, tmp_path, caps
         assert "masks/red/07.png, but there is none" in capsys.readouterr().err
     finally:
         (tmp_path / "07.png").rename(data / "test" / "masks" / "red" / "07.png")
+
+
+def test_one_class_is_a_binary_problem(data, tmp_path):
+    """classes.txt chooses among the folders."""
+    listed = data / "classes.txt"
+    listed.write_text("red\n")
+    try:
+        command = ["train", *options(data), "--out", str(tmp_path / "run"), "--epochs", "4"]
+        command += ["--workers", "0", "--batch_size", "4", "--loss", "fl+mdca"]
+        assert main([*command, "--optim.lr", "0.02"]) == 0
+        command = ["eval", str(tmp_path / "run"), "--posthoc", "ts,isotonic", "--workers", "0"]
+        assert main([*command, "--resamples", "20", "--num-overlays", "1"]) == 0
+    finally:
+        listed.unlink()
+    report = segcal.Report.load(tmp_path / "run" / "eval" / "report.json")
+    assert report.class_names == ("red",) and report.confusion.shape == (1, 2, 2)
+    assert report.sce == report.class_ece[0] and report.miou == report.class_iou[0] > 0.5
