@@ -22,9 +22,9 @@ def test_a_tutorial_runs(path, tmp_path, monkeypatch):
 
 def _kinds(cell):
     """What a cell shows: text, pictures; not which text, as training differs between machines."""
-    return [
+    return {
         kind
         for output in cell.get("outputs", [])
         for kind in output.get("data", {"text": 0})
         if output.get("name") != "stderr"
-    ]
+    }
