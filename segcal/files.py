@@ -258,6 +258,7 @@ class Nifti:
     def __init__(self, path: Path) -> None:
         try:
             from nibabel.filebasedimages import ImageFileError
+            from nibabel.imageglobals import LoggingOutputSuppressor
             from nibabel.nifti1 import Nifti1Image
             from nibabel.spatialimages import HeaderDataError
             from nibabel.wrapstruct import WrapStructError
@@ -269,7 +270,8 @@ class Nifti:
         self._path = path
         with naming(path, "Expected a NIfTI file, but reading it failed: "):
             try:
-                image = Nifti1Image.from_filename(path)
+                with LoggingOutputSuppressor():  # it speaks of a bad header besides raising
+                    image = Nifti1Image.from_filename(path)
             except (ImageFileError, HeaderDataError, WrapStructError) as error:
                 raise ValueError(str(error)) from None
         self._data = image.dataobj

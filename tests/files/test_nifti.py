@@ -30,6 +30,16 @@ def test_axes_are_reversed_and_nothing_is_flipped(tmp_path, ending):
     np.testing.assert_array_equal(np.concatenate(slabs, 1), VOXELS)
 
 
+def test_nothing_else_is_said_of_a_bad_header(tmp_path, capfd):
+    """nibabel logs what it would mend."""
+    data = bytearray(write(tmp_path / "a.nii").read_bytes())
+    data[344:348] = b"????"  # the magic string
+    (tmp_path / "a.nii").write_bytes(data)
+    with pytest.raises(BadFile):
+        Nifti(tmp_path / "a.nii")
+    assert capfd.readouterr() == ("", "")
+
+
 def test_damaged_files_are_one_line(tmp_path):
     """Bytes of the header changed at random, or the end cut off; of gzip, any byte of it."""
     rng = np.random.default_rng(0)

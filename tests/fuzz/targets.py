@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gzip
 import json
 import math
 import os
@@ -14,6 +15,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
+import nibabel
 import numpy as np
 import torch
 import torch._dynamo  # torch loads it late, and makes a folder then
@@ -158,6 +160,67 @@ def manifest_attempt(data, _, out):
     np.save(out / "in" / "l" / "a.npy", labels)
     (out / "in" / "manifest.yaml").write_bytes(data)
     command("eval", "--predictions", out / "in", "--out", out / "eval", *EVAL)
+
+
+def nifti(array, path):
+    """A NIfTI file as bytes."""
+    nibabel.Nifti1Image(array.T, np.eye(4)).to_filename(path)
+    return path.read_bytes()
+
+
+def volume_examples(folder):
+    logits, labels = logits_and_labels(0, size=4)
+    whole = np.stack([logits, logits, -logits], 1)  # (C, D, H, W)
+    return [
+        nifti(np.stack([labels] * 3), folder / "a.nii"),
+        nifti(whole, folder / "b.nii"),
+        nifti(np.stack([labels] * 3).astype(np.float32), folder / "c.nii"),
+    ]
+
+
+def volume_attempt(data, _, out):
+    """A volume as labels, and as predictions."""
+    logits, labels = logits_and_labels(0, size=4)
+    for name in ("in", "labels", "other", "plain"):
+        (out / name).mkdir()
+    np.save(out / "in" / "a.npy", np.stack([logits, logits, -logits], 1))
+    (out / "labels" / "a.nii").write_bytes(data)
+    (out / "other" / "a.nii.gz").write_bytes(gzip.compress(data, 1))
+    np.save(out / "plain" / "a.npy", np.stack([labels] * 3))
+    for predictions, beside in (("in", "labels"), ("other", "plain")):
+        stated = (
+            "--kind",
+            "logits",
+            "--labels",
+            out / beside,
+            "--out",
+            out / f"eval-{predictions}",
+        )
+        command("eval", "--predictions", out / predictions, *stated, *EVAL)
+
+
+def nnunet_examples(_):
+    labels = {"background": 0, "liver": 1, "tumour": 2, "ignore": 3}
+    regions = {"background": 0, "whole": [1, 2], "core": [2], "ignore": 3}
+    order = {"regions_class_order": [1, 2]}
+    channels = {"channel_names": {"0": "CT"}, "file_ending": ".nii.gz"}
+    return [json.dumps({"labels": labels, **channels}).encode(),
+            json.dumps({"labels": regions, **order, **channels}).encode()]  # fmt: skip
+
+
+def nnunet_attempt(data, _, out):
+    """The dataset.json beside what nnU-Net predicted."""
+    for name in ("in", "labels"):
+        (out / name).mkdir()
+    logits, labels = logits_and_labels(0, size=4)
+    probs = np.exp(logits) / np.exp(logits).sum(0)
+    np.savez(out / "in" / "a.npz", probabilities=np.stack([probs] * 3, 1))
+    (out / "in" / "a.pkl").write_bytes(pickle.dumps(Payload()))
+    (out / "in" / "dataset.json").write_bytes(data)
+    volume = np.stack([np.where(labels == 255, 3, labels)] * 3).astype(np.uint8)
+    nifti(volume, out / "labels" / "a.nii.gz")
+    stated = ("--format", "nnunet", "--labels", out / "labels", "--out", out / "eval")
+    command("eval", "--predictions", out / "in", *stated, *EVAL)
 
 
 def state_examples(folder):
@@ -469,6 +532,8 @@ TARGETS = {
     "loss": Target("json", loss_examples, loss_attempt),
     "predictions": Target("zip", prediction_examples, prediction_attempt),
     "labels": Target("png", label_examples, label_attempt),
+    "volumes": Target("bytes", volume_examples, volume_attempt),
+    "nnunet": Target("json", nnunet_examples, nnunet_attempt),
     "manifest": Target("yaml", manifest_examples, manifest_attempt),
     "state": Target("zip", state_examples, state_attempt),
     "report": Target("json", report_examples, report_attempt),
