@@ -162,16 +162,24 @@ def evaluated(folder, predictions, *more):
     return contents(predictions / "eval")
 
 
-@pytest.fixture
-def results_before_and_after(tmp_path):
+@pytest.fixture(scope="module")
+def evaluated_twice(tmp_path_factory):
     """Predictions with results, and the files of these and of another evaluation."""
-    predictions = save_folder(tmp_path / "net", 4)
+    folder = tmp_path_factory.mktemp("evaluated")
+    predictions = save_folder(folder / "net", 4)
     (predictions / "eval").mkdir()
     (predictions / "eval" / "notes.txt").write_text("mine")
-    after = evaluated(tmp_path, predictions, "--num-bins", "5")
-    before = evaluated(tmp_path, predictions, "--save-state")
+    after = evaluated(folder, predictions, "--num-bins", "5")
+    before = evaluated(folder, predictions, "--save-state")
     assert {"notes.txt", "report.json", "posthoc/ts/report.json"} <= after.keys() < before.keys()
     return predictions, before, after
+
+
+@pytest.fixture
+def results_before_and_after(evaluated_twice, tmp_path):
+    """The same, to be spoilt."""
+    predictions, before, after = evaluated_twice
+    return shutil.copytree(predictions, tmp_path / "net"), before, after
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
