@@ -23,10 +23,12 @@ from scipy.special import betaincinv, stdtrit  # scipy.stats takes as long to im
 from segcal.metrics import scores
 from segcal.metrics.scores import Array
 from segcal.metrics.sums import ImageSums
-from segcal.metrics.tables import ImageScore, ImageStatistics, Interval
+from segcal.metrics.tables import BinGap, ImageScore, ImageStatistics, ImageTable, Interval
 
 LEVEL = 0.95
 WORST = 20  # images listed in a report
+LISTED = 10_000  # images in its table
+BIN_IMAGES = 3  # images named for each bin
 MIN_LABELLED = 2  # images that must show a class for an interval of mIoU
 _FADE = 0.5  # standard errors within which the sign of a gap fades to 0
 _PATTERNS = 0.95  # quantile of the margins over the resampled signs
@@ -86,6 +88,37 @@ def image_statistics(
         worst=tuple(ImageScore(names[i], float(ece[i]), int(pixels[i])) for i in worst),
         resamples=resamples,
         seed=seed,
+        bins=_bin_gaps(sums, names, intervals=bool(found)),
+        table=_image_table(sums, names, ece),
+    )
+
+
+def _bin_gaps(sums: ImageArrays, names: Sequence[str], *, intervals: bool) -> tuple[BinGap, ...]:
+    gap, pixels = sums["top_gap"], sums["pixels"]  # (I, B), (I,)
+    if not len(pixels):
+        return ()
+    value = gap.sum(0) / pixels.sum()  # (B,)
+    down = up = np.full(len(value), math.nan)
+    if intervals:
+        down, up = _margins(_ratio_influence(gap.T, pixels))
+    most = np.argsort(-np.abs(gap), axis=0, kind="stable")[:BIN_IMAGES]  # (3, B)
+    bins = []
+    for b, order in enumerate(most.T):
+        images = tuple((names[i], float(gap[i, b] / pixels.sum())) for i in order if gap[i, b])
+        bins.append(BinGap(float(value[b] - down[b]), float(value[b] + up[b]), images))
+    return tuple(bins)
+
+
+def _image_table(sums: ImageArrays, names: Sequence[str], ece: Array) -> ImageTable:
+    kept = np.sort(np.argsort(-ece, kind="stable")[:LISTED])
+    pixels = sums["pixels"][kept]
+    bias = sums["top_gap"][kept].sum(1) / pixels
+    return ImageTable(
+        names=tuple(names[i] for i in kept),
+        pixels=tuple(pixels.tolist()),
+        correct=tuple(sums["hits"][kept].tolist()),
+        ece=tuple(np.round(ece[kept], 6).tolist()),
+        bias=tuple(np.round(bias, 6).tolist()),
     )
 
 

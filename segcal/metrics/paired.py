@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 from segcal.metrics.bootstrap import LEVEL, ImageArrays, ImageScores, combine, sorted_sums
 from segcal.metrics.meter import CalibrationMeter
-from segcal.metrics.scores import Array, Score
+from segcal.metrics.scores import SCORES, Array, Score
 from segcal.metrics.tables import Interval
 
 _SCORES = ("ece", "sce", "accuracy", "miou")
@@ -124,6 +125,56 @@ def mean_intervals(
     models = [ImageScores(each) for each in sums]
     found = combine(models, [1 / len(models)] * len(models), resamples=resamples, seed=seed)
     return {n: Interval(max(e.low, 0.0), min(e.high, 1.0), LEVEL) for n, e in found.items()}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How models differ from the first of them, each with all its seeds.
+
+    Attributes:
+        seeds: by model, in order, how many trainings it stands for.
+        differences: of each model but the first, by score.
+        best: by score, the model that is better than every other beyond the choice of images.
+    """
+
+    seeds: Mapping[str, int]
+    differences: Mapping[str, Mapping[str, Difference]]
+    best: Mapping[str, str]
+
+
+def compare_models(
+    models: Mapping[str, Sequence[CalibrationMeter]], *, resamples: int = 1000, seed: int = 0
+) -> Comparison:
+    """Compare every model with the first one, and the best of each score with all others.
+
+    Args:
+        models: at least two, by name; for each a meter of every seed, as for `paired_differences`.
+        resamples: resamples of the bootstrap over images.
+        seed: seed of the bootstrap.
+
+    Raises:
+        ValueError: as for `paired_differences`.
+    """
+    first, *others = models
+
+    @cache
+    def between(one: str, other: str) -> dict[str, Difference]:
+        return paired_differences(models[one], models[other], resamples=resamples, seed=seed)
+
+    differences = {other: between(first, other) for other in others}
+    best = {}
+    for name in _SCORES:
+        from_first = {first: 0.0, **{n: found[name].value for n, found in differences.items()}}
+        sign = 1 if SCORES[name].higher else -1
+        leader = max(from_first, key=lambda model: sign * from_first[model])
+        rivals = [model for model in models if model != leader]
+        if all(_is_better(between(rival, leader)[name], sign) for rival in rivals):
+            best[name] = leader
+    return Comparison({name: len(meters) for name, meters in models.items()}, differences, best)
+
+
+def _is_better(difference: Difference, sign: int) -> bool:
+    return difference.sure and sign * difference.value > 0
 
 
 def _same_images(meters: Sequence[CalibrationMeter]) -> tuple[list[str], list[ImageArrays]]:

@@ -199,6 +199,8 @@ class Report(ScoreTable):
         require_sums("fine", (f,), fine.correct, fine.wrong, fine.confidence_sum, fine.edges[1:])
         if self.images is not None and len(self.images.class_ace) not in (0, k):
             raise ValueError(f"Expected {k} class_ace, but got {len(self.images.class_ace)}")
+        if self.images is not None and len(self.images.bins) not in (0, b):
+            raise ValueError(f"Expected gaps of {b} bins, but got {len(self.images.bins)}")
         if self.class_names is not None and len(self.class_names) != k:
             raise ValueError(f"Expected {k} class_names, but got {len(self.class_names)}")
 

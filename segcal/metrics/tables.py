@@ -144,6 +144,71 @@ class ImageScore:
 
 
 @dataclass(frozen=True)
+class ImageTable:
+    """Every image that has pixels, as columns, in the order of names.
+
+    Attributes:
+        names: of the images.
+        pixels: counted in each.
+        correct: those of them that are predicted right.
+        ece: of each image, to six decimals.
+        bias: mean confidence minus accuracy of each image, to six decimals.
+    """
+
+    names: tuple[str, ...]
+    pixels: tuple[int, ...]
+    correct: tuple[int, ...]
+    ece: tuple[float, ...]
+    bias: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", tuple(map(utf8, self.names)))
+        lengths = {len(column) for column in vars(self).values()}
+        if len(lengths) > 1:
+            raise ValueError(f"Expected columns of one length, but got {sorted(lengths)}")
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ImageTable:
+        """The inverse of `dataclasses.asdict`, after JSON."""
+        return cls(
+            tuple(map(str, data["names"])),
+            tuple(map(int, data["pixels"])),
+            tuple(map(int, data["correct"])),
+            tuple(map(float, data["ece"])),
+            tuple(map(float, data["bias"])),
+        )
+
+
+@dataclass(frozen=True)
+class BinGap:
+    """The gap of one bin of the top-label table, image by image.
+
+    A gap is the sum of confidence minus the number of hits, divided by the pixels of all bins: the
+    signed part of the ECE that the bin has.
+
+    Attributes:
+        low: lower end of its 95 % interval over images; NaN if there is none.
+        high: upper end.
+        images: names of the images with the largest gaps in the bin, and these gaps.
+    """
+
+    low: float
+    high: float
+    images: tuple[tuple[str, float], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists, numbers and strings."""
+        images = [list(image) for image in self.images]
+        return {"low": finite(self.low), "high": finite(self.high), "images": images}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> BinGap:
+        """The inverse of `to_dict`."""
+        images = tuple((utf8(str(name)), float(gap)) for name, gap in data["images"])
+        return cls(from_finite(data["low"]), from_finite(data["high"]), images)
+
+
+@dataclass(frozen=True)
 class ImageStatistics:
     """Statistics that need the sums of each image.
 
@@ -160,6 +225,8 @@ class ImageStatistics:
         worst: the images with the largest ECE, worst first.
         resamples: number of bootstrap resamples.
         seed: seed of the bootstrap.
+        bins: the gap of each bin of the top-label table; empty in reports of earlier versions.
+        table: every image, or the worst 10,000; None in regions and reports of earlier versions.
     """
 
     ece: float
@@ -173,6 +240,8 @@ class ImageStatistics:
     worst: tuple[ImageScore, ...]
     resamples: int
     seed: int
+    bins: tuple[BinGap, ...] = ()
+    table: ImageTable | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings."""
@@ -180,6 +249,9 @@ class ImageStatistics:
         for name in ("class_ece_intervals", "worst"):
             values[name] = list(values[name])  # as JSON reads it
         values["class_ace"] = [finite(value) for value in self.class_ace]
+        values["bins"] = [gap.to_dict() for gap in self.bins]
+        if self.table is not None:
+            values["table"] = {name: list(column) for name, column in vars(self.table).items()}
         return values | {name: finite(values[name]) for name in _FLOATS}
 
     @classmethod
@@ -197,6 +269,8 @@ class ImageStatistics:
             ),
             resamples=int(data["resamples"]),
             seed=int(data["seed"]),
+            bins=tuple(map(BinGap.from_dict, data.get("bins", []))),
+            table=None if data.get("table") is None else ImageTable.from_dict(data["table"]),
         )
 
 
@@ -211,3 +285,12 @@ def finite(value: float) -> float | None:
 def from_finite(value: float | None) -> float:
     """The inverse of `finite`, with NaN for None."""
     return math.nan if value is None else float(value)
+
+
+def without_nan(value: Any) -> Any:
+    """`value` with None for each number inside that JSON does not have."""
+    if isinstance(value, dict):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(item) for item in value]
+    return finite(value) if isinstance(value, float) else value

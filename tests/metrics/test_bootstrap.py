@@ -229,6 +229,29 @@ def test_image_averaged_ece_and_worst_images():
     assert [image.name for image in report.worst_images] == expected
     assert report.worst_images[0].ece == pytest.approx(own[expected[0]], abs=1e-12)
     assert report.worst_images[0].pixels == 64
+    table = report.images.table
+    assert dict(zip(table.names, table.ece, strict=True)) == pytest.approx(own, abs=1e-6)
+
+
+def test_table_of_images_and_gaps_of_bins_add_up_to_the_report():
+    logits, labels = images(30, torch.Generator().manual_seed(7))
+    report = measured(logits, labels, [f"{i:02d}.png" for i in range(30)]).compute()
+    table, pixels = report.images.table, report.protocol.pixels
+    assert sum(table.pixels) == pixels
+    assert sum(table.correct) == report.top.hits.sum()
+    bias = sum(n * b for n, b in zip(table.pixels, table.bias, strict=True)) / pixels
+    assert bias == pytest.approx(report.mean_confidence - report.accuracy, abs=1e-6)
+    gaps = (report.top.confidence_sum - report.top.hits) / pixels
+    for gap, found in zip(gaps, report.images.bins, strict=True):
+        assert found.low <= gap <= found.high
+    last = report.images.bins[-1]
+    own = []
+    for i in range(30):
+        top = measured(logits[i : i + 1], labels[i : i + 1]).compute().top
+        own.append(abs(top.confidence_sum[-1] - top.hits[-1]) / pixels)
+    assert [abs(gap) for _, gap in last.images] == pytest.approx(sorted(own)[:-4:-1])
+    few = measured(logits, labels).compute(resamples=0).images.bins
+    assert all(math.isnan(found.low) for found in few) and few[-1].images
 
 
 def test_one_image_has_no_interval():

@@ -7,6 +7,7 @@ import torch
 from segcal import CalibrationMeter
 from segcal.cli import main
 from segcal.metrics import paired_differences
+from segcal.metrics.paired import compare_models
 from tests.support.synthetic_reports import K, images, measured
 
 SCORES = ("ece", "sce", "accuracy", "miou")
@@ -182,3 +183,19 @@ def test_command(tmp_path, capsys):
     assert main(["compare", *map(str, paths)]) == 2
     error = capsys.readouterr().err
     assert "num_classes 3 and 4" in error and str(paths[1]) in error and error.count("\n") == 1
+
+
+def test_best_is_marked_only_where_every_interval_says_so():
+    logits, labels = images(60, torch.Generator().manual_seed(3))
+    names = [f"{i:02d}" for i in range(60)]
+    sharp, calm = (measured(factor * logits, labels, names) for factor in (4.0, 1.0))
+    found = compare_models({"sharp": [sharp], "calm": [calm]}, resamples=100)
+    assert found.differences == {"calm": paired_differences([sharp], [calm], resamples=100)}
+    assert found.differences["calm"]["ece"].high < 0 and found.best["ece"] == "calm"
+    twins = compare_models({"sharp": [sharp], "calm": [calm], "twin": [calm]}, resamples=100)
+    assert not twins.best  # neither of the twins is better than the other
+    seeds = compare_models({"sharp": [sharp, sharp], "calm": [calm]}, resamples=100)
+    assert seeds.seeds == {"sharp": 2, "calm": 1}
+    assert seeds.differences["calm"]["ece"].value == pytest.approx(
+        calm.compute(resamples=0).ece - sharp.compute(resamples=0).ece, abs=1e-12
+    )
