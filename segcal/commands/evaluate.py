@@ -37,6 +37,7 @@ from segcal.evaluation.results import (
     check_history,
     entry_name,
     new_contents,
+    open_page,
     read_result,
     require_writable,
     settle,
@@ -205,6 +206,7 @@ def evaluate_inputs(options: argparse.Namespace) -> None:
     _require_places(options, comparison)
     with process_group(device):
         results: list[Result] = []
+        page: Path | None = None  # the last that was written, which shows all
         for found in _found(options, device):
             if isinstance(found, Result):
                 results.append(found)
@@ -212,14 +214,18 @@ def evaluate_inputs(options: argparse.Namespace) -> None:
             folder = _result_folder(found.home, options)
             settle(folder)
             results += _evaluate_one(found, folder, shifts, options)
+            page = folder / PAGE
             if _number_of_inputs(options) == 1:
                 _say_shifts(results)
-            _say(f"report: {folder / PAGE}")
+            _say(f"report: {page}")
         if _number_of_inputs(options) > 1 and distributed.rank() == 0:
             with new_contents(comparison, PAGES) as staging:
-                write_pages(results, staging, "Comparison")
+                write_pages(results, staging, "Comparison", static=options.static)
             _say_shifts(results)
-            _say(f"comparison: {comparison / PAGE}")
+            page = comparison / PAGE
+            _say(f"comparison: {page}")
+        if options.open and page is not None and distributed.rank() == 0:
+            open_page(page)
 
 
 def _require_places(options: argparse.Namespace, comparison: Path) -> None:
@@ -321,12 +327,13 @@ def _evaluate_one(
                 shifts=[Shifted(shift, found) for shift, found in under[method].items()],
                 shift_overlay=panel if scaler is None else None,
             )
-            results.append(write_result(Result(subject.name, method, entry), drawn[method], place))
+            result = Result(subject.name, method, entry, measured[method].whole)
+            results.append(write_result(result, drawn[method], place))
             if scaler is not None:
                 scaler.save(place / SCALER)
             if options.save_state or options.shard != EVERYTHING:
                 measured[method].whole.save(place / STATE)
-        write_pages(results, staging, subject.name)
+        write_pages(results, staging, subject.name, static=options.static)
     if skipped:
         known = {*subject.source.names, *subject.source.skipped}
         _say(f"left out {len(skipped)} of {len(known)} files; the report lists them")

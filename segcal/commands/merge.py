@@ -49,7 +49,8 @@ def merge_states(options: argparse.Namespace) -> None:
     print(f"{protocol.images} images, {counted} from {len(paths)} states")
     if options.report is not None:
         with new_contents(options.report) as staging:
-            write_pages([write_result(result, [], staging)], staging, result.run)
+            result = write_result(result, [], staging)
+            write_pages([result], staging, result.run, static=options.static)
     if options.out is not None:  # after the report, whose folder may be the same
         merged.save(options.out)
         print(f"state: {options.out}")

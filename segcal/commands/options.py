@@ -191,6 +191,7 @@ def parse_report(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, help="folder to write; default: comparison, beside the first input"
     )
+    _add_page_options(parser)
     return parser.parse(arguments)
 
 
@@ -200,6 +201,7 @@ def parse_merge(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     _add_states(parser, "of a part of the images")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the merged state, as .npz")
     parser.add_argument("--report", type=Path, metavar="DIR", help="write page, tables, figures")
+    _add_static(parser)
     _add_resamples(parser, low=0)
     return parser.parse(arguments)
 
@@ -388,6 +390,7 @@ def _add_result_options(parser: Parser) -> None:
     parser.add_argument(
         "--num-overlays", type=at_least(0), default=4, help="how many images to draw; default: 4"
     )
+    _add_page_options(parser)
 
 
 def _add_prediction_options(parser: Parser) -> None:
@@ -438,6 +441,19 @@ def _add_prediction_options(parser: Parser) -> None:
         action="store_const",
         const=True,
         help="how small predictions are resized to their labels; see torch's interpolate",
+    )
+
+
+def _add_page_options(parser: Parser) -> None:
+    _add_static(parser)
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+
+
+def _add_static(parser: Parser) -> None:
+    parser.add_argument(
+        "--static",
+        action="store_true",
+        help="a page without plots and tables that answer, for mail and print",
     )
 
 

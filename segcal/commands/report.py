@@ -13,6 +13,7 @@ from segcal.evaluation.results import (
     POSTHOC,
     REPORT,
     new_contents,
+    open_page,
     read_result,
     require_writable,
     settle,
@@ -28,8 +29,11 @@ def rewrite_pages(options: argparse.Namespace) -> None:
     results = [read_result(path) for given in options.reports for path in _files(given)]
     runs = list(dict.fromkeys(result.run for result in results))
     with new_contents(folder, PAGES) as staging:
-        write_pages(results, staging, runs[0] if len(runs) == 1 else "Comparison")
+        title = runs[0] if len(runs) == 1 else "Comparison"
+        write_pages(results, staging, title, static=options.static)
     print(f"report: {folder / PAGE}")
+    if options.open:
+        open_page(folder / PAGE)
 
 
 def _files(path: Path) -> list[Path]:

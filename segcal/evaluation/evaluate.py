@@ -72,7 +72,10 @@ class Measured:
 
     def report(self, *, resamples: int = 1000) -> Report:
         """The report of whole images, with those of the regions inside."""
-        parts = {name: meter.compute(resamples=resamples) for name, meter in self.regions.items()}
+        parts = {
+            name: _without_table(meter.compute(resamples=resamples))
+            for name, meter in self.regions.items()
+        }
         report = replace(self.whole.compute(resamples=resamples), regions=parts)
         return replace(report, protocols=scores_by_protocol(self.protocols, report, self.whole))
 
@@ -238,6 +241,15 @@ def _inside(region: Region, batch: Predictions) -> Tensor:
     reach: int = getattr(region, "reach", 0)
     first = max(start - reach, 0)
     return region(batch.part.labels[:, first : stop + reach])[:, start - first : stop - first]
+
+
+def _without_table(report: Report) -> Report:
+    """The report of a region without the table of images, which only that of whole images needs."""
+    return (
+        report
+        if report.images is None
+        else replace(report, images=replace(report.images, table=None))
+    )
 
 
 def require_pixels(report: Report, what: str) -> Report:

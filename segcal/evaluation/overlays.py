@@ -65,8 +65,9 @@ class Drawn:
 
     Attributes:
         overlay: the panel.
-        arrays: what it is drawn from: labels, prediction, confidence and gap, each (H, W), and
-            image, (H, W, 3), if there is one. The gap is NaN where pixels are ignored.
+        arrays: what it is drawn from: labels, prediction, confidence and gap, each (H, W), the
+            three likeliest classes and their probabilities, (3, H, W), and palette, (C, 3), and
+            image, (H, W, 3), if there are any. The gap is NaN where pixels are ignored.
     """
 
     overlay: Overlay
@@ -244,12 +245,18 @@ def _draw(source: NamedPredictions, image: np.ndarray | None, batch: Predictions
         ignore_index=source.ignore_index,
         name=name,
     )
+    top_probs, top_classes = torch.from_numpy(probs).topk(min(3, len(probs)), 0)
     arrays = {
         "labels": labels,
         "prediction": seen[1],
         "confidence": seen[0],
         "gap": gap.astype(np.float32),
+        "top_classes": top_classes.numpy().astype(np.uint16),
+        "top_probs": top_probs.numpy().astype(np.float16),
     }
+    if palette is not None:
+        arrays["palette"] = np.asarray(palette)[: len(probs)]
     if image is not None:
         arrays["image"] = image
-    return Drawn(Overlay(name, png, report.ece), arrays)
+    names = tuple(class_names) if batch.multilabel else ()
+    return Drawn(Overlay(name, png, report.ece, arrays, names), arrays)

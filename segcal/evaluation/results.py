@@ -14,14 +14,15 @@ shift/NAME-VALUE/      report.json and state.npz under a shift, and posthoc/METH
 from __future__ import annotations
 
 import json
-import math
+import logging
 import os
 import re
 import shutil
+import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,11 @@ import numpy as np
 from segcal.data.shift import Shift
 from segcal.evaluation.evaluate import NONE
 from segcal.evaluation.overlays import Drawn
-from segcal.files import atomic_write, locked, name_file
-from segcal.metrics import Report
+from segcal.files import Npz, atomic_write, locked, name_file
+from segcal.metrics import CalibrationMeter, Report
+from segcal.metrics.paired import Comparison, compare_models
 from segcal.metrics.rows import posthoc_markdown
+from segcal.metrics.tables import without_nan
 from segcal.viz import (
     Entry,
     Overlay,
@@ -48,10 +51,17 @@ from segcal.viz import (
 from segcal.viz.drawings import Drawings
 from segcal.viz.entry import distinct, tell_apart
 
+log = logging.getLogger(__name__)
 EVAL, COMPARISON = "eval", "comparison"  # folders
 REPORT, PAGE, STATE, SCALER = "report.json", "report.html", "state.npz", "scaler.safetensors"
 OVERLAYS, POSTHOC, SHIFT = "overlays", "posthoc", "shift"
 SHIFT_SCORES, SHIFT_PANEL = "shift.json", "shift.png"
+_ARRAYS = (
+    *("labels", "prediction", "confidence", "gap"),
+    *("top_classes", "top_probs", "palette", "image"),
+)
+_SEED = re.compile(r"[-_. ]?seed[-_=]?\d+")
+_MOST_COMPARED = 12  # models; all pairs of the best take time
 _MAX_NAME = 200  # bytes; systems allow 255, and an ending comes after it
 # Replaced as a whole, or removed. Results under a shift are kept: they have keys.
 PAGES = (PAGE, "table.md", "table.csv", "figures", SHIFT_SCORES, "shift.md", "shift.csv")
@@ -70,11 +80,13 @@ class Result:
         run: name of the network.
         method: short name of the post-hoc method; none for the network as it is.
         entry: what is shown of it.
+        meter: behind the report, or the file of its state; None if it was not kept.
     """
 
     run: str
     method: str
     entry: Entry
+    meter: CalibrationMeter | Path | None = field(default=None, compare=False, repr=False)
 
 
 def state_path(path: Path) -> Path:
@@ -184,8 +196,10 @@ def _require_own(place: Path) -> None:
         raise ValueError(f"Expected a folder of new results at {place}, but got something else")
 
 
-def write_pages(results: Sequence[Result], folder: Path, title: str) -> None:
-    """Write page, tables and figures of `results` into `folder`."""
+def write_pages(
+    results: Sequence[Result], folder: Path, title: str, *, static: bool = False
+) -> None:
+    """Write page, tables and figures of `results` into `folder`; see `write_page` for `static`."""
     entries = [result.entry for result in results]
     tables = comparison_markdown(entries)
     if any(result.method != "none" for result in results):
@@ -194,13 +208,51 @@ def write_pages(results: Sequence[Result], folder: Path, title: str) -> None:
     (folder / "table.md").write_text(tables, encoding="utf-8")
     (folder / "table.csv").write_text(comparison_csv(entries), encoding="utf-8")
     if any(entry.shifts for entry in entries):
-        scores = _finite({"scores": shift_records(entries)})
+        scores = without_nan({"scores": shift_records(entries)})
         (folder / SHIFT_SCORES).write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
         (folder / "shift.md").write_text(shift_markdown(entries), encoding="utf-8")
         (folder / "shift.csv").write_text(shift_csv(entries), encoding="utf-8")
     drawings = Drawings.of(distinct(entries))
     write_figures(entries, folder / "figures", drawings=drawings)
-    write_page(entries, folder / PAGE, title=title, drawings=drawings)
+    write_page(
+        entries,
+        folder / PAGE,
+        title=title,
+        drawings=drawings,
+        comparison=compare_results(results),
+        static=static,
+    )
+
+
+def compare_results(results: Sequence[Result]) -> Comparison | None:
+    """How models differ, trainings that differ in their seed together; None if it is not known.
+
+    Runs are one model if their names differ in a part such as "seed3" alone.
+    """
+    models: dict[str, list[CalibrationMeter | Path]] = {}
+    for result, name in zip(results, tell_apart([r.entry.name for r in results]), strict=True):
+        if result.meter is None or not result.entry.report.intervals:
+            return None
+        run = _SEED.sub("", result.run)
+        model = name if run in (result.run, "") else entry_name(run, result.method)
+        models.setdefault(model, []).append(result.meter)
+    if not 1 < len(models) <= _MOST_COMPARED:
+        return None
+    try:
+        return compare_models({name: list(map(_loaded, some)) for name, some in models.items()})
+    except ValueError as error:  # such as other images
+        log.warning("the models are not compared: %s", error)
+        return None
+
+
+def _loaded(meter: CalibrationMeter | Path) -> CalibrationMeter:
+    return CalibrationMeter.load(meter) if isinstance(meter, Path) else meter
+
+
+def open_page(path: Path) -> None:
+    """Show a page in the reader's browser, if there is one."""
+    if not webbrowser.open(path.resolve().as_uri()):
+        log.warning("there is no browser to open %s", path)
 
 
 def write_result(result: Result, drawn: Sequence[Drawn], folder: Path, *, key: str = "") -> Result:
@@ -217,7 +269,8 @@ def write_result(result: Result, drawn: Sequence[Drawn], folder: Path, *, key: s
     stems = tell_apart([file_name(image.overlay.name) for image in drawn])
     for image, stem in zip(drawn, stems, strict=True):
         overlay = image.overlay
-        overlays.append({"name": overlay.name, "file": f"{stem}.png", "ece": overlay.ece})
+        about_image = {"name": overlay.name, "file": f"{stem}.png", "ece": overlay.ece}
+        overlays.append({**about_image, "class_names": list(overlay.class_names)})
         (folder / OVERLAYS / f"{stem}.png").write_bytes(overlay.png)
     with ThreadPoolExecutor() as pool:  # compressing holds no lock of the interpreter
         files = [folder / OVERLAYS / f"{stem}.npz" for stem in stems]
@@ -236,7 +289,9 @@ def write_result(result: Result, drawn: Sequence[Drawn], folder: Path, *, key: s
         "config": result.entry.config,
         "history": [dict(record) for record in result.entry.history],
     }
-    text = json.dumps(_finite({**result.entry.report.to_dict(), "about": about}), allow_nan=False)
+    text = json.dumps(
+        without_nan({**result.entry.report.to_dict(), "about": about}), allow_nan=False
+    )
     with atomic_write(folder / REPORT) as file:
         file.write(text + "\n")
     return replace(result, entry=replace(result.entry, overlays=[d.overlay for d in drawn]))
@@ -272,14 +327,17 @@ def read_result(path: Path) -> Result:
             report=report,
             history=check_history(about.get("history", [])),
             config=str(about.get("config", "")),
-            overlays=_read_overlays(about.get("overlays", []), path.parent / OVERLAYS),
+            overlays=_read_overlays(
+                about.get("overlays", []), path.parent / OVERLAYS, report.protocol.num_classes
+            ),
             skipped=[str(line) for line in about.get("skipped", [])],
             shifts=_read_shifts(about.get("shifts", []), path.parent),
             shift_overlay=_read_shift_overlay(about.get("shift_overlay"), path.parent),
         )
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{path}: Expected a report of segcal, but got {error!r}") from None
-    return Result(run, method, entry)
+    state = path.with_name(STATE)
+    return Result(run, method, entry, state if path.name == REPORT and state.is_file() else None)
 
 
 def check_history(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -333,15 +391,51 @@ def file_name(name: str) -> str:
     return kept.decode("utf-8", "ignore").strip(".-") or "image"
 
 
-def _read_overlays(listed: Sequence[Mapping[str, Any]], folder: Path) -> list[Overlay]:
+def _read_overlays(
+    listed: Sequence[Mapping[str, Any]], folder: Path, num_classes: int
+) -> list[Overlay]:
     """The panels that are still there."""
     found = []
     for item in listed:
         path = folder / Path(item["file"]).name  # no other folder, whatever the report says
         if path.is_file():
             ece = None if item["ece"] is None else float(item["ece"])
-            found.append(Overlay(str(item["name"]), path.read_bytes(), ece))
+            names = tuple(map(str, item.get("class_names", ())))
+            arrays = _read_arrays(path.with_suffix(".npz"), len(names) or num_classes)
+            found.append(Overlay(str(item["name"]), path.read_bytes(), ece, arrays, names))
     return found
+
+
+def _read_arrays(path: Path, num_classes: int) -> dict[str, np.ndarray] | None:
+    """The arrays of a panel, if they are still there and fit together."""
+    if not path.is_file():
+        return None
+    with Npz(path) as stored:
+        arrays = {key: stored[key] for key in _ARRAYS if key in stored.keys}
+    return arrays if _fit_together(arrays, num_classes) else None
+
+
+def _fit_together(arrays: Mapping[str, np.ndarray], num_classes: int) -> bool:
+    if not {"labels", "prediction", "confidence", "gap"} <= arrays.keys():
+        return False
+    shape = arrays["labels"].shape
+    top = (min(3, num_classes), *shape)
+    shapes = {
+        **dict.fromkeys(arrays, shape),
+        **{"top_classes": top, "top_probs": top, "palette": (num_classes, 3)},
+        "image": (*shape, 3)[: arrays["image"].ndim if "image" in arrays else 0],  # or grey
+    }
+    if len(shape) != 2 or any(array.shape != shapes[name] for name, array in arrays.items()):
+        return False
+    ignored = np.isnan(arrays["gap"])
+    for name in arrays.keys() & {"labels", "prediction", "top_classes"}:
+        inside = (arrays[name] >= 0) & (arrays[name] < num_classes)
+        good = inside | ignored if name == "labels" else inside
+        if arrays[name].dtype.kind not in "iu" or not good.all():
+            return False
+    bytes_alone = all(arrays[n].dtype == np.uint8 for n in arrays.keys() & {"image", "palette"})
+    confidence = arrays["confidence"]
+    return bytes_alone and bool(((confidence >= 0) & (confidence <= 1)).all())
 
 
 def _read_shifts(listed: Sequence[Sequence[Any]], folder: Path) -> list[Shifted]:
@@ -366,12 +460,3 @@ def _name(path: Path) -> str:
         parent = path.resolve().parent
         return parent.parent.name if parent.name == EVAL else parent.name
     return path.stem
-
-
-def _finite(value: Any) -> Any:
-    """`value` with null for numbers that JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from segcal.data.shift import Shift
 from segcal.files import utf8
@@ -26,11 +28,16 @@ class Overlay:
         name: the name of the image.
         png: the panel; see `overlay_panel`.
         ece: the ECE of the image, if known.
+        arrays: what the panel is drawn from, if known: labels, prediction, confidence and gap, each
+            (H, W); top_classes and top_probs, (3, H, W); image, (H, W, 3); palette, (C, 3).
+        class_names: of the arrays, if they have other classes than the report.
     """
 
     name: str
     png: bytes
     ece: float | None = None
+    arrays: Mapping[str, np.ndarray] | None = field(default=None, compare=False, repr=False)
+    class_names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", utf8(self.name))
@@ -74,8 +81,8 @@ class Entry:
     shift_overlay: Overlay | None = None
 
     def __post_init__(self) -> None:
-        for field in ("name", "config"):
-            object.__setattr__(self, field, utf8(getattr(self, field)))
+        for text in ("name", "config"):
+            object.__setattr__(self, text, utf8(getattr(self, text)))
         object.__setattr__(self, "skipped", [utf8(line) for line in self.skipped])
 
 

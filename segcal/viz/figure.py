@@ -55,19 +55,19 @@ def class_palette(num_classes: int) -> NDArray[np.uint8]:
     return np.round(np.array(colors[:num_classes]).reshape(-1, 3) * 255).astype(np.uint8)
 
 
-_LIGHT = {"ink": "#1d2430", "quiet": "#5a6472", "grid": "#e6e8ec", "paper": "#fefefe"}
-_DARK = {"ink": "#e8eaee", "quiet": "#a3acba", "grid": "#2c333d", "paper": "#171b21"}
+LIGHT = {"ink": "#1d2430", "quiet": "#5a6472", "grid": "#e6e8ec", "paper": "#fefefe"}
+DARK = {"ink": "#e8eaee", "quiet": "#a3acba", "grid": "#2c333d", "paper": "#171b21"}
 _STYLE: Any = {
-    "text.color": _LIGHT["ink"],
-    "axes.titlecolor": _LIGHT["ink"],
-    "axes.labelcolor": _LIGHT["ink"],
-    "axes.edgecolor": _LIGHT["quiet"],
-    "axes.facecolor": _LIGHT["paper"],
-    "xtick.color": _LIGHT["quiet"],
-    "ytick.color": _LIGHT["quiet"],
-    "grid.color": _LIGHT["grid"],
-    "figure.facecolor": _LIGHT["paper"],
-    "savefig.facecolor": _LIGHT["paper"],
+    "text.color": LIGHT["ink"],
+    "axes.titlecolor": LIGHT["ink"],
+    "axes.labelcolor": LIGHT["ink"],
+    "axes.edgecolor": LIGHT["quiet"],
+    "axes.facecolor": LIGHT["paper"],
+    "xtick.color": LIGHT["quiet"],
+    "ytick.color": LIGHT["quiet"],
+    "grid.color": LIGHT["grid"],
+    "figure.facecolor": LIGHT["paper"],
+    "savefig.facecolor": LIGHT["paper"],
     "font.size": 9.5,
     "axes.titlesize": 10.5,
     "axes.titlepad": 8,
@@ -157,14 +157,14 @@ def adaptive_svg(drawn: bytes) -> bytes:
     background is part of the picture, so it stays readable where the scheme is not known.
     """
     text = drawn.decode()
-    for name, color in _LIGHT.items():
+    for name, color in LIGHT.items():
         text = text.replace(color, f"var(--{name})")
 
     def values(colors: Mapping[str, str]) -> str:
         return ":root{" + ";".join(f"--{name}:{color}" for name, color in colors.items()) + "}"
 
-    dark = f"@media (prefers-color-scheme:dark){{{values(_DARK)}}}"
-    return text.replace("<defs>", f"<defs><style>{values(_LIGHT)}{dark}</style>", 1).encode()
+    dark = f"@media (prefers-color-scheme:dark){{{values(DARK)}}}"
+    return text.replace("<defs>", f"<defs><style>{values(LIGHT)}{dark}</style>", 1).encode()
 
 
 def plain(name: str, limit: int = 28) -> str:

@@ -20,6 +20,7 @@ from PIL import Image
 import segcal
 from segcal.files import atomic_write
 from segcal.metrics import Interval, Report
+from segcal.metrics.paired import Comparison
 from segcal.metrics.rows import (
     TableCell,
     best_of,
@@ -37,7 +38,8 @@ from segcal.viz.drawings import (
     entry_drawings,
 )
 from segcal.viz.entry import Entry, Heading, Overlay, distinct
-from segcal.viz.figure import adaptive_svg
+from segcal.viz.figure import adaptive_svg, run_style
+from segcal.viz.interactive import page_numbers, plot_library, to_json
 from segcal.viz.shifts import mean_over_shifts, mean_table, score_tables, shifted, shifts_of
 
 _EVEN = 0.0005  # mean confidence and accuracy that print alike (in %, one digit) are equal
@@ -214,6 +216,36 @@ def class_ece_table(entries: Sequence[Entry]) -> dict[str, Any]:
     return {"columns": [Heading(entry.name) for entry in entries], "rows": rows}
 
 
+def differences_table(comparison: Comparison) -> dict[str, Any]:
+    """Each model's difference from the first by score; who is best, where that is sure."""
+    first = next(iter(comparison.seeds))
+    known = next(iter(comparison.differences.values()))
+    scores = [score for name, score in SCORES.items() if name in known]
+    rows = []
+    for model, seeds in comparison.seeds.items():
+        cells = []
+        for score in scores:
+            value, interval = "reference", ""
+            if model != first:
+                found = comparison.differences[model][score.name]
+                value, interval = found.texts(score)
+                interval = f"[{interval}]" if not found.withheld else interval
+            best = comparison.best.get(score.name) == model
+            cells.append(TableCell(0.0, value, interval, best))
+        rows.append({"name": model, "seeds": seeds, "cells": cells})
+    return {"first": first, "columns": scores, "rows": rows}
+
+
+def _rows(
+    reports: Sequence[Report], columns: Sequence[Score], *, marked: bool
+) -> list[list[TableCell]]:
+    """The cells of `cells_of`, with the best of each column marked or not."""
+    return [
+        [cell._replace(best=cell.best and marked) for cell in row]
+        for row in cells_of(reports, columns)
+    ]
+
+
 def worst_images(report: Report) -> list[tuple[str, str, str]]:
     """(name, ECE, pixels) of the worst calibrated images, as printed."""
     ece = SCORES["ece"]
@@ -252,6 +284,14 @@ def _signed(value: float) -> str:
 
 
 _MAX_CLASSES = 24  # in the diagrams of the page; its tables have all classes
+_APP = (
+    "app/base.js",
+    "app/reliability.js",
+    "app/thresholds.js",
+    "app/overlays.js",
+    "app/inspector.js",
+    "app/images.js",
+)  # one script, in this order
 _QUALITY = 88  # WEBP quality of overlays, which may be photographs
 
 
@@ -261,6 +301,8 @@ def write_page(
     *,
     title: str = "Calibration report",
     drawings: Drawings | None = None,
+    comparison: Comparison | None = None,
+    static: bool = False,
 ) -> None:
     """Write one self-contained HTML file about one entry, or a comparison of several.
 
@@ -272,8 +314,12 @@ def write_page(
         path: the file, written completely or not at all.
         title: the page's heading.
         drawings: of the entries, if they are at hand.
+        comparison: how the models differ, if it is known.
+        static: leave out what answers to the reader, for mail and print: 1.4 MB less.
     """
-    text = render_page(entries, title=title, drawings=drawings)
+    text = render_page(
+        entries, title=title, drawings=drawings, comparison=comparison, static=static
+    )
     with atomic_write(path) as file:
         file.write(text)
 
@@ -283,13 +329,18 @@ def render_page(
     *,
     title: str = "Calibration report",
     drawings: Drawings | None = None,
+    comparison: Comparison | None = None,
+    static: bool = False,
 ) -> str:
     """The page of `write_page` as text."""
     entries = distinct(entries)
     drawings = drawings or Drawings.of(entries)
     reports = [entry.report for entry in entries]
-    script = _part("sort.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    numbers = None if static else page_numbers(entries)
+    looked_into = {each["name"] for each in numbers["inspected"]} if numbers else set()
+    scripts = [_part("sort.js")]
+    if not static:
+        scripts = [*plot_library(), "".join(map(_part, _APP)), *scripts]
     environment = Environment(
         loader=PackageLoader("segcal.viz", "page"),
         autoescape=True,
@@ -301,11 +352,15 @@ def render_page(
         title=title,
         version=segcal.__version__,
         style=Markup(_part("style.css")),
-        script=Markup(script),
-        script_hash=f"sha256-{digest}",
+        scripts=[Markup(script) for script in scripts],
+        script_hashes=Markup(" ".join(map(_hash, scripts))),
+        numbers=None if numbers is None else Markup(to_json(numbers)),
+        inspected=bool(looked_into),
+        listed=any(entry.report.worst_images for entry in entries),
         headline=headline(entries),
+        differences=None if comparison is None else differences_table(comparison),
         scores=[
-            {"columns": columns, "rows": cells_of(reports, columns)}
+            {"columns": columns, "rows": _rows(reports, columns, marked=comparison is None)}
             for columns in (columns_of(reports), more_columns_of(reports))
         ],
         intervals=any(report.intervals for report in reports),
@@ -315,7 +370,10 @@ def render_page(
         shift=_shift_view(entries, drawings.together["shift"]),
         class_columns=class_columns(reports[0]),
         ece_heading=SCORES["ece"].heading,
-        entries=[_view(*pair) for pair in zip(entries, drawings.own, strict=True)],
+        entries=[
+            {"index": index, "color": run_style(index)["color"], **_view(*pair, looked_into)}
+            for index, pair in enumerate(zip(entries, drawings.own, strict=True))
+        ],
     )
 
 
@@ -338,8 +396,8 @@ def _shift_view(entries: Sequence[Entry], drawings: Sequence[Drawing]) -> dict[s
     }
 
 
-def _view(entry: Entry, drawings: Sequence[Drawing]) -> dict[str, Any]:
-    """The values that the template shows of one entry."""
+def _view(entry: Entry, drawings: Sequence[Drawing], inspected: set[str]) -> dict[str, Any]:
+    """The values that the template shows of one entry; no panels of `inspected` images."""
     if entry.report.protocol.num_classes > _MAX_CLASSES:  # its wide diagrams would be too large
         smaller = entry_drawings(entry, max_classes=_MAX_CLASSES)
         drawings = [small if small.wide else d for d, small in zip(drawings, smaller, strict=True)]
@@ -354,7 +412,7 @@ def _view(entry: Entry, drawings: Sequence[Drawing]) -> dict[str, Any]:
         "wide_figures": [figure for figure in figures if figure["wide"]],
         "classes": class_rows(entry.report),
         "parts": part_tables(entry.report),
-        "overlays": _overlays(entry.overlays),
+        "overlays": _overlays([o for o in entry.overlays if o.name not in inspected]),
         "worst": worst_images(entry.report),
         "counted": counted(entry.report),
         "skipped": entry.skipped,
@@ -397,6 +455,12 @@ def _overlay(overlay: Overlay) -> dict[str, Any]:
 
 def _uri(data: bytes, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _hash(script: str) -> str:
+    """The source of a content security policy that allows this script."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
 
 
 def _part(name: str) -> str:

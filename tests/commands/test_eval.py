@@ -16,7 +16,7 @@ from segcal.cli import main
 from segcal.data.predictions import PredictionFolder
 from segcal.metrics.operating import accepted
 from tests.support import ROOT
-from tests.support.evaluations import QUICK
+from tests.support.evaluations import QUICK, draw_nothing
 from tests.support.saved import logits_and_labels, save_folder
 
 
@@ -69,6 +69,22 @@ def test_the_numbers_are_those_of_the_best_weights(runs, undrawn):
             meter.update(run.model(image[None]), label[None])
     assert report.ece == pytest.approx(meter.compute().ece, rel=1e-9)
     assert not (runs / "seg" / "eval" / "overlays").exists()
+
+
+def test_pages_are_opened_and_static_ones_have_no_library(runs, tmp_path, monkeypatch, evaluated):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    out = tmp_path / "static"
+    assert main(["report", str(evaluated), "--out", str(out), "--static", "--open"]) == 0
+    assert "Bokeh" not in (out / "report.html").read_text()
+    page = evaluated / "eval" / "report.html"
+    assert "Bokeh" in page.read_text()
+    draw_nothing(monkeypatch.setattr)
+    seg = [str(runs / "seg"), *QUICK, "--overlays", "none", "--open"]
+    assert main(["eval", *seg, "--out", str(tmp_path / "one")]) == 0
+    other = str(evaluated / "eval" / "report.json")
+    assert main(["eval", *seg, other, "--out", str(tmp_path / "two")]) == 0
+    assert opened == [(tmp_path / n / "report.html").as_uri() for n in ("static", "one", "two")]
 
 
 def test_holdout_and_other_weights_and_bins(runs, tmp_path, undrawn):

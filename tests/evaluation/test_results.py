@@ -3,14 +3,17 @@
 import itertools
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from segcal.data.predictions import PredictionFolder
 from segcal.evaluation.overlays import draw
 from segcal.evaluation.results import (
     Result,
+    compare_results,
     file_name,
     new_contents,
     read_result,
@@ -19,10 +22,14 @@ from segcal.evaluation.results import (
     write_result,
 )
 from segcal.evaluation.sources import SavedPredictions
+from segcal.metrics import CalibrationMeter, paired_differences
+from segcal.metrics.scores import SCORES
 from segcal.viz import Entry
+from segcal.viz.html import render_page
 from tests.support.evaluated import reports as reports_of
 from tests.support.networks import Halve
 from tests.support.saved import save_folder
+from tests.support.synthetic_reports import images, measured
 
 
 @pytest.fixture(scope="module")
@@ -196,3 +203,36 @@ def test_file_names_stay_in_their_folder():
     assert file_name("../../etc/passwd") == "etc-passwd"
     assert file_name("a/b c?.png") == "a-b-c-.png"
     assert file_name("//") == "image"
+
+
+def test_seeds_are_compared_together_on_the_page(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    logits, labels = images(40, generator)
+    results = []
+    for run, sharpness in {"nll-seed0": 4.0, "nll-seed1": 4.5, "calm-seed0": 1.0}.items():
+        meter = measured(sharpness * logits, labels, [f"{i}" for i in range(40)])
+        result = Result(run, "none", Entry(run, meter.compute(resamples=100)))
+        write_result(result, (), tmp_path / run)
+        meter.save(tmp_path / run / "state.npz")
+        results.append(read_result(tmp_path / run / "report.json"))
+    found = compare_results(results)
+    assert found.seeds == {"nll": 2, "calm": 1}
+    meters = [
+        CalibrationMeter.load(tmp_path / run / "state.npz")
+        for run in ("nll-seed0", "nll-seed1", "calm-seed0")
+    ]
+    assert found.differences["calm"] == paired_differences(meters[:2], meters[2:])
+    page = render_page([r.entry for r in results], comparison=found, static=True)
+    value, interval = found.differences["calm"]["ece"].texts(SCORES["ece"])
+    assert f'{value}<span class="aside"> (best)</span><span class="interval">[{interval}]' in page
+    summary = page.split('id="diagrams"')[0]
+    assert summary.count('class="best"') == len(found.best)
+    write_result(results[0], (), tmp_path / "alone")
+    alone = read_result(tmp_path / "alone" / "report.json")  # without a state
+    assert compare_results([alone, results[2]]) is None
+    assert compare_results([results[2], replace(results[0], run="calm")]).seeds == {
+        "calm": 1,
+        "nll-seed0": 1,
+    }
+    other = replace(results[2], meter=measured(logits[1:], labels[1:], list("a" * 39)))
+    assert compare_results([results[0], other]) is None  # of other images

@@ -1,16 +1,13 @@
-"""The page is one file that fetches nothing, escapes every name, and works in a browser."""
+"""The static page is one file that fetches nothing, escapes every name, and works in a browser."""
 
 import base64
 import hashlib
-import json
 import re
-import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 import torch
-from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
@@ -26,6 +23,7 @@ from segcal.viz.html import (
     render_page,
     verdict,
 )
+from tests.support.browser import complaints, fetched, resize, set_scheme, start
 from tests.support.synthetic_reports import constant_report, predictor, synthetic_report
 
 NAMES = ["road", "sky", "tree", "<i>car</i>"]
@@ -44,7 +42,7 @@ def entry(name="nll", sharpness=3.0, **more):
 def evil_page(tmp_path_factory):
     """A page of two entries whose every name wants to break out."""
     path = tmp_path_factory.mktemp("page") / "report.html"
-    write_page(evil_entries(), path, title=f"Title {EVIL}")
+    write_page(evil_entries(), path, title=f"Title {EVIL}", static=True)
     return path
 
 
@@ -156,7 +154,7 @@ def test_page_holds_what_it_must(evil):
 
 def test_page_is_small_and_always_the_same(evil_page):
     again = evil_page.with_name("again.html")
-    write_page(evil_entries(), again, title=f"Title {EVIL}")
+    write_page(evil_entries(), again, title=f"Title {EVIL}", static=True)
     assert again.read_bytes() == evil_page.read_bytes()
     assert again.stat().st_size < 1_500_000
     assert sorted(evil_page.parent.iterdir()) == [again, evil_page]  # no temporary file is left
@@ -203,19 +201,7 @@ def test_regions_have_a_table():
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    paths = [shutil.which("chromium"), shutil.which("chromedriver")]
-    if None in paths:
-        pytest.skip("chromium and chromedriver are not installed (Debian: chromium-driver)")
-    options = webdriver.ChromeOptions()
-    options.binary_location = paths[0]
-    for flag in (
-        *("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run"),
-        *("disable-background-networking", "disable-component-update", "disable-sync"),
-        f"user-data-dir={tmp_path_factory.mktemp('browser')}",
-    ):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(paths[1]))
+    driver = start(tmp_path_factory.mktemp("browser"))
     yield driver
     driver.quit()
 
@@ -229,19 +215,12 @@ def opened(browser, evil_page):
     return browser
 
 
-def resize(browser, width):
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-
-
 def test_browser_fetches_nothing(opened, evil_page):
-    messages = [json.loads(line["message"])["message"] for line in opened.get_log("performance")]
-    sent = [each["params"] for each in messages if each["method"] == "Network.requestWillBeSent"]
-    ours = [each["request"]["url"] for each in sent if each["documentURL"] == evil_page.as_uri()]
+    ours = fetched(opened, evil_page)
     assert len(ours) > 10  # the pictures are listed as well
     assert [url for url in ours if not url.startswith("data:")] == [evil_page.as_uri()]
     assert opened.title.startswith("Title ")  # no script but ours was run
-    assert not [line for line in opened.get_log("browser") if line["level"] == "SEVERE"]
+    assert not complaints(opened)
 
 
 def test_browser_shows_every_diagram(opened):
@@ -293,8 +272,7 @@ def test_browser_never_scrolls_the_page_sideways(opened, width):
 
 @pytest.mark.parametrize(("scheme", "dark"), [("light", False), ("dark", True)])
 def test_browser_follows_light_and_dark(opened, scheme, dark):
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    set_scheme(opened, scheme)
     color = opened.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", color)[:3])) < 3 * 128) == dark
 

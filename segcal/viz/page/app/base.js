@@ -1,0 +1,125 @@
+"use strict";
+// The numbers of the page, how they are printed, and what all plots share.
+// Names come from files, so they enter the page as text, never as HTML.
+
+const numbers = JSON.parse(document.getElementById("numbers").textContent);
+const entries = numbers.entries;
+const LEVEL = "95 %";
+
+const byId = (id) => document.getElementById(id);
+const sum = (values) => values.reduce((total, value) => total + value, 0);
+const isKnown = (value) => value !== null && value !== undefined && Number.isFinite(value);
+const ratio = (part, all) => (all > 0 ? part / all : NaN);
+
+// As the tables of Python print them: scale and digits are those of the score.
+function show(score, value) {
+  const { scale, digits } = numbers.scores[score];
+  return isKnown(value) ? (value * scale).toFixed(digits) : "–";
+}
+
+function showUnit(score, value) {
+  return isKnown(value) ? show(score, value) + numbers.scores[score].suffix : "–";
+}
+
+// A difference of two fractions, in points.
+function showPoints(value) {
+  if (!isKnown(value)) return "–";
+  const text = show("accuracy", Math.abs(value));
+  if (Number(text) === 0) return text;
+  return (value < 0 ? "−" : "+") + text;
+}
+
+const showCount = (value) => (isKnown(value) ? value.toLocaleString("en-US") : "–");
+
+// A confidence with enough digits to tell it from 1.
+function showConfidence(value) {
+  if (value === 0 || value === 1) return String(value);
+  const digits = value > 0.9 ? Math.ceil(-Math.log10(1 - value)) + 2 : 3;
+  return value.toFixed(Math.min(digits, 9));
+}
+
+function make(tag, attributes, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value !== null) element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+// Rows of strings and elements; the first of a row is its heading.
+function fillTable(table, headings, rows) {
+  const head = make("tr", {}, ...headings.map((text) => make("th", { scope: "col" }, text)));
+  const body = rows.map(([first, ...rest]) =>
+    make("tr", {}, make("th", { scope: "row" }, first), ...rest.map((cell) => make("td", {}, cell)))
+  );
+  table.replaceChildren(make("thead", {}, head), make("tbody", {}, ...body));
+}
+
+const swatch = (entry) => make("span", { class: "swatch", style: `--color:${entry.color}` });
+const named = (entry) => make("span", {}, swatch(entry), entry.name);
+
+function fillSelect(select, options) {
+  const chosen = select.value;
+  select.replaceChildren(...options.map(([value, text]) => make("option", { value }, text)));
+  if (options.some(([value]) => value === chosen)) select.value = chosen;
+  select.closest("label").hidden = options.length < 2;
+}
+
+// Plots ------------------------------------------------------------------------------------------
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const plots = [];
+const colors = () => numbers.theme[dark.matches ? "dark" : "light"];
+
+// A figure without tools: pointing, tapping and keys are handled by each part of the page.
+function newPlot(target, { xLabel, yLabel, xRange, yRange, height = 400, ...more }) {
+  const figure = Bokeh.Plotting.figure({
+    height,
+    sizing_mode: "stretch_width",
+    tools: [],
+    toolbar_location: null,
+    x_axis_label: xLabel,
+    y_axis_label: yLabel,
+    x_range: xRange,
+    y_range: yRange,
+    min_border_right: 16,
+    min_border_left: 64,
+    ...more,
+  });
+  plots.push(figure);
+  paint(figure, colors());
+  Bokeh.Plotting.show(figure, target);
+  return figure;
+}
+
+function paint(figure, { ink, quiet, grid }) {
+  figure.background_fill_color = null;
+  figure.border_fill_color = null;
+  figure.outline_line_color = null;
+  for (const axis of [...figure.below, ...figure.left]) {
+    axis.axis_label_text_color = ink;
+    axis.axis_label_text_font_style = "normal";
+    axis.axis_label_text_font = axis.major_label_text_font = "system-ui, sans-serif";
+    axis.axis_label_text_font_size = "14px";
+    axis.major_label_text_font_size = "13px";
+    axis.major_label_text_color = quiet;
+    axis.axis_line_color = axis.major_tick_line_color = quiet;
+    axis.minor_tick_line_color = null;
+  }
+  for (const lines of figure.center) if ("grid_line_color" in lines) lines.grid_line_color = grid;
+}
+
+dark.addEventListener("change", () => plots.forEach((figure) => paint(figure, colors())));
+addEventListener("beforeprint", () =>
+  plots.forEach((figure) => paint(figure, numbers.theme.light))
+);
+addEventListener("afterprint", () => plots.forEach((figure) => paint(figure, colors())));
+
+// Ticks at given places with given texts.
+function setTicks(axis, ticks) {
+  axis.ticker = new Bokeh.FixedTicker({ ticks: ticks.map(([place]) => place) });
+  axis.major_label_overrides = new Map(ticks);
+}

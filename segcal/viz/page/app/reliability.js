@@ -1,0 +1,253 @@
+// Reliability: accuracy against confidence, for the models, region and class that are chosen.
+
+const LOGIT_END = 9.5; // logits further out are drawn at the edge
+const logit = (p) => Math.max(-LOGIT_END, Math.min(LOGIT_END, Math.log(p / (1 - p))));
+const LOGIT_TICKS = [0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999, 0.9999].map((p) => [logit(p), String(p)]);
+const LINEAR_TICKS = [0, 0.2, 0.4, 0.6, 0.8, 1].map((p) => [p, String(p)]);
+const EVERY_CLASS = "top";
+
+const binListeners = []; // called with the chosen bin, or null
+
+const reliability = (() => {
+  const root = byId("reliability");
+  if (!root) return null;
+  const holder = byId("reliability-plot");
+  const control = (name) => root.querySelector(`[name="${name}"]`);
+  const boxes = [...root.querySelectorAll('[name="model"]')];
+  const state = { bins: [], at: -1, chosen: null };
+
+  const shown = () => entries.filter((_, i) => boxes[i].checked);
+  const isLogit = () => root.querySelector('[name="scale"]:checked').value === "logit";
+  const partOf = (entry) => entry.parts[control("region").value];
+  const place = (p) => (isLogit() ? logit(p) : p);
+
+  const figure = newPlot("#reliability-plot", {
+    xLabel: "confidence",
+    yLabel: "accuracy",
+    xRange: new Bokeh.Range1d({ start: 0, end: 1 }),
+    yRange: new Bokeh.Range1d({ start: 0, end: 1 }),
+    height: 440,
+  });
+  const cursor = new Bokeh.ColumnDataSource({ data: { left: [], right: [], top: [], bottom: [] } });
+  figure.quad({
+    left: { field: "left" },
+    right: { field: "right" },
+    top: { field: "top" },
+    bottom: { field: "bottom" },
+    source: cursor,
+    fill_color: "#8b98ab",
+    fill_alpha: 0.22,
+    line_color: null,
+  });
+  figure.line({ x: [-20, 20], y: [-20, 20], line_dash: "dashed", line_color: "#8b98ab" });
+  const layers = entries.map((entry) => {
+    const source = new Bokeh.ColumnDataSource({ data: { x: [], y: [] } });
+    const band = new Bokeh.ColumnDataSource({ data: { x: [], low: [], high: [] } });
+    const drawn = [
+      figure.varea({
+        x: { field: "x" },
+        y1: { field: "low" },
+        y2: { field: "high" },
+        source: band,
+        fill_color: entry.color,
+        fill_alpha: 0.16,
+      }),
+      figure.line({ x: { field: "x" }, y: { field: "y" }, source, line_color: entry.color, line_width: 2 }),
+      figure.scatter({
+        x: { field: "x" },
+        y: { field: "y" },
+        source,
+        size: 7,
+        fill_color: entry.color,
+        line_color: null,
+      }),
+    ];
+    return { source, band, drawn };
+  });
+
+  // Bins of the diagram: those of the report or, on the logit scale, groups of its fine histogram,
+  // four to each halving of 1 - confidence.
+  function edgesOf(part) {
+    if (!isLogit() || control("class").value !== EVERY_CLASS) return part.edges;
+    const edges = numbers.fineEdges;
+    return edges.filter((_, i) => i === edges.length - 1 || i % 16 === 0);
+  }
+
+  function sumsOf(entry) {
+    const part = partOf(entry);
+    if (!part) return null;
+    const which = control("class").value;
+    if (which !== EVERY_CLASS) return part.byClass[Number(which)];
+    if (!isLogit()) return part.top;
+    const size = edgesOf(part).length - 1;
+    const [count, hits, confidence] = [0, 0, 0].map(() => new Array(size).fill(0));
+    part.fine.bin.forEach((bin, i) => {
+      const group = Math.min(Math.floor(bin / 16), size - 1);
+      count[group] += part.fine.correct[i] + part.fine.wrong[i];
+      hits[group] += part.fine.correct[i];
+      confidence[group] += part.fine.confidence[i];
+    });
+    return { count, hits, confidence };
+  }
+
+  // The interval of accuracy in a bin. The report has that of the gap as a part of the ECE.
+  function intervalOf(entry, bin) {
+    const part = partOf(entry);
+    const gap = control("class").value === EVERY_CLASS && !isLogit() ? part.bins[bin] : undefined;
+    const count = part.top.count[bin];
+    if (!gap || !isKnown(gap.low) || !count) return null;
+    const confidence = part.top.confidence[bin] / count;
+    const scale = part.pixels / count;
+    const inside = (value) => Math.max(0, Math.min(1, value));
+    return [inside(confidence - gap.high * scale), inside(confidence - gap.low * scale)];
+  }
+
+  function draw() {
+    const first = shown().find(partOf) || entries.find(partOf);
+    const edges = edgesOf(partOf(first));
+    state.bins = edges.slice(1).map((high, i) => ({ low: edges[i], high, index: i }));
+    entries.forEach((entry, i) => {
+      const { source, band, drawn } = layers[i];
+      const sums = boxes[i].checked ? sumsOf(entry) : null;
+      drawn.forEach((each) => (each.visible = sums !== null));
+      if (!sums) return;
+      const held = sums.count.map((_, b) => b).filter((b) => sums.count[b] > 0);
+      const x = held.map((b) => place(sums.confidence[b] / sums.count[b]));
+      source.data = { x, y: held.map((b) => place(sums.hits[b] / sums.count[b])) };
+      const ends = control("bands").checked ? held.map((b) => intervalOf(entry, b)) : [];
+      const known = ends.map((_, j) => j).filter((j) => ends[j]);
+      band.data = {
+        x: known.map((j) => x[j]),
+        low: known.map((j) => ends[j][0]),
+        high: known.map((j) => ends[j][1]),
+      };
+    });
+    const isClass = control("class").value !== EVERY_CLASS;
+    figure.below[0].axis_label = isClass ? "predicted probability of the class" : "confidence";
+    figure.left[0].axis_label = isClass ? "share of these that have the label" : "accuracy";
+    const low = isLogit() ? logit(edges[1] / 4) : 0;
+    const ends = isLogit() ? [Math.max(-7, Math.min(low, -1)), LOGIT_END] : [0, 1];
+    for (const range of [figure.x_range, figure.y_range]) [range.start, range.end] = ends;
+    for (const each of [figure.below[0], figure.left[0]]) {
+      setTicks(each, isLogit() ? LOGIT_TICKS : LINEAR_TICKS);
+    }
+    holder.setAttribute("aria-valuemax", state.bins.length);
+    choose(null);
+    pointAt(-1);
+    scores();
+  }
+
+  // Hovered, or reached by an arrow key.
+  function pointAt(index) {
+    state.at = index;
+    const bin = state.bins[index] || state.chosen;
+    const [start, end] = [figure.y_range.start, figure.y_range.end];
+    cursor.data = bin
+      ? { left: [place(bin.low)], right: [place(bin.high)], bottom: [start], top: [end] }
+      : { left: [], right: [], bottom: [], top: [] };
+    read(bin);
+  }
+
+  function choose(bin) {
+    state.chosen = bin;
+    const isTop = control("class").value === EVERY_CLASS;
+    binListeners.forEach((listen) => listen(isTop ? bin : null));
+    byId("unchoose").hidden = !bin;
+  }
+
+  const rangeText = (bin) => `${showConfidence(bin.low)} to ${showConfidence(bin.high)}`;
+
+  function read(bin) {
+    byId("bin-title").textContent = bin ? `Bin ${rangeText(bin)}` : "No bin";
+    holder.setAttribute("aria-valuenow", bin ? bin.index + 1 : 0);
+    holder.setAttribute("aria-valuetext", bin ? rangeText(bin) : "no bin");
+    byId("bin-hint").hidden = Boolean(bin);
+    byId("bin-table").hidden = !bin;
+    if (!bin) return;
+    const isClass = control("class").value !== EVERY_CLASS;
+    const rows = [];
+    const most = [];
+    for (const entry of shown()) {
+      const sums = sumsOf(entry);
+      if (!sums) continue;
+      const count = sums.count[bin.index];
+      const confidence = ratio(sums.confidence[bin.index], count);
+      const accuracy = ratio(sums.hits[bin.index], count);
+      const ends = intervalOf(entry, bin.index);
+      const interval = ends ? ` [${show("accuracy", ends[0])}, ${show("accuracy", ends[1])}]` : "";
+      rows.push([
+        named(entry),
+        show("mean_confidence", confidence),
+        make("span", {}, show("accuracy", accuracy), make("span", { class: "interval" }, interval)),
+        showPoints(confidence - accuracy),
+        showCount(count),
+      ]);
+      const gap = isClass || isLogit() ? null : partOf(entry).bins[bin.index];
+      for (const [name, part] of gap ? gap.images : []) most.push([named(entry), name, showPoints(part)]);
+    }
+    const unit = numbers.scores.accuracy.unit;
+    fillTable(
+      byId("bin-table"),
+      ["model", `confidence (${unit})`, `accuracy (${unit})`, "gap (points)", entries[0].counted],
+      rows
+    );
+    byId("bin-images").hidden = !most.length;
+    fillTable(byId("bin-images"), ["model", "image that contributes most", "to the ECE (points)"], most);
+  }
+
+  // Scores of the chosen region, or under the chosen protocol.
+  function scores() {
+    const protocol = control("protocol").value;
+    const names = ["accuracy", "miou", "ece", "sce"];
+    const rows = shown()
+      .filter(partOf)
+      .map((entry) => {
+        const found = protocol ? entry.protocols[protocol] || {} : partOf(entry).scores;
+        return [named(entry), ...names.map((name) => show(name, found[name]))];
+      });
+    const heading = (name) => `${numbers.scores[name].label} (${numbers.scores[name].unit})`;
+    fillTable(byId("part-scores"), ["model", ...names.map(heading)], rows);
+  }
+
+  function binAt(x) {
+    const last = state.bins.length - 1;
+    const found = state.bins.findIndex((bin) => x <= place(bin.high));
+    return found < 0 ? last : found;
+  }
+
+  figure.on_event("mousemove", (event) => pointAt(binAt(event.x)));
+  figure.on_event("mouseleave", () => pointAt(-1));
+  figure.on_event("tap", (event) => {
+    choose(state.bins[binAt(event.x)]);
+    pointAt(binAt(event.x));
+  });
+  holder.addEventListener("keydown", (event) => {
+    const last = state.bins.length - 1;
+    const at = state.at < 0 && state.chosen ? state.chosen.index : state.at;
+    const next = { ArrowRight: Math.min(at + 1, last), ArrowLeft: at < 0 ? last : Math.max(at - 1, 0) };
+    Object.assign(next, { ArrowUp: next.ArrowRight, ArrowDown: next.ArrowLeft, Home: 0, End: last });
+    if (event.key in next) pointAt(next[event.key]);
+    else if (event.key === "Enter" || event.key === " ") {
+      choose(state.bins[at] || null);
+      pointAt(at);
+    } else if (event.key === "Escape") {
+      choose(null);
+      pointAt(-1);
+    } else return;
+    event.preventDefault();
+  });
+  byId("unchoose").addEventListener("click", () => {
+    choose(null);
+    pointAt(-1);
+  });
+  root.querySelector(".controls").addEventListener("change", draw);
+  const names = (of) => [...new Set(entries.flatMap((entry) => Object.keys(entry[of])))];
+  fillSelect(control("region"), names("parts").map((name) => [name, name === "all" ? "whole images" : name]));
+  fillSelect(control("class"), [
+    [EVERY_CLASS, "the predicted class"],
+    ...entries[0].classes.map((name, c) => [String(c), name]),
+  ]);
+  fillSelect(control("protocol"), [["", "all pixels together"], ...names("protocols").map((name) => [name, name])]);
+  draw();
+  return { state };
+})();

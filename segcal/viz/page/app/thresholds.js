@@ -1,0 +1,155 @@
+// Thresholds: what is accepted, and how much of it is right, where confidence is above a threshold.
+
+const thresholds = (() => {
+  const root = byId("thresholds");
+  if (!root) return null;
+  const slider = byId("threshold");
+  const edges = numbers.fineEdges;
+  const percent = numbers.scores.accuracy.scale;
+  slider.max = edges.length - 2;
+
+  // From the end: pixels above each edge of the fine histogram, and the wrong ones among them.
+  const above = entries.map((entry) => {
+    const { fine, pixels } = Object.values(entry.parts)[0];
+    const count = new Array(edges.length).fill(0);
+    const wrong = new Array(edges.length).fill(0);
+    fine.bin.forEach((bin, i) => {
+      count[bin] = fine.correct[i] + fine.wrong[i];
+      wrong[bin] = fine.wrong[i];
+    });
+    for (let i = edges.length - 2; i >= 0; i--) {
+      count[i] += count[i + 1];
+      wrong[i] += wrong[i + 1];
+    }
+    return { count, wrong, pixels };
+  });
+
+  const figure = newPlot("#threshold-plot", {
+    xLabel: "accepted (%)",
+    yLabel: "wrong among the accepted (%)",
+    xRange: new Bokeh.Range1d({ start: 0, end: percent }),
+    yRange: new Bokeh.DataRange1d({ start: 0 }),
+    height: 320,
+  });
+  const markers = entries.map((entry, e) => {
+    const { count, wrong, pixels } = above[e];
+    const held = edges.map((_, i) => i).filter((i) => count[i] > 0 && count[i] !== count[i + 1]);
+    figure.line({
+      x: held.map((i) => (percent * count[i]) / pixels),
+      y: held.map((i) => (percent * wrong[i]) / count[i]),
+      line_color: entry.color,
+      line_width: 2,
+    });
+    const points = entry.points.filter((point) => isKnown(point.accuracy));
+    figure.scatter({
+      x: points.map((point) => percent * point.coverage),
+      y: points.map((point) => percent * (1 - point.accuracy)),
+      marker: "diamond",
+      size: 14,
+      fill_color: null,
+      line_color: entry.color,
+      line_width: 2,
+    });
+    const source = new Bokeh.ColumnDataSource({ data: { x: [], y: [] } });
+    figure.scatter({
+      x: { field: "x" },
+      y: { field: "y" },
+      source,
+      size: 11,
+      fill_color: entry.color,
+      line_color: null,
+    });
+    return source;
+  });
+
+  function draw() {
+    const at = Number(slider.value);
+    const text = showConfidence(edges[at]);
+    byId("threshold-value").textContent = text;
+    slider.setAttribute("aria-valuetext", text);
+    const rows = entries.map((entry, e) => {
+      const { count, wrong, pixels } = above[e];
+      const risk = ratio(wrong[at], count[at]);
+      const known = count[at] > 0;
+      markers[e].data = {
+        x: known ? [(percent * count[at]) / pixels] : [],
+        y: known ? [percent * risk] : [],
+      };
+      const accuracy = ratio(count[at] - wrong[at], count[at]);
+      return [
+        named(entry),
+        show("accuracy", count[at] / pixels),
+        show("accuracy", accuracy),
+        show("error", risk),
+        showCount(count[at]),
+      ];
+    });
+    const unit = numbers.scores.accuracy.unit;
+    fillTable(
+      byId("threshold-table"),
+      ["model", `accepted (${unit})`, `right among these (${unit})`, `wrong (${unit})`, entries[0].counted],
+      rows
+    );
+    drawClasses(edges[at]);
+  }
+
+  // A class whose probability is above 1/2 is the predicted one, so from there on the table of a
+  // class counts what is accepted as that class; it knows the edges of its bins alone.
+  function drawClasses(threshold) {
+    const entry = entries[Number(byId("threshold-model").value)];
+    const part = Object.values(entry.parts)[0];
+    const least = Math.max(threshold, 0.5);
+    const bin = part.edges.findIndex((edge) => edge >= least);
+    const last = part.edges.length - 1;
+    const from = bin < 0 ? last : bin;
+    const none = from >= last;
+    byId("threshold-classes-note").textContent = none
+      ? "The classes are known up to confidence " + showConfidence(part.edges[last - 1]) + "."
+      : `Read at confidence ${showConfidence(part.edges[from])}, the next edge of the ${last} bins from 0.5 on.`;
+    const rows = entry.classes.map((name, c) => {
+      const { count, hits } = part.byClass[c];
+      const accepted = none ? NaN : sum(count.slice(from));
+      const right = none ? NaN : sum(hits.slice(from));
+      return [
+        name,
+        show("accuracy", ratio(accepted, part.predicted[c])),
+        show("accuracy", ratio(right, accepted)),
+        show("error", ratio(accepted - right, accepted)),
+        showCount(accepted),
+      ];
+    });
+    const unit = numbers.scores.accuracy.unit;
+    fillTable(
+      byId("threshold-classes"),
+      [
+        "predicted class",
+        `accepted (${unit})`,
+        `right among these (${unit})`,
+        `wrong (${unit})`,
+        entry.counted,
+      ],
+      rows
+    );
+  }
+
+  const buttons = entries.flatMap((entry) =>
+    entry.points
+      .filter((point) => isKnown(point.threshold))
+      .map((point) => {
+        const go = () => {
+          slider.value = edges.indexOf(point.threshold);
+          draw();
+        };
+        const text = `${point.target}: ${showConfidence(point.threshold)}`;
+        return make("button", { type: "button", onclick: go, title: point.verdict }, swatch(entry), text);
+      })
+  );
+  byId("operating-points").append(...buttons);
+  byId("operating-points").hidden = !buttons.length;
+  fillSelect(byId("threshold-model"), entries.map((entry, e) => [String(e), entry.name]));
+  slider.addEventListener("input", draw);
+  byId("threshold-model").addEventListener("change", draw);
+  slider.value = edges.findIndex((edge) => edge >= 0.9);
+  draw();
+  return { above };
+})();
