@@ -210,6 +210,8 @@ def test_keys_reach_bins_and_intervals_are_those_of_the_report(opened, entries):
     press(opened, plot, Keys.ESCAPE)
     assert not element(opened, "#unchoose").is_displayed()
     assert element(opened, "#bin-title").text == "No bin"
+    assert not element(opened, "#bin-table").is_displayed()
+    assert not element(opened, "#bin-images").is_displayed()
 
 
 def test_models_regions_classes_and_protocols_can_be_chosen(opened, entries):

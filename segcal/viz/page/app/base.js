@@ -109,7 +109,7 @@ function paint(figure, { ink, quiet, grid }) {
     axis.axis_line_color = axis.major_tick_line_color = quiet;
     axis.minor_tick_line_color = null;
   }
-  for (const lines of figure.center) if ("grid_line_color" in lines) lines.grid_line_color = grid;
+  for (const each of gridsOf(figure)) each.grid_line_color = grid;
 }
 
 dark.addEventListener("change", () => plots.forEach((figure) => paint(figure, colors())));
@@ -118,8 +118,14 @@ addEventListener("beforeprint", () =>
 );
 addEventListener("afterprint", () => plots.forEach((figure) => paint(figure, colors())));
 
-// Ticks at given places with given texts.
-function setTicks(axis, ticks) {
-  axis.ticker = new Bokeh.FixedTicker({ ticks: ticks.map(([place]) => place) });
-  axis.major_label_overrides = new Map(ticks);
+const gridsOf = (figure) => figure.center.filter((each) => "grid_line_color" in each);
+
+// Ticks and grid lines at given places with given texts, on both axes.
+function setTicks(figure, ticks) {
+  const ticker = new Bokeh.FixedTicker({ ticks: ticks.map(([place]) => place) });
+  for (const axis of [...figure.below, ...figure.left]) {
+    axis.ticker = ticker;
+    axis.major_label_overrides = new Map(ticks);
+  }
+  for (const grid of gridsOf(figure)) grid.ticker = ticker;
 }

@@ -141,7 +141,7 @@ class Inspector {
       this.panels,
       this.key,
       this.note,
-      make("div", { class: "scroll" }, this.table)
+      make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Values of the pixel" }, this.table)
     );
     controls.addEventListener("input", () => this.draw());
     this.listen();
@@ -236,13 +236,17 @@ class Inspector {
     const [column, row] = this.at;
     const at = row * this.width + column;
     const share = (p) => (p < 0.01 ? "< 1 %" : `${Math.round(100 * p)} %`);
+    const other = (planes, name, p) => {
+      const found = planes.className(name, at);
+      return found === "–" ? found : `${found} ${share(planes.runnerUp(p, at))}`;
+    };
     const rows = this.shown().map((planes) => [
       named(planes.entry),
       planes.className("label", at),
       planes.className("prediction", at),
       showConfidence(planes.confidence(at)),
-      `${planes.className("second", at)} ${share(planes.runnerUp("p2", at))}`,
-      `${planes.className("third", at)} ${share(planes.runnerUp("p3", at))}`,
+      other(planes, "second", "p2"),
+      other(planes, "third", "p3"),
       showPoints(planes.gap(at)),
     ]);
     const place = `pixel ${column * this.item.step}, ${row * this.item.step}`;

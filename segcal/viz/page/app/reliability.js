@@ -126,11 +126,9 @@ const reliability = (() => {
     figure.below[0].axis_label = isClass ? "predicted probability of the class" : "confidence";
     figure.left[0].axis_label = isClass ? "share of these that have the label" : "accuracy";
     const low = isLogit() ? logit(edges[1] / 4) : 0;
-    const ends = isLogit() ? [Math.max(-7, Math.min(low, -1)), LOGIT_END] : [0, 1];
+    const ends = isLogit() ? [Math.max(-7, Math.min(low, -1)), LOGIT_END + 0.3] : [0, 1];
     for (const range of [figure.x_range, figure.y_range]) [range.start, range.end] = ends;
-    for (const each of [figure.below[0], figure.left[0]]) {
-      setTicks(each, isLogit() ? LOGIT_TICKS : LINEAR_TICKS);
-    }
+    setTicks(figure, isLogit() ? LOGIT_TICKS : LINEAR_TICKS);
     holder.setAttribute("aria-valuemax", state.bins.length);
     choose(null);
     pointAt(-1);
@@ -162,7 +160,7 @@ const reliability = (() => {
     holder.setAttribute("aria-valuenow", bin ? bin.index + 1 : 0);
     holder.setAttribute("aria-valuetext", bin ? rangeText(bin) : "no bin");
     byId("bin-hint").hidden = Boolean(bin);
-    byId("bin-table").hidden = !bin;
+    byId("bin-table").hidden = byId("bin-images").hidden = !bin;
     if (!bin) return;
     const isClass = control("class").value !== EVERY_CLASS;
     const rows = [];
