@@ -22,7 +22,7 @@ EVERY = ("pooled", "image", "foreground", "batch:2", "batch:3")
 class Images:
     """Images of different sizes, in a given order, as a source of predictions."""
 
-    num_classes, ignore_index, class_names = 3, 255, None
+    num_classes, ignore_index, class_names, multilabel = 3, 255, None, False
 
     def __init__(self, order=range(5)):
         self.order, self.skipped, self.num_images = order, {}, len(order)
