@@ -274,7 +274,7 @@ def small_disk(tmp_path):
     """A disk of 1 MiB, where the system allows one to be made."""
     place = tmp_path / "disk"
     place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)]
     if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("mounting a small file system is not permitted here")
     yield place
@@ -351,6 +351,7 @@ def test_a_run_that_lost_its_checkpoints_is_not_overwritten(tmp_path, capfd, kep
 
 def test_disk_full_while_training(small_disk, whole, capsys, monkeypatch):
     """resnet8 has checkpoints of about 0.7 MB: the first fits, the second does not."""
+    fill(small_disk, 2**20)
     monkeypatch.chdir(small_disk)
     assert main(["train", *RUN, "--workers", "0", "--out", "run"]) == 1
     expect_full(capsys, Path("run/last.next.pt"))

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -135,7 +136,9 @@ def test_regions_are_counted_in_the_same_pass_after_every_scaler(tmp_path):
                 logits, labels = map(torch.from_numpy, logits_and_labels(index))
                 part = labels[None].masked_fill(~region(labels[None]), 255)
                 meter.update(scale * logits[None], part, names=[f"im{index:03d}"])
-            assert found.report().regions[name] == meter.compute()
+            report = meter.compute()  # regions leave the table of images to the whole
+            images = replace(report.images, table=None)
+            assert found.report().regions[name] == replace(report, images=images)
 
 
 def test_a_scaler_that_reads_images_works_through_every_door():
