@@ -1,20 +1,26 @@
-"""Device, process group, seeds and signals of a run."""
+"""Device, process group, seeds and signals of a run, and Ray clusters."""
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from segcal import distributed
+
+RETRIES = 5  # of a task on Ray whose worker or node died
+_OBJECT_STORE = 200 * 2**20  # bytes; what tasks return is kilobytes
 
 
 def choose_device(name: str) -> torch.device:
@@ -121,3 +127,44 @@ class StopSignals:
         flag = torch.tensor(self.received, device=distributed.communication_device())
         dist.all_reduce(flag, dist.ReduceOp.MAX)
         return int(flag.item())
+
+
+def join_ray(address: str = "") -> tuple[Any, Callable[[], None]]:
+    """The module `ray`, connected to the cluster at `address`, and what leaves the cluster.
+
+    "" starts one on this machine. Whoever is connected already stays so.
+
+    Raises:
+        ValueError: Ray is not installed, or there is no cluster.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise ValueError(
+            'Expected Ray to be installed for --ray, but it is not: pip install "segcal[ray]"'
+        ) from None
+    if ray.is_initialized():
+        return ray, lambda: None
+    _expect_listener(address)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anyone
+    own: dict[str, Any] = {"object_store_memory": _OBJECT_STORE, "include_dashboard": False}
+    own["_system_config"] = {"worker_niceness": 0}  # as fast as processes without Ray
+    options: dict[str, Any] = {} if address else own
+    try:
+        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        lines = str(error).splitlines() or [""]
+        raise ValueError(
+            f"Expected a Ray cluster at {address or 'this machine'}, but got {lines[0]}"
+        ) from None
+    return ray, ray.shutdown
+
+
+def _expect_listener(address: str) -> None:
+    """Raise a ValueError if nothing answers at HOST:PORT: Ray would try for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdecimal():
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+        except (OSError, OverflowError) as error:
+            raise ValueError(f"Expected a Ray cluster at {address}, but got {error}") from None

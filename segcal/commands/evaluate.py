@@ -16,6 +16,7 @@ from segcal.data.predictions import PredictionFolder
 from segcal.data.shift import DATA, Shift
 from segcal.evaluation.calibrate import fit_scalers
 from segcal.evaluation.evaluate import measure, require_pixels
+from segcal.evaluation.on_ray import measure_on_ray
 from segcal.evaluation.overlays import (
     RANDOM,
     WORST,
@@ -286,16 +287,19 @@ def _evaluate_one(
         misses=options.conformal,
         title=f"{subject.name}: hold-out",
     )
-    measured = measure(
-        subject.source,
-        scalers,
-        regions=regions,
-        protocols=options.protocol,
-        observers={method: chosen.observers for method, chosen in triage.items()},
-        num_bins=options.num_bins,
-        per_image=options.resamples > 0,
-        title=subject.name,
-    )
+    settings: dict[str, Any] = {
+        "regions": regions,
+        "protocols": options.protocol,
+        "num_bins": options.num_bins,
+        "per_image": options.resamples > 0,
+    }
+    if options.ray is not None and isinstance(subject.source, SavedPredictions):
+        measured = measure_on_ray(subject.source, scalers, cluster=options.ray, **settings)
+    else:
+        observers = {method: chosen.observers for method, chosen in triage.items()}
+        measured = measure(
+            subject.source, scalers, observers=observers, title=subject.name, **settings
+        )
     reports = {
         method: require_pixels(found.report(resamples=options.resamples), subject.name)
         for method, found in measured.items()

@@ -147,6 +147,10 @@ def parse_eval(arguments: Sequence[str], prog: str) -> argparse.Namespace:
         parser.error("Expected the folder of a run, or --predictions, but got neither")
     if options.predictions and (options.shift or options.shift_data):
         parser.error("Expected runs with --shift, but got --predictions")
+    if options.ray is not None and not options.predictions:
+        parser.error("Expected --predictions with --ray, but got runs")
+    if options.ray is not None and (options.operate or options.conformal):
+        parser.error("Expected --ray without --operate and --conformal, but got both")
     if options.predictions and options.limit is not None:
         parser.error("Expected runs with --limit, but got --predictions")
     if len(options.fit_predictions) not in (0, len(options.predictions)):
@@ -226,7 +230,10 @@ def parse_sweep(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     """Train and evaluate a grid that a YAML file defines, and write its tables. Resumable."""
     parser = Parser(prog, parse_sweep.__doc__ or "")
     parser.add_argument(
-        "sweeps", nargs="+", type=Path, metavar="SWEEP.yaml", help="what to train and show"
+        "sweeps",
+        nargs="+",
+        metavar="SWEEP.yaml",
+        help="what to train and show; a file, or the name of one that comes with segcal",
     )
     parser.add_argument(
         "--out",
@@ -259,6 +266,53 @@ def add_pool_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=at_least(1), default=1, metavar="N", help="runs at a time; default: 1"
     )
+    _add_ray(parser, "make the runs")
+    parser.add_argument(
+        "--cpus-per-run",
+        type=checked(_positive),
+        default=1.0,
+        metavar="N",
+        help="with --ray, cores that a run takes; default: 1",
+    )
+    parser.add_argument(
+        "--gpus-per-run",
+        type=checked(_share),
+        metavar="N",
+        help="with --ray, GPUs that a run takes, may be a part of one; default: 1 if there are any",
+    )
+    parser.add_argument(
+        "--no-train",
+        dest="train",
+        action="store_false",
+        help="train nothing: evaluate and show what is trained",
+    )
+
+
+def _add_ray(parser: argparse._ActionsContainer, what: str) -> None:
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help=f"{what} on a Ray cluster: at an address, auto for the one of this machine, or "
+        "without either one that is started here",
+    )
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"expected a number of at least 0, but got {text}")
+    return value
+
+
+def _positive(text: str) -> float:
+    if _share(text) == 0:
+        raise ValueError(f"expected a number above 0, but got {text}")
+    return _share(text)
 
 
 def _add_run_options(parser: Parser) -> None:
@@ -442,6 +496,7 @@ def _add_prediction_options(parser: Parser) -> None:
         const=True,
         help="how small predictions are resized to their labels; see torch's interpolate",
     )
+    _add_ray(group, "count the files")
 
 
 def _add_page_options(parser: Parser) -> None:

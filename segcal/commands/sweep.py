@@ -7,10 +7,12 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from segcal.config import RECIPES
 from segcal.sweep.definition import Sweep, read_sweep
 from segcal.sweep.figures import draw, write_figures
 from segcal.sweep.lock import held
@@ -26,7 +28,7 @@ from segcal.sweep.worker import TrainingWorker, find_config
 
 def run_sweeps(options: argparse.Namespace, arguments: Sequence[str], prog: str) -> int:
     """Make the tables of the sweeps that the options name; 1 if a run failed, else 0."""
-    sweeps = [read_sweep(path) for path in options.sweeps]
+    sweeps = [read_sweep(_sweep_path(name)) for name in options.sweeps]
     methods = merge_methods(method for sweep in sweeps for method in sweep.methods())
     data = None if options.data is None else options.data.resolve()
     worker = TrainingWorker(data, options.device)
@@ -48,6 +50,12 @@ def run_sweeps(options: argparse.Namespace, arguments: Sequence[str], prog: str)
     return 1 if failures else 0
 
 
+def _sweep_path(name: str) -> Path:
+    """A path, or the name of a sweep that comes with segcal."""
+    ours = RECIPES / "sweeps" / f"{name}.yaml"
+    return ours if ours.exists() and not Path(name).exists() else Path(name)
+
+
 def write_sweep(
     results: Results,
     folder: Path,
@@ -61,7 +69,8 @@ def write_sweep(
     if into is not None:
         put_into(into, mark, sheet_markdown(sheet))
     drawn = write_figures(lambda: draw(results), results.sweep.name, folder)
-    return [*write_sheet(sheet, folder), *drawn]
+    pictures = [path.read_bytes() for path in drawn if path.suffix == ".png"]
+    return [*write_sheet(replace(sheet, pictures=pictures), folder), *drawn]
 
 
 def work_off(
@@ -76,7 +85,7 @@ def work_off(
     signal.signal(signal.SIGTERM, _stop)
     pool = open_pool(options)
     try:
-        failures = work(methods, store, worker, pool, say=lambda line: print(line, flush=True))
+        failures = work(methods, store, worker, pool, train=options.train, say=_say)
     except KeyboardInterrupt:
         print("saved; the same command goes on from here", file=sys.stderr)
         raise
@@ -85,6 +94,10 @@ def work_off(
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     return failures
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _stop(number: int, _: FrameType | None) -> NoReturn:

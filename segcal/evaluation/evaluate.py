@@ -199,7 +199,7 @@ def measure(
         )
     needed = need_image_sums(protocols)
     per_image = per_image or needed
-    per_image = per_image and _fits(source, num_bins * len(scalers) * (1 + len(regions)))
+    per_image = per_image and image_sums_fit(source, num_bins * len(scalers) * (1 + len(regions)))
     if needed and not per_image:
         raise ValueError(
             "Expected sums of each image to fit into memory for the protocols "
@@ -328,7 +328,7 @@ def _logit_map(transform: Callable[[Tensor], Tensor] | Scaler | None) -> LogitMa
     return lambda logits, images: transform(logits)
 
 
-def _fits(source: PredictionSource, tables: int) -> bool:
+def image_sums_fit(source: PredictionSource, tables: int) -> bool:
     """Whether sums of each image can be kept; `tables` of K numbers an image."""
     if source.num_images is None:
         return True

@@ -234,6 +234,10 @@ class SavedPredictions:
                 yield batch
                 del batch  # two batches are in memory at most
 
+    def shard(self, number: int, count: int) -> SavedPredictions:
+        """Every `count`-th file from file `number` on."""
+        return SavedPredictions(self._folder.shard(number, count), skip_bad=self._skip_bad)
+
     def _read(self, index: int) -> Iterator[Predictions]:
         """A file's predictions; nothing if it is bad and such files are left out."""
         try:

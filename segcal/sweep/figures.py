@@ -51,7 +51,10 @@ def _severity_curves(results: Results, rows: list[Row]) -> Figure | None:
     drawn = False
     for ax, score in zip(figure.subplots(1, len(SEVERITY_SCORES)), SEVERITY_SCORES, strict=True):
         for index, row in enumerate(rows):
-            means = {s: results.number(row, score, part, "").mean for s, part in places.items()}
+            means = {
+                s: results.number(row, score, part, "", interval=False).mean
+                for s, part in places.items()
+            }
             points = [(severity, mean) for severity, mean in means.items() if mean is not None]
             if len(points) > 1:
                 drawn = True

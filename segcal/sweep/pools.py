@@ -13,6 +13,7 @@ import torch
 
 from segcal.sweep.runner import OpenTask, Pool, Worker, do
 from segcal.sweep.store import Store
+from segcal.training.loader import WorkerDied
 
 Outcome = Future[str | None]  # of `do`
 
@@ -21,6 +22,10 @@ class Alone:
     """Tasks one after the other, in this process."""
 
     size = 1
+
+    def has_room(self, under_way: int) -> bool:
+        """For one task."""
+        return not under_way
 
     def submit(self, task: OpenTask, store: Store, worker: Worker) -> Outcome:
         """Do the task."""
@@ -51,6 +56,10 @@ class Processes:
             (max((os.cpu_count() or 1) // size, 1),),
         )
 
+    def has_room(self, under_way: int) -> bool:
+        """For as many tasks as there are processes: none waits where it cannot be stopped."""
+        return under_way < self.size
+
     def submit(self, task: OpenTask, store: Store, worker: Worker) -> Outcome:
         """Give the task to a process."""
         return self._executor.submit(do, task, store, worker)
@@ -75,15 +84,18 @@ def _outcome(future: Outcome) -> str | None:
     try:
         return future.result()
     except BrokenProcessPool:
-        raise RuntimeError(
-            "a process of the grid died; the same command goes on from its checkpoints"
+        raise WorkerDied(
+            "a process of the grid died: killed, or out of memory; the same command goes on from "
+            "its checkpoints"
         ) from None
-    except KeyboardInterrupt:
-        raise
     except Exception as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def open_pool(options: argparse.Namespace) -> Pool:
     """The pool that a command line asks for."""
+    if options.ray is not None:
+        from segcal.sweep.ray_pool import RayPool  # only here: few have Ray
+
+        return RayPool(options.ray, cpus=options.cpus_per_run, gpus=options.gpus_per_run)
     return Alone() if options.jobs == 1 else Processes(options.jobs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 from collections.abc import Sequence
@@ -86,6 +87,7 @@ class Sheet:
         blocks: the tables.
         numbers: every number, for the csv.
         notes: doubts about the numbers of a paper that are printed beside ours.
+        pictures: diagrams for the page, png.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Sheet:
     blocks: Sequence[Block]
     numbers: Sequence[Number]
     notes: Sequence[str] = ()
+    pictures: Sequence[bytes] = ()
 
 
 def sheet_markdown(sheet: Sheet) -> str:
@@ -140,7 +143,8 @@ def sheet_html(sheet: Sheet) -> str:
     """One page without anything to fetch; every name is escaped."""
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.get_template("sheet.html").render(sheet=sheet)
+    pictures = [base64.b64encode(png).decode() for png in sheet.pictures]
+    return environment.get_template("sheet.html").render(sheet=sheet, pictures=pictures)
 
 
 def write_sheet(sheet: Sheet, folder: Path) -> list[Path]:

@@ -38,9 +38,9 @@ class Part:
     shifts: tuple[str, ...] = ("",)
     limit: int | None = None
 
-    def evaluations(self, posthoc: str) -> list[Evaluation]:
-        """The evaluations of a row."""
-        return [Evaluation(posthoc, shift, self.limit) for shift in self.shifts]
+    def evaluations(self, row: Row) -> list[Evaluation]:
+        """Those of a row."""
+        return [Evaluation(row.posthoc, shift, self.limit) for shift in self.shifts]
 
 
 CLEAN = Part("clean test images")
@@ -77,10 +77,11 @@ class Results:
         blocks: list[Block] = []
         numbers: list[Number] = []
         for variation in self.sweep.variations():
-            rows = self.rows(variation)
+            every = self.rows(variation)
             prefix = ", ".join(f"{name} {in_words(value)}" for name, value in variation)
             for part in parts_of(self.sweep):
                 title = f"{prefix}: {part.title}" if prefix else part.title
+                rows = [row for row in every if row.method.evaluations >= {*part.evaluations(row)}]
                 found = {
                     (row.name, score): self.number(row, score, part, title)
                     for row in rows
@@ -124,7 +125,7 @@ class Results:
     def meters(self, row: Row, part: Part) -> list[CalibrationMeter]:
         """The sums behind a row: of each seed under each shift of `part`; or none."""
         found = []
-        for evaluation in part.evaluations(row.posthoc):
+        for evaluation in part.evaluations(row):
             key = (row.method.key, evaluation)
             if key not in self._meters:
                 self._meters[key] = self.store.meters(row.method, evaluation)
@@ -133,15 +134,17 @@ class Results:
             found += self._meters[key]
         return found
 
-    def number(self, row: Row, score: str, part: Part, column: str) -> Number:
+    def number(
+        self, row: Row, score: str, part: Part, column: str, *, interval: bool = True
+    ) -> Number:
         """A score of a row: its mean over the shifts of `part`, one a seed, and its interval."""
         unit, factor = SCORES[score].unit, SCORES[score].scale
-        each = [self.reports(row, e) for e in part.evaluations(row.posthoc)]  # (shifts, seeds)
+        each = [self.reports(row, e) for e in part.evaluations(row)]  # (shifts, seeds)
         if not all(each):
             return Number(score, unit, row.name, column, ())
         seeds = [fmean(getattr(r, score) for r in reports) for reports in zip(*each, strict=True)]
-        interval = self._intervals(row, part).get(score)
-        ends = None if interval is None else (factor * interval.low, factor * interval.high)
+        found = self._intervals(row, part).get(score) if interval else None
+        ends = None if found is None else (factor * found.low, factor * found.high)
         return Number(score, unit, row.name, column, tuple(factor * s for s in seeds), ends)
 
     def _intervals(self, row: Row, part: Part) -> dict[str, Interval]:
@@ -162,7 +165,9 @@ class Results:
                 alone = Part(shift, (shift,), part.limit)
                 column = f"{prefix}: {shift}" if prefix else shift
                 for score in self.sweep.scores:
-                    found[row.name, shift, score] = self.number(row, score, alone, column)
+                    found[row.name, shift, score] = self.number(
+                        row, score, alone, column, interval=False
+                    )
         return found
 
     def _scores(
@@ -193,6 +198,8 @@ class Results:
                 pairs.append(pair if rule == self.sweep.select[0] else of_rule)
         shown = []
         for first, second in dict.fromkeys(pairs):
+            if not {first, second} <= by_name.keys():
+                continue
             meters = [self.meters(by_name[name], part) for name in (first, second)]
             if all(meters) and len(meters[0][0].names) > 1:
                 shown.append((f"{first} → {second}", paired_differences(*meters)))

@@ -33,13 +33,14 @@ class OpenTask:
 
 
 class Pool(Protocol):
-    """Where tasks are worked on.
+    """Where tasks are worked on."""
 
-    Attributes:
-        size: tasks at a time; what is beyond waits in the pool.
-    """
+    @property
+    def size(self) -> int:
+        """How many tasks it works on at a time."""
 
-    size: int
+    def has_room(self, under_way: int) -> bool:
+        """Whether to submit another task while so many are under way."""
 
     def submit(self, task: OpenTask, store: Store, worker: Worker) -> Any:
         """Begin `do`; a handle for `wait`."""
@@ -87,6 +88,7 @@ def work(
     worker: Worker,
     pool: Pool,
     *,
+    train: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
     """Do every task, as hyper-parameters are chosen, until nothing is left.
@@ -96,6 +98,7 @@ def work(
         store: its files.
         worker: makes the runs.
         pool: where.
+        train: whether to train what is not trained yet, or only to evaluate what is.
         say: called with a line for each task that is done.
 
     Returns:
@@ -109,7 +112,8 @@ def work(
         while True:
             busy = {task.run for task in under_way.values()}
             for task in open_tasks(methods, store):
-                if task.run not in busy and len(under_way) < pool.size:
+                can_start = train or store.trained(task.run) is not None
+                if can_start and task.run not in busy and pool.has_room(len(under_way)):
                     under_way[pool.submit(task, store, worker)] = task
             if not under_way:
                 return failures(methods, store)

@@ -7,10 +7,11 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from segcal.config import CONFIG, TrainConfig, load_config, parse_train, to_dict
+from segcal.config import CONFIG, TrainConfig, parse_train, recipe_path, to_dict
 from segcal.data.shift import Shift, parse_shifts
 from segcal.evaluation.calibrate import fit_scalers
 from segcal.evaluation.evaluate import NONE, measure, require_pixels
@@ -30,18 +31,12 @@ _SAME = ("epochs", "eval_every")  # a resumed run may change them, but they deci
 
 
 def find_config(name: str) -> Path:
-    """The YAML file that a sweep calls `name`: a path, or a name of one in configs/.
+    """The YAML file that a sweep calls `name`: a path, or a recipe.
 
     Raises:
         FileNotFoundError: there is none.
     """
-    if name.endswith(".yaml"):
-        path = Path(name)
-    else:
-        package = Path(__file__).parents[1]
-        places = [Path("configs"), package / "recipes", package.parent / "configs"]
-        paths = [place / f"{name}.yaml" for place in places]
-        path = next((path for path in paths if path.exists()), paths[-1])
+    path = recipe_path(name)
     if not path.exists():
         raise FileNotFoundError(f"Expected a config at {path}, but there is none")
     return path
@@ -65,7 +60,7 @@ class TrainingWorker:
         options: list[tuple[str, Any]] = [*run.hyper, ("seed", run.seed), *run.options]
         options.append(("device", self.device))
         if self.data is not None:
-            settings = load_config(config)
+            settings = _parse("--config", str(config))
             places = {
                 "data.root": settings.data.root,
                 "model.encoder_weights": settings.model.encoder_weights or "",
@@ -86,7 +81,7 @@ class TrainingWorker:
         Raises:
             ValueError: in one line, what is wrong with them.
         """
-        return parse_train(self.arguments(run, store.folder(run)))[0]
+        return _parse(*self.arguments(run, store.folder(run)))
 
     def command(self, run: Training, store: Store) -> str:
         """A line for a shell that trains `run`."""
@@ -174,6 +169,11 @@ class TrainingWorker:
                             **_best_scores(history, config),
                         }
                         break
+
+
+@cache
+def _parse(*arguments: str) -> TrainConfig:
+    return parse_train(arguments)[0]
 
 
 def _complete_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:

@@ -6,7 +6,7 @@ import torch
 
 from segcal import CalibrationMeter
 from segcal.cli import main
-from segcal.metrics import paired_differences
+from segcal.metrics import mean_intervals, paired_differences
 from segcal.metrics.paired import compare_models
 from tests.support.synthetic_reports import K, images, measured
 
@@ -43,6 +43,24 @@ def test_paired_interval_is_narrower_than_the_two_apart():
     found = paired_differences([first], [second])["accuracy"]
     apart = [meter.compute().intervals["accuracy"] for meter in (first, second)]
     assert found.high - found.low < 0.8 * np.hypot(*(i.high - i.low for i in apart))
+
+
+def test_interval_of_a_mean_of_models():
+    """One model: that of its report, once or twice. Several: about their mean."""
+    names = [f"im{i:02d}" for i in range(40)]
+    models = two_models(40, torch.Generator().manual_seed(3))
+    first, second = (measured(*seen, names=names) for seen in models)
+    for meters in ([first], [first, first]):
+        found = mean_intervals(meters)
+        for name, interval in first.compute().intervals.items():
+            ends = (found[name].low, found[name].high)
+            assert ends == pytest.approx((interval.low, interval.high), abs=1e-12)
+    both = mean_intervals([first, second])
+    for name in SCORES:
+        values = [getattr(meter.compute(), name) for meter in (first, second)]
+        assert both[name].low <= np.mean(values) <= both[name].high
+    with pytest.raises(ValueError, match="is in one alone"):
+        mean_intervals([first, measured(*images(3, torch.Generator()))])
 
 
 def test_values_are_differences_of_reports_and_means_over_seeds():

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -14,6 +15,7 @@ from segcal.sweep.progress import Progress
 from segcal.sweep.runner import work
 from segcal.sweep.store import Store
 from tests.support import ROOT
+from tests.support.stepwise import STEPS
 
 PLAIN, TS = Evaluation(), Evaluation("ts")
 GRID = tuple((("beta", float(beta)),) for beta in (1, 5, 10))
@@ -147,6 +149,48 @@ def test_time_left_is_by_the_mean_of_what_is_done(tmp_path):
     now = Progress.of([PLAIN_NLL], store)
     assert (now.done, now.total, now.reports) == (1, 3, 6)
     assert now.seconds == 2 * 60 + 6 * 5
+
+
+STOPPED = """
+import sys
+from pathlib import Path
+from segcal.sweep.plan import Method
+from segcal.sweep.pools import Processes
+from segcal.sweep.runner import work
+from segcal.sweep.store import Store
+from tests.support.stepwise import Stepwise
+if __name__ == "__main__":
+    runs, log, seconds = sys.argv[1:]
+    worker = Stepwise(Path(log), float(seconds))
+    try:
+        work([Method("tiny", "nll", seeds=(0, 1, 2))], Store(Path(runs)), worker, Processes(2))
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+
+
+def test_ctrl_c_saves_the_runs_of_every_process(tmp_path):
+    (tmp_path / "stopped.py").write_text(STOPPED)
+    log = tmp_path / "log"
+
+    def start(seconds):
+        return subprocess.Popen(
+            [sys.executable, tmp_path / "stopped.py", tmp_path / "runs", log, seconds],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            start_new_session=True,
+        )
+
+    first = start("0.3")
+    while not log.exists() or len({line.split()[0] for line in log.read_text().splitlines()}) < 2:
+        assert first.poll() is None
+        time.sleep(0.05)
+    os.killpg(first.pid, signal.SIGINT)  # as a terminal does
+    assert first.wait(timeout=60) == 130
+    assert len(list(tmp_path.glob("runs/*/saved"))) == 2
+    assert start("0").wait(timeout=60) == 0
+    steps = [line.split()[:2] for line in log.read_text().splitlines()]
+    wanted = [[f"tiny-nll-seed{seed}", str(step)] for seed in (0, 1, 2) for step in range(STEPS)]
+    assert sorted(steps) == wanted  # each once
 
 
 HOLDER = """

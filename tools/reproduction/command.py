@@ -25,6 +25,7 @@ from segcal.sweep.results import Results
 from segcal.sweep.runner import open_tasks
 from segcal.sweep.store import Store
 from segcal.sweep.worker import TrainingWorker
+from segcal.training.loader import WorkerDied
 
 FIGURES = {"opening": opening.OPENING, **figures.FIGURES}
 Entry = paper.Table | paper.Figure | Sweep
@@ -66,6 +67,9 @@ def reproduce(description: str, arguments: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"tools/reproduce.py: {error}", file=sys.stderr)
         return 2
+    except WorkerDied as error:
+        print(f"tools/reproduce.py: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
 

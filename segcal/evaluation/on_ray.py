@@ -1,0 +1,89 @@
+"""Evaluation of saved predictions on a Ray cluster: a task a shard, added up as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor
+
+from segcal.evaluation.evaluate import LogitMap, Measured, image_sums_fit, measure
+from segcal.evaluation.sources import SavedPredictions
+from segcal.metrics import CalibrationMeter
+from segcal.metrics.state import Settings
+from segcal.runtime import RETRIES, join_ray
+
+SHARDS_PER_CORE = 4  # so that no core waits long for the last one
+States = tuple[list[dict[str, Tensor]], list[str]]  # of the meters, and the names of the regions
+
+
+def measure_on_ray(
+    source: SavedPredictions,
+    scalers: Mapping[str, LogitMap | None],
+    *,
+    cluster: str,
+    **settings: Any,
+) -> dict[str, Measured]:
+    """`measure` by tasks of a Ray cluster that sees the files at the same paths.
+
+    A task returns the states of its meters, a few kilobytes an image, and its share is done again
+    elsewhere if its worker or node dies.
+
+    Args:
+        source: the predictions.
+        scalers: by name; None leaves the predictions as they are.
+        cluster: address; see `join_ray`.
+        **settings: further arguments of `measure`.
+    """
+    ray, leave = join_ray(cluster)
+    cores = max(int(ray.cluster_resources().get("CPU", 1)), 1)
+    count = min(len(source.names), SHARDS_PER_CORE * cores)
+    tables = settings["num_bins"] * len(scalers) * (1 + len(settings["regions"]))
+    settings["per_image"] = settings["per_image"] and image_sums_fit(source, tables)
+    shared = ray.put((dict(scalers), settings))
+    task = ray.remote(num_cpus=1, max_retries=RETRIES)(_measure_shard)
+    pending = [task.remote(source.shard(number, count), shared) for number in range(count)]
+    total: dict[str, Measured] = {}
+    try:
+        while pending:
+            (done,), pending = ray.wait(pending)
+            states, skipped = ray.get(done)
+            source.skipped |= skipped
+            for name, found in states.items():
+                part = _measured(found, settings["protocols"])
+                total[name] = _add(total[name], part) if name in total else part
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    finally:
+        for handle in pending:
+            ray.cancel(handle)
+        leave()
+    return total
+
+
+def _measure_shard(
+    source: SavedPredictions, shared: tuple[dict[str, LogitMap | None], dict[str, Any]]
+) -> tuple[dict[str, States], dict[str, str]]:
+    """The states of the meters of a shard by scaler, and the files that were left out."""
+    scalers, settings = shared
+    measured = measure(source, scalers, progress=False, **settings)
+    states = {
+        name: ([meter.state_dict() for meter in found.meters], list(found.regions))
+        for name, found in measured.items()
+    }
+    return states, source.skipped
+
+
+def _measured(states: States, protocols: Any) -> Measured:
+    meters = []
+    for state in states[0]:
+        meter = CalibrationMeter(**asdict(Settings.decode(state["settings"])))
+        meter.load_state_dict(state)
+        meters.append(meter)
+    return Measured(meters[0], dict(zip(states[1], meters[1:], strict=True)), protocols)
+
+
+def _add(one: Measured, other: Measured) -> Measured:
+    regions = {name: meter + other.regions[name] for name, meter in one.regions.items()}
+    return Measured(one.whole + other.whole, regions, one.protocols)
