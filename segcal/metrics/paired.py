@@ -20,6 +20,7 @@ from segcal.metrics.scores import SCORES, Array, Score
 from segcal.metrics.tables import Interval
 
 _SCORES = ("ece", "sce", "accuracy", "miou")
+_ROUNDING = 1e-12  # what sums of equal numbers in another order may differ by
 log = logging.getLogger(__name__)
 
 
@@ -44,7 +45,7 @@ class Difference:
     @property
     def sure(self) -> bool:
         """Whether the interval leaves out 0: the models differ beyond the choice of images."""
-        return self.low > 0 or self.high < 0
+        return self.low > _ROUNDING or self.high < -_ROUNDING
 
     def texts(self, score: Score) -> tuple[str, str]:
         """The difference and its interval as `score` is printed, with a star if it is `sure`."""

@@ -7,7 +7,7 @@ import torch
 from segcal import CalibrationMeter
 from segcal.cli import main
 from segcal.metrics import mean_intervals, paired_differences
-from segcal.metrics.paired import compare_models
+from segcal.metrics.paired import Difference, compare_models
 from tests.support.synthetic_reports import K, images, measured
 
 SCORES = ("ece", "sce", "accuracy", "miou")
@@ -217,3 +217,10 @@ def test_best_is_marked_only_where_every_interval_says_so():
     assert seeds.differences["calm"]["ece"].value == pytest.approx(
         calm.compute(resamples=0).ece - sharp.compute(resamples=0).ece, abs=1e-12
     )
+
+
+def test_a_difference_of_rounding_is_not_sure():
+    """Means over shifts of equal accuracies differ by 1e-17."""
+    assert not Difference(1e-17, 1e-17, 2e-17).sure
+    assert not Difference(-1e-17, -2e-17, -1e-17).sure
+    assert Difference(0.02, 0.01, 0.03).sure and Difference(-0.02, -0.03, -0.01).sure
