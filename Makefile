@@ -17,7 +17,7 @@ demo: $(READY)
 
 $(DEMO): runs/demo/%: $(READY)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tools/train_seg.py --config configs/demo.yaml --loss $* --out $@ --resume \
-		2>&1 | sed 's/^/$*: /'
+		2>&1 | sed -u 's/^/$*: /'
 
 test: $(DEV)
 	$(VENV)/bin/python -m pytest -n $(JOBS)
