@@ -10,12 +10,13 @@ import pytest
 
 from segcal.sweep.lock import held
 from segcal.sweep.plan import Evaluation, Method, Training, merge_methods
-from segcal.sweep.pools import Alone
+from segcal.sweep.pools import Alone, Processes
 from segcal.sweep.progress import Progress
 from segcal.sweep.runner import work
 from segcal.sweep.store import Store
+from segcal.training.loader import WorkerDied
 from tests.support import ROOT
-from tests.support.stepwise import STEPS
+from tests.support.stepwise import STEPS, Stepwise
 
 PLAIN, TS = Evaluation(), Evaluation("ts")
 GRID = tuple((("beta", float(beta)),) for beta in (1, 5, 10))
@@ -158,6 +159,7 @@ from segcal.sweep.plan import Method
 from segcal.sweep.pools import Processes
 from segcal.sweep.runner import work
 from segcal.sweep.store import Store
+from segcal.training.loader import WorkerDied
 from tests.support.stepwise import Stepwise
 if __name__ == "__main__":
     runs, log, seconds = sys.argv[1:]
@@ -217,3 +219,13 @@ def test_the_second_driver_is_told_who_works_and_a_dead_one_holds_nothing(tmp_pa
     holder.wait()
     with held(tmp_path):
         pass
+
+
+def test_a_killed_process_is_one_line_and_the_grid_goes_on(tmp_path):
+    method, store = Method("tiny", "nll", seeds=(0,)), Store(tmp_path / "runs")
+    worker = Stepwise(tmp_path / "log", dies="tiny-nll-seed0")
+    with pytest.raises(WorkerDied, match=r"^a process of the grid died.*goes on[^\n]*$"):
+        work([method], store, worker, Processes(2))
+    assert work([method], store, worker, Processes(2)) == []
+    steps = [line.split()[1] for line in (tmp_path / "log").read_text().splitlines()]
+    assert steps == [str(step) for step in range(STEPS)]
