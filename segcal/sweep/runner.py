@@ -162,10 +162,10 @@ def _line(
     start = f"[{now.done}/{now.total}] {task.run.name}: "
     if reason is not None:
         return f"{start}failed: {reason}"
-    scores = store.trained(task.run) or {}
+    scores, count = store.trained(task.run) or {}, len(task.evaluations)
     return (
         f"{start}hold-out accuracy {SCORES['accuracy'].brief(scores['accuracy'])}, "
         f"ECE {SCORES['ece'].brief(scores['ece'])}"
-        + (f", {len(task.evaluations)} reports" if task.evaluations else "")
+        + (f", {count} report{'s' * (count > 1)}" if count else "")
         + (f"; about {in_time(now.seconds / size)} left" if now.seconds else "")
     )
