@@ -10,6 +10,7 @@ import errno
 import lzma
 import math
 import os
+import platform
 import tempfile
 import tokenize
 import zipfile
@@ -480,7 +481,15 @@ def _umask() -> int:
 
 
 class Busy(ValueError):
-    """Another process has a folder locked."""
+    """Another process has a folder locked.
+
+    Attributes:
+        holder: who: its process and machine.
+    """
+
+    def __init__(self, folder: Path, holder: str) -> None:
+        super().__init__(f"Expected {folder} to be free, but {holder} is working in it")
+        self.holder = holder
 
 
 class _Lock:
@@ -500,27 +509,43 @@ class _Lock:
 def locked(folder: Path, *, wait: bool) -> Iterator[None]:
     """Keep other processes out of this block for `folder`, which exists.
 
-    The lock leaves no file, and ends with its process, however that ends. Where the system has no
-    such locks, the block is entered without one.
+    The lock ends with its process, however that ends. Where the system has no such locks, the
+    block is entered without one.
 
     Args:
         folder: what to lock.
-        wait: until another process leaves; otherwise raise `Busy`.
+        wait: until another process leaves; otherwise raise `Busy`, which says who is there. A
+            small file in the folder tells the next one.
     """
     lock = None if fcntl is None else _Lock(folder)
+    note = folder / _HOLDER
     try:
         if lock is not None:
             try:
                 fcntl.flock(lock.descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
-                raise Busy(f"Expected {folder} to be free, but another process uses it") from None
+                raise Busy(folder, _holder(note)) from None
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
-        yield
+        if not wait:
+            note.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
+        try:
+            yield
+        finally:
+            if not wait:
+                note.unlink(missing_ok=True)
     finally:
         if lock is not None:
             lock.close()
 
 
+def _holder(note: Path) -> str:
+    try:
+        return note.read_text(encoding="utf-8", errors="replace")[:200].strip()
+    except OSError:
+        return "another process"
+
+
+_HOLDER = ".in_use"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # some network folders

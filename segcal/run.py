@@ -237,9 +237,9 @@ def _claimed(folder: Path) -> Iterator[None]:
     try:
         with locked(folder, wait=False):
             yield
-    except Busy:
+    except Busy as busy:
         raise ValueError(
-            f"Expected a folder of its own for each training, but another process trains in "
+            f"Expected a folder of its own for each training, but {busy.holder} trains in "
             f"{folder}: choose another one with --out"
         ) from None
     finally:

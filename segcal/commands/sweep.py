@@ -13,9 +13,9 @@ from types import FrameType
 from typing import NoReturn
 
 from segcal.config import RECIPES
+from segcal.files import locked
 from segcal.sweep.definition import Sweep, read_sweep
 from segcal.sweep.figures import draw, write_figures
-from segcal.sweep.lock import held
 from segcal.sweep.plan import Method, merge_methods
 from segcal.sweep.pools import open_pool
 from segcal.sweep.progress import Progress, every_run, in_time
@@ -38,7 +38,8 @@ def run_sweeps(options: argparse.Namespace, arguments: Sequence[str], prog: str)
     if options.dry_run:
         _estimate(sweeps, methods, store, worker)
         return 0
-    with held(options.out):
+    options.out.mkdir(parents=True, exist_ok=True)
+    with locked(options.out, wait=False):
         failures = work_off(methods, store, worker, options)
         command = shlex.join([*prog.split(), *arguments])
         for sweep in sweeps:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from segcal.sweep.lock import held
+from segcal.files import locked
 from segcal.sweep.plan import Evaluation, Method, Training, merge_methods
 from segcal.sweep.pools import Alone, Processes
 from segcal.sweep.progress import Progress
@@ -198,8 +198,8 @@ def test_ctrl_c_saves_the_runs_of_every_process(tmp_path):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from segcal.sweep.lock import held
-with held(Path(sys.argv[1])):
+from segcal.files import locked
+with locked(Path(sys.argv[1]), wait=False):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -213,11 +213,11 @@ def test_the_second_driver_is_told_who_works_and_a_dead_one_holds_nothing(tmp_pa
     )
     assert holder.stdout.readline() == b"held\n"
     told = pytest.raises(ValueError, match=f"but process {holder.pid} on .* is working in it")
-    with told, held(tmp_path):
+    with told, locked(tmp_path, wait=False):
         pass
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    with held(tmp_path):
+    with locked(tmp_path, wait=False):
         pass
 
 

@@ -15,9 +15,9 @@ from reproduction.render import make_sheet
 from reproduction.results import Setting, numbers
 from segcal.commands.options import add_pool_options, spell
 from segcal.commands.sweep import work_off, write_sweep
+from segcal.files import locked
 from segcal.sweep.definition import Sweep
 from segcal.sweep.figures import write_figures
-from segcal.sweep.lock import held
 from segcal.sweep.plan import Method, in_words, merge_methods
 from segcal.sweep.progress import Progress, failures
 from segcal.sweep.render import put_into, sheet_markdown, write_sheet
@@ -144,7 +144,9 @@ def _reproduce(
         for task in open_tasks(methods, setting.store):
             print(worker.command(task.run, setting.store))
         return 0
-    with held(setting.store.root.parent):
+    folder = setting.store.root.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder, wait=False):
         failed = work_off(methods, setting.store, worker, options)
         for entry in wanted:
             if isinstance(entry, paper.Figure) and failures(
