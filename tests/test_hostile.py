@@ -293,6 +293,8 @@ FORGED = {
     "pixels fewer than none": ("confusion", lambda t: t - 1000),
     "pixels in one table alone": ("confusion", lambda t: t * 2),
     "fine pixels in one table alone": ("fine_wrong", lambda t: t + 1),
+    "predictions of a class in one table alone": ("class_fine_wrong", lambda t: t + 1),
+    "correct predictions of a class alone": ("class_fine_correct", lambda t: t[:0]),
     "confidence past 1": ("top_confidence", lambda t: t * 3),
     "confidence below 0": ("class_confidence", lambda t: -t),
     "confidence that is no number": ("fine_confidence", lambda t: t * torch.nan),

@@ -3,11 +3,12 @@
 from segcal.metrics.meter import CalibrationMeter, update_together
 from segcal.metrics.paired import Difference, mean_intervals, paired_differences
 from segcal.metrics.report import Report
-from segcal.metrics.tables import BinTable, FineHistogram, Interval, Protocol
+from segcal.metrics.tables import BinTable, ClassHistogram, FineHistogram, Interval, Protocol
 
 __all__ = [
     "BinTable",
     "CalibrationMeter",
+    "ClassHistogram",
     "Difference",
     "FineHistogram",
     "Interval",

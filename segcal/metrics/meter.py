@@ -27,11 +27,18 @@ from segcal.metrics.state import (
     check_sums,
     decode_names,
     encode_names,
+    of_this_version,
     read_state,
     write_state,
 )
-from segcal.metrics.sums import BatchSums, ImageSums, Sums, fine_edges
-from segcal.metrics.tables import BinTable, FineHistogram, ImageStatistics, Protocol
+from segcal.metrics.sums import BatchSums, ImageSums, Sums, class_edges, fine_edges
+from segcal.metrics.tables import (
+    BinTable,
+    ClassHistogram,
+    FineHistogram,
+    ImageStatistics,
+    Protocol,
+)
 from segcal.pixels import check_shapes, multilabel_labels
 
 log = logging.getLogger(__name__)
@@ -191,6 +198,7 @@ class CalibrationMeter:
             images = self._image_statistics(resamples, seed) if s.per_image else None
         sums = {name: tensor.numpy() for name, tensor in copy.tensors().items()}
         edges = np.arange(s.num_bins + 1) / s.num_bins
+        by_class = sums["class_fine_correct"], sums["class_fine_wrong"]
         return Report(
             protocol=Protocol(
                 num_classes=s.num_classes,
@@ -213,6 +221,9 @@ class CalibrationMeter:
                 sums["fine_correct"],
                 sums["fine_wrong"],
                 sums["fine_confidence"],
+            ),
+            class_fine=(
+                ClassHistogram(class_edges().numpy(), *by_class) if len(by_class[0]) else None
             ),
             confusion=sums["confusion"],
             nll_sum=float(sums["nll"]),
@@ -311,6 +322,7 @@ class CalibrationMeter:
             ValueError: other settings, not such a state, or sums that no pixels have. The meter is
             then as it was.
         """
+        state = of_this_version(state)
         check_state(state, self.state_dict(), self.settings)
         names = decode_names(state["names"])
         images = {k[6:]: v.clone() for k, v in state.items() if k.startswith("image.")}

@@ -19,6 +19,7 @@ from segcal.metrics.protocols import PROTOCOL_SCORES, check_protocols
 from segcal.metrics.scores import SCORES, Array, ScoreTable
 from segcal.metrics.tables import (
     BinTable,
+    ClassHistogram,
     FineHistogram,
     ImageScore,
     ImageStatistics,
@@ -57,6 +58,8 @@ class Report(ScoreTable):
             and of the score; see `segcal.metrics.protocols`.
         operating_points: thresholds of confidence that were chosen on a hold-out.
         class_sets: class sets whose miss rate was promised on a hold-out.
+        class_fine: fine histogram by predicted class; None in reports of earlier versions and of
+            more than 256 classes.
     """
 
     protocol: Protocol
@@ -72,6 +75,7 @@ class Report(ScoreTable):
     protocols: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     operating_points: tuple[OperatingPoint, ...] = ()
     class_sets: tuple[ClassSets, ...] = ()
+    class_fine: ClassHistogram | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "confusion", frozen_array(self.confusion, np.int64))
@@ -125,6 +129,7 @@ class Report(ScoreTable):
             "top": _arrays(self.top),
             "classes": _arrays(self.classes),
             "fine": _arrays(self.fine),
+            "class_fine": None if self.class_fine is None else _arrays(self.class_fine),
             "confusion": self.confusion.tolist(),
             "nll_sum": self.nll_sum,
             "brier_sum": self.brier_sum,
@@ -153,6 +158,7 @@ class Report(ScoreTable):
             )
         try:
             names, images = data["class_names"], data["images"]
+            by_class = data.get("class_fine")
             report = cls(
                 protocol=Protocol(**data["protocol"]),
                 top=BinTable(**data["top"]),
@@ -172,6 +178,7 @@ class Report(ScoreTable):
                     map(OperatingPoint.from_dict, data.get("operating_points", []))
                 ),
                 class_sets=tuple(map(ClassSets.from_dict, data.get("class_sets", []))),
+                class_fine=None if by_class is None else ClassHistogram(**by_class),
             )
             report._check_sums()
             check_protocols(report.protocols)
@@ -197,6 +204,10 @@ class Report(ScoreTable):
         require_sums("confusion", (k, 2, 2) if p.multilabel else (k, k), self.confusion)
         fine = self.fine
         require_sums("fine", (f,), fine.correct, fine.wrong, fine.confidence_sum, fine.edges[1:])
+        if (by_class := self.class_fine) is not None:
+            shape = (k, by_class.edges.size - 1)
+            require_sums("class_fine", shape, by_class.correct, by_class.wrong)
+            require_sums("class_fine", (shape[1],), by_class.edges[1:])
         if self.images is not None and len(self.images.class_ace) not in (0, k):
             raise ValueError(f"Expected {k} class_ace, but got {len(self.images.class_ace)}")
         if self.images is not None and len(self.images.bins) not in (0, b):
@@ -231,5 +242,5 @@ class Report(ScoreTable):
         return rows.to_csv({name: self})
 
 
-def _arrays(table: BinTable | FineHistogram) -> dict[str, Any]:
+def _arrays(table: BinTable | FineHistogram | ClassHistogram) -> dict[str, Any]:
     return {name: array.tolist() for name, array in vars(table).items()}

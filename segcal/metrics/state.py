@@ -15,10 +15,14 @@ import torch
 from torch import Tensor
 
 from segcal.files import BadFile, Npz, atomic_write, check_num_classes, check_size, one_line
-from segcal.metrics.sums import ImageSums, Sums, fine_edges
+from segcal.metrics.sums import CLASS_BINS, ImageSums, Sums, fine_edges
+from segcal.metrics.tables import FineHistogram
 
 EDGE_RULES = ("right", "left")
 _SLACK = 0.01  # a pixel: half-precision probabilities may be this far out of their bin
+_EARLIER_FINE_BINS = 1537  # of earlier versions, which had none by class
+_FINE = ("fine_correct", "fine_wrong", "fine_confidence")
+_BY_CLASS = ("class_fine_correct", "class_fine_wrong")
 
 
 @dataclass(frozen=True)
@@ -110,17 +114,50 @@ def read_state(path: str | os.PathLike[str]) -> tuple[Settings, dict[str, Tensor
     try:
         with Npz(Path(path), own=True) as arrays:
             settings = Settings.decode(torch.from_numpy(arrays["settings"]))
-            k, b, multilabel = settings.num_classes, settings.num_bins, settings.multilabel
-            sums = Sums.zeros(k, b, "meta", multilabel=multilabel)
-            for name, tensor in sums.tensors().items():
-                if arrays.shape(name) != tensor.shape:
+            earlier = _BY_CLASS[0] not in arrays.keys
+            for name, shapes in _shapes(settings, earlier=earlier).items():
+                if arrays.shape(name) not in shapes:
                     raise ValueError(
-                        f"the settings say {k} classes and {b} bins, "
-                        f"but {name} has shape {arrays.shape(name)}"
+                        f"the settings say {settings.num_classes} classes and "
+                        f"{settings.num_bins} bins, but {name} has shape {arrays.shape(name)}"
                     )
-            return settings, {name: torch.from_numpy(arrays[name]) for name in arrays.keys}
+            state = {name: torch.from_numpy(arrays[name]) for name in arrays.keys}
+            return settings, of_this_version(state)
     except BadFile as error:
         raise ValueError(str(error).removeprefix(f"{path}: ")) from None
+
+
+def _shapes(settings: Settings, *, earlier: bool) -> dict[str, list[tuple[int, ...]]]:
+    """The shapes that the sums over all pixels may have, by name."""
+    s = settings
+    sums = Sums.zeros(s.num_classes, s.num_bins, "meta", multilabel=s.multilabel).tensors()
+    shapes = {name: [tuple(tensor.shape)] for name, tensor in sums.items()}
+    for name in _BY_CLASS:
+        shapes[name].append((0, CLASS_BINS))
+    if earlier:
+        shapes |= {name: [(_EARLIER_FINE_BINS,)] for name in _FINE}
+        shapes = {name: shape for name, shape in shapes.items() if name not in _BY_CLASS}
+    return shapes
+
+
+def of_this_version(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state with the fine histogram of today, if it is of an earlier version.
+
+    Its bins were fewer; see `FineHistogram.on`. By class nothing is known.
+    """
+    state = dict(state)
+    fine = [state[name] for name in _FINE if name in state]
+    kinds = [(tensor.dtype, tuple(tensor.shape)) for tensor in fine]
+    dtypes = torch.int64, torch.int64, torch.float64
+    if _BY_CLASS[0] in state or kinds != [(dtype, (_EARLIER_FINE_BINS,)) for dtype in dtypes]:
+        return state
+    earlier = FineHistogram(
+        np.linspace(0, 1, _EARLIER_FINE_BINS + 1), *(tensor.cpu().numpy() for tensor in fine)
+    )
+    for name, column in zip(_FINE, earlier.on(fine_edges().numpy()).sums, strict=True):
+        state[name] = torch.from_numpy(column.copy())
+    unknown = torch.zeros((0, CLASS_BINS), dtype=torch.int64)
+    return state | {name: unknown for name in _BY_CLASS}
 
 
 def check_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor], settings: Settings) -> None:
@@ -129,13 +166,15 @@ def check_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor], settings
         odd = sorted(set(state) ^ set(own))
         raise ValueError(f"Expected the state of a CalibrationMeter, but {odd} do not match")
     settings.require_equal(Settings.decode(state["settings"]))
+    shapes = _shapes(settings, earlier=False)
     for name, tensor in own.items():
         # The number of images, and the length of text, may differ.
         free = 1 if name.startswith("image.") or name in ("names", "settings") else 0
+        expected = shapes.get(name, [tuple(tensor.shape)])
         got = state[name]
-        if got.dtype != tensor.dtype or got.shape[free:] != tensor.shape[free:]:
+        if got.dtype != tensor.dtype or tuple(got.shape[free:]) not in [s[free:] for s in expected]:
             raise ValueError(
-                f"Expected {name} of {tensor.dtype} {tuple(tensor.shape)}, "
+                f"Expected {name} of {tensor.dtype} {expected[0]}, "
                 f"but got {got.dtype} {tuple(got.shape)}"
             )
 
@@ -171,6 +210,7 @@ def check_sums(sums: Sums, images: ImageSums, settings: Settings) -> None:
         "tables of equally many pixels": all(total == pixels for total in totals),
         "tables of equally many hits": sums.top_hits.sum() == correct == sums.fine_correct.sum()
         and torch.equal(sums.class_hits.sum(1), by_truth),
+        "as many predictions of a class in all tables": _adds_up(sums),
         "no more images than pixels": 0 <= sums.images <= pixels,
         "a finite NLL and Brier score": 0 <= sums.nll < torch.inf
         and 0 <= sums.brier <= (2 + _SLACK) * pixels,
@@ -200,6 +240,21 @@ def _laws_of_images(
         ),
         "an ACE of at most 1": ((images.class_ace >= 0) & (images.class_ace <= 1 + _SLACK)).all(),
     }
+
+
+def _adds_up(sums: Sums) -> bool:
+    """Whether the fine histogram by class has the predictions of the confusion matrix, if any."""
+    correct, wrong, table = sums.class_fine_correct, sums.class_fine_wrong, sums.confusion
+    if not len(correct) and not len(wrong):
+        return True
+    softmax = table.ndim == 2
+    right = table.diagonal() if softmax else table[:, 1, 1]
+    predicted = table.sum(0) if softmax else table[:, :, 1].sum(1)
+    return (
+        correct.shape == wrong.shape
+        and torch.equal(correct.sum(1), right)
+        and torch.equal((correct + wrong).sum(1), predicted)
+    )
 
 
 def _within(total: Tensor, count: Tensor, edges: Tensor) -> Tensor:

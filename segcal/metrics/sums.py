@@ -8,32 +8,52 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-# The fine histogram of top-label confidence p has bins of equal width within each octave of
-# q = 1 - p, because a trained network puts most pixels so close to 1 that bins of equal width
-# in p would not tell them apart. All edges are exact in binary, and k/128 is always one of them.
+# The fine histogram of top-label confidence p has bins of width 1/FINE_CELLS up to p = 15/16. From
+# there on it has FINE_STEPS bins to each halving of q = 1 - p, because a trained network puts most
+# pixels so close to 1 that bins of equal width in p would not tell them apart. All edges are exact
+# in binary. `counting.compiled` has the same numbers.
+FINE_CELLS = 1024
+FINE_STEPS = 64
 OCTAVES = 24  # down to q = 2**-24, the last step below 1 that float32 has
-STEPS = 64  # bins an octave
-FINE_BINS = OCTAVES * STEPS + 1  # the last one holds 1 - 2**-24 < p <= 1
+_FIRST_OCTAVE = 4  # q < 2**-4 = FINE_STEPS / FINE_CELLS
+FINE_BINS = (  # the last one holds 1 - 2**-24 < p <= 1
+    FINE_CELLS - FINE_STEPS + (OCTAVES - _FIRST_OCTAVE) * FINE_STEPS + 1
+)
+
+# By predicted class, CLASS_STEP fine bins are one; the last one stands alone here too.
+CLASS_STEP = 16
+CLASS_BINS = FINE_BINS // CLASS_STEP + 1
+MOST_CLASSES = 256  # told apart in it: 2 kB a class
 
 MOST_NLL = 1e300  # of a pixel; the sum over pixels must stay finite too
 
 
 def fine_edges() -> Tensor:
     """(FINE_BINS + 1,) float64 edges of the fine histogram in p, from 0 up to 1."""
-    octave = torch.arange(OCTAVES, dtype=torch.float64).unsqueeze(1)
-    step = torch.arange(STEPS, dtype=torch.float64)
-    q = torch.ldexp(1 + step / STEPS, octave - OCTAVES).flatten()  # 2**-24 ... just below 1
-    return torch.cat([1 - q.new_ones(1), 1 - q.flip(0), q.new_ones(1)])
+    octave = torch.arange(-OCTAVES, -_FIRST_OCTAVE, dtype=torch.float64).unsqueeze(1)
+    steps = torch.ldexp(1 + torch.arange(FINE_STEPS) / FINE_STEPS, octave).flatten()
+    cells = torch.arange(FINE_STEPS, FINE_CELLS + 1, dtype=torch.float64) / FINE_CELLS
+    q = torch.cat([torch.zeros(1, dtype=torch.float64), steps, cells])
+    return 1 - q.flip(0)
+
+
+def class_edges() -> Tensor:
+    """(CLASS_BINS + 1,) float64 edges of the fine histogram by class."""
+    edges = fine_edges()
+    return torch.cat([edges[:-1:CLASS_STEP], edges[-1:]])
 
 
 @dataclass
 class Sums:
-    """Everything the scores of a data set depend on. K classes, B bins, F fine bins.
+    """Everything the scores of a data set depend on. K classes, B bins, F fine bins, G by class.
 
     Counts are int64 and sums float64: exact, and exact to rounding, for any number of pixels.
 
     Of K sigmoid outputs, each pixel is K decisions between a class and its absence. What is of a
     class counts its own decisions; the rest counts all decisions as if they were pixels.
+
+    The fine histogram by class has no rows for more than MOST_CLASSES classes, and in the states
+    of earlier versions; what is added to it is then lost.
     """
 
     class_count: Tensor  # (K, B) pixels whose p_c lies in the bin
@@ -46,6 +66,8 @@ class Sums:
     fine_correct: Tensor  # (F,) fine histogram of the confidence of right predictions
     fine_wrong: Tensor  # (F,) the same of wrong ones
     fine_confidence: Tensor  # (F,) sum of confidence, right and wrong
+    class_fine_correct: Tensor  # (K, G) the same of the pixels predicted as class c; or (0, G)
+    class_fine_wrong: Tensor  # (K, G)
     nll: Tensor  # () sum of -log p_y
     brier: Tensor  # () sum of |p - onehot(y)|^2
     images: Tensor  # () images with at least one counted pixel
@@ -66,6 +88,7 @@ class Sums:
         Without `confusion` that matrix is empty.
         """
         k, b, f = num_classes, num_bins, FINE_BINS
+        by_class = (k if k <= MOST_CLASSES else 0, CLASS_BINS)
 
         def count(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
@@ -79,6 +102,7 @@ class Sums:
                 *(count(b), count(b), total(b)),
                 count(k, 2, 2) if multilabel else count(k, k) if confusion else count(0, 0),
                 *(count(f), count(f), total(f)),
+                *(count(*by_class), count(*by_class)),
                 *(total(), total()),
                 *(count(), count(3)),
             )
@@ -91,7 +115,9 @@ class Sums:
         """Add `other` in place; an empty confusion matrix adds nothing."""
         for name, tensor in self.tensors().items():
             more = getattr(other, name)
-            if more.numel():
+            if name.startswith("class_fine") and len(more) != len(tensor):
+                setattr(self, name, tensor[:0])  # known of a part alone is not known
+            elif more.numel():
                 tensor += more.to(tensor.device)
 
     def to(self, device: torch.device | str, *, copy: bool = False) -> Sums:

@@ -116,6 +116,60 @@ class FineHistogram:
         """(correct, wrong, confidence_sum), the arguments of the functions in `scores`."""
         return self.correct, self.wrong, self.confidence_sum
 
+    def on(self, edges: Array) -> FineHistogram:
+        """The histogram with other edges, all pixels of a bin being where their mean confidence is.
+
+        Reports and states of earlier versions have wider bins. On the edges of today, their scores
+        are the same.
+        """
+        if np.array_equal(edges, self.edges):
+            return self
+        mean = np.nan_to_num(scores.ratio(self.confidence_sum, self.correct + self.wrong))
+        bins = np.clip(np.searchsorted(edges, mean) - 1, 0, len(edges) - 2)
+        moved = [np.zeros(len(edges) - 1, column.dtype) for column in self.sums]
+        for new, column in zip(moved, self.sums, strict=True):
+            np.add.at(new, bins, column)
+        return FineHistogram(edges, *moved)
+
+
+@dataclass(frozen=True, eq=False)
+class ClassHistogram:
+    """Fine histogram of top-label confidence by predicted class; every 16 bins of it are one.
+
+    table = report.class_fine
+    table.accepted[c, g]  # pixels predicted as c with a confidence above table.edges[g]
+    table.right[c, g]     # those of them whose label is c
+
+    Of sigmoid outputs, these are the decisions that class c is present.
+
+    Attributes:
+        edges: (G + 1,) from 0 to 1.
+        correct: (K, G) correctly predicted pixels.
+        wrong: (K, G) wrongly predicted pixels.
+    """
+
+    edges: Array
+    correct: Array
+    wrong: Array
+
+    def __post_init__(self) -> None:
+        _freeze(self, edges=np.float64, correct=np.int64, wrong=np.int64)
+
+    @property
+    def accepted(self) -> Array:
+        """(K, G) pixels predicted as the class, of confidence above each of the first G edges."""
+        return _above(self.correct + self.wrong)
+
+    @property
+    def right(self) -> Array:
+        """(K, G) those of them that are predicted correctly."""
+        return _above(self.correct)
+
+
+def _above(counts: Array) -> Array:
+    """The sums of each bin and all bins after it, along the last axis."""
+    return counts[..., ::-1].cumsum(-1)[..., ::-1]
+
 
 @dataclass(frozen=True)
 class Interval:

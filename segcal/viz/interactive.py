@@ -43,6 +43,7 @@ def to_json(data: Any) -> str:
 
 def page_numbers(entries: Sequence[Entry]) -> dict[str, Any]:
     """All that the script of the page knows of the entries."""
+    edges = max((entry.report.fine.edges for entry in entries), key=len)
     return {
         "scores": {
             name: {
@@ -55,14 +56,14 @@ def page_numbers(entries: Sequence[Entry]) -> dict[str, Any]:
             for name, score in SCORES.items()
         },
         "theme": {"light": LIGHT, "dark": DARK, "over": OVER, "under": UNDER},
-        "fineEdges": entries[0].report.fine.edges.tolist(),
+        "fineEdges": edges.tolist(),
         "coding": coding(),
         "inspected": inspected(entries),
-        "entries": [_entry(entry, index) for index, entry in enumerate(entries)],
+        "entries": [_entry(entry, index, edges) for index, entry in enumerate(entries)],
     }
 
 
-def _entry(entry: Entry, index: int) -> dict[str, Any]:
+def _entry(entry: Entry, index: int, edges: Array) -> dict[str, Any]:
     report = entry.report
     return {
         "name": entry.name,
@@ -70,8 +71,8 @@ def _entry(entry: Entry, index: int) -> dict[str, Any]:
         "counted": counted(report),
         "classes": class_names(report),
         "parts": {
-            report.protocol.region: _part(report),
-            **{name: _part(part) for name, part in report.regions.items()},
+            report.protocol.region: _part(report, edges),
+            **{name: _part(part, edges) for name, part in report.regions.items()},
         },
         "protocols": {name: dict(found) for name, found in report.protocols.items()},
         "points": [_point(point) for point in report.operating_points],
@@ -79,9 +80,9 @@ def _entry(entry: Entry, index: int) -> dict[str, Any]:
     }
 
 
-def _part(report: Report) -> dict[str, Any]:
-    """The sums of one region, and its scores."""
-    fine = report.fine
+def _part(report: Report, edges: Array) -> dict[str, Any]:
+    """The sums of one region, its fine histogram on the given edges, and its scores."""
+    fine = report.fine.on(edges)
     held = np.flatnonzero(fine.correct + fine.wrong)
     return {
         "pixels": report.protocol.pixels,

@@ -14,9 +14,9 @@ from numba import njit
 from torch.nn.functional import interpolate
 
 from segcal import CalibrationMeter
-from segcal.metrics import counting, update_together
+from segcal.metrics import counting, sums, update_together
 from segcal.metrics.counting import compiled, cpu
-from segcal.metrics.counting.bins import bin_edges
+from segcal.metrics.counting.bins import bin_edges, fine_bin
 from segcal.metrics.counting.cpu import count_compiled
 from segcal.metrics.counting.device import count_in_torch
 from segcal.metrics.sums import fine_edges
@@ -105,6 +105,7 @@ def assert_agree(values, labels, **options):
         "class": near_edges(probs, coarse[1:-1]),
         "top": near_edges(probs.amax(0), coarse[1:-1]),
         "fine": near_edges(probs.amax(0), fine_edges()),
+        "class_fine": near_edges(probs.amax(0), fine_edges()),
     }
     assert torch.equal(confusion_of(one, k), confusion_of(other, k))
     for name in ("pixels", "intersection", "predicted", "truth"):
@@ -115,7 +116,7 @@ def assert_agree(values, labels, **options):
             torch.testing.assert_close(mine.sum(), theirs.sum(), rtol=tolerance, atol=0, msg=name)
         elif name != "confusion":
             moved = int((mine - theirs).abs().sum())
-            assert moved <= 2 * free.get(name.split("_")[0], 0), (name, moved, free)
+            assert moved <= 2 * free.get(name.rsplit("_", 1)[0], 0), (name, moved, free)
     torch.testing.assert_close(one.images.top_gap, other.images.top_gap, rtol=1e-6, atol=1e-4)
     torch.testing.assert_close(one.images.class_gap, other.images.class_gap, rtol=1e-6, atol=1e-4)
 
@@ -182,6 +183,62 @@ def test_probabilities_are_counted_alike_bit_for_bit(dtype):
         elif name != "confusion":
             assert torch.equal(mine, getattr(other.sums, name)), name
     assert torch.equal(confusion_of(one, 21), confusion_of(other, 21))
+
+
+def test_compiled_code_has_the_numbers_of_sums():
+    """They stand twice, because numba's cache does not see that an imported number changed."""
+    for name in ("FINE_CELLS", "FINE_STEPS", "OCTAVES", "FINE_BINS", "CLASS_STEP", "MOST_NLL"):
+        assert getattr(compiled, name) == getattr(sums, name), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_fine_bins_are_where_their_edges_say(dtype):
+    """For every edge (lo, hi], and the numbers next to it."""
+    edges = fine_edges()
+    assert len(edges) == sums.FINE_BINS + 1 == 2242
+    assert edges[[0, 1, 2, 960, -2, -1]].tolist() == [0, 2**-10, 2**-9, 15 / 16, 1 - 2**-24, 1]
+    at = edges.to(dtype)
+    down, up = at.nextafter(torch.zeros_like(at)), at.nextafter(torch.ones_like(at))
+    # Below 1/2, 1 - p has fewer bits than p.
+    p = torch.cat([at, down[at > 0.5], up[at >= 0.5]])
+    expected = (torch.bucketize(p.double(), edges) - 1).clamp(min=0)
+    assert torch.equal(fine_bin(p), expected)
+    p, expected = p[p > 0.5], expected[p > 0.5]
+    for way in PASSES:
+        (batch,) = count(way, torch.stack([p, 1 - p], 1), torch.zeros(len(p)).long(), logits=False)
+        assert torch.equal(batch.sums.fine_correct, expected.bincount(minlength=sums.FINE_BINS))
+
+
+@pytest.mark.parametrize("probs", [False, True], ids=["logits", "probabilities"])
+@pytest.mark.parametrize("way", PASSES)
+def test_fine_histogram_by_class_counts_what_is_accepted(monkeypatch, way, probs):
+    """Of each predicted class, the pixels above each edge, and those of them that are right."""
+    monkeypatch.setattr(counting, "counting_pass", lambda device_type: PASSES[way])
+    logits = random_logits(torch.float64, shape=(2, 5, 40, 50))
+    values, labels = logits.softmax(1) if probs else logits, labels_for(logits)
+    meter = CalibrationMeter(5, ignore_index=IGNORE)
+    (meter.update_probs if probs else meter.update)(values, labels)
+    report, counted = meter.compute(), labels != IGNORE
+    confidence, predicted = (x[counted] for x in logits.softmax(1).max(1))
+    right = predicted == labels[counted]
+    table = report.class_fine
+    assert table.edges.tolist() == report.fine.edges[[*range(0, 2241, 16), -1]].tolist()
+    for g in range(0, len(table.edges) - 1, 7):
+        above = confidence > table.edges[g]
+        assert table.accepted[:, g].tolist() == predicted[above].bincount(minlength=5).tolist()
+        assert table.right[:, g].tolist() == predicted[above & right].bincount(minlength=5).tolist()
+    assert table.accepted[:, 0].tolist() == report.overlap[1].tolist()
+
+
+@pytest.mark.parametrize("way", PASSES)
+def test_fine_histogram_by_class_is_for_a_stated_number_of_classes(monkeypatch, way):
+    monkeypatch.setattr(counting, "counting_pass", lambda device_type: PASSES[way])
+    for k in (sums.MOST_CLASSES, sums.MOST_CLASSES + 1):
+        meter = CalibrationMeter(k)
+        meter.update(torch.randn(20, k), torch.arange(20))
+        found = (meter + meter).compute().class_fine
+        assert (found is None) == (k > sums.MOST_CLASSES)
+        assert found is None or found.accepted[:, 0].sum() == 40
 
 
 @njit(**compiled._EXACT)

@@ -67,6 +67,8 @@ def test_equals_the_definition(space):
     decisions = (labels != 255).flatten(2).sum((0, 2)).tolist() if space else None
     decisions = decisions or (labels != 255).sum(0).tolist()
     assert report.top.count.tolist() == [len(b) for b in top]
+    assert report.class_fine.accepted[:, 0].tolist() == report.confusion[:, :, 1].sum(1).tolist()
+    assert report.class_fine.right[:, 0].tolist() == report.confusion[:, 1, 1].tolist()
     assert report.protocol.pixels == sum(decisions) and report.protocol.images == len(logits)
     assert report.protocol.average == "decision"
     assert report.ece == pytest.approx(oracle.ece(top), abs=1e-12)

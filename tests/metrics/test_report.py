@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from segcal import CalibrationMeter, Report
-from segcal.metrics import rows
+from segcal.metrics import FineHistogram, rows, scores
 
 K = 4
 
@@ -133,6 +133,29 @@ def test_tables_are_reliability_diagrams():
     one = report.classes[2]
     assert np.array_equal(one.count, report.classes.count[2])
     assert report.classes.count.sum(1).tolist() == [report.protocol.pixels] * K
+
+
+def test_fine_histogram_on_other_edges_has_the_same_scores():
+    """A page with a report of an earlier version has one set of edges for all."""
+    fine = report_of().fine
+    wide = FineHistogram(np.linspace(0, 1, 200), *np.zeros((3, 199))).on(np.linspace(0, 1, 41))
+    assert not any(column.any() for column in wide.sums)
+    wide = fine.on(np.linspace(0, 1, 41))
+    assert wide.correct.sum() == fine.correct.sum() and len(wide.correct) == 40
+    again = wide.on(fine.edges)
+    assert len(again.correct) == len(fine.correct)
+    assert scores.smece(*again.sums) == pytest.approx(scores.smece(*wide.sums), abs=1e-12)
+    assert scores.augrc(*again.sums[:2]) == pytest.approx(scores.augrc(*wide.sums[:2]), abs=1e-12)
+    assert np.array_equal(again.edges, fine.edges) and fine.on(fine.edges) is fine
+
+
+@pytest.mark.parametrize("name", ["edges", "correct", "wrong"])
+def test_fine_histogram_by_class_of_another_size_is_refused(name):
+    data = report_of().to_dict()
+    assert Report.from_dict(data | {"class_fine": None}).class_fine is None
+    data["class_fine"][name] = data["class_fine"][name][1:]
+    with pytest.raises(ValueError, match="class_fine tables of"):
+        Report.from_dict(data)
 
 
 def test_fine_histogram_holds_all_predictions():

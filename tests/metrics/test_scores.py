@@ -16,7 +16,6 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from segcal import CalibrationMeter
 from segcal.metrics import scores
-from segcal.metrics.sums import STEPS
 
 # Three bins: 4 pixels of which 1 hit at mean 0.2; none; 6 pixels of which 6 hit at mean 0.9.
 COUNT, HITS, CONFIDENCE = np.array([4, 0, 6]), np.array([1, 0, 6]), np.array([0.8, 0.0, 5.4])
@@ -217,32 +216,18 @@ def test_smece_agrees_with_its_authors(n, sharp):
     assert report_of(logits, labels).smece == pytest.approx(expected, abs=1e-4)
 
 
-def fine_histogram(confidence, hits, steps):
-    """Correct, wrong and summed confidence of bins, `steps` to each halving of 1 − p."""
-    q = np.ldexp(1 + np.arange(steps) / steps, np.arange(-24, 0)[:, None]).ravel()
-    edges = np.concatenate([[0.0], 1 - q[::-1], [1.0]])
-    at = np.searchsorted(edges, confidence) - 1
-    correct, count, total = (np.bincount(at, w, len(edges) - 1) for w in (hits, None, confidence))
-    return correct, count - correct, total
-
-
-def test_smece_of_a_calibrated_network_is_off_by_the_width_of_the_fine_bins_alone():
-    """There σ is about 0.003, and bins below p = 0.75 are wider: relplot is right, not `Report`.
-
-    With exact confidences, and in the limit of fine bins, the function has relplot's number.
-    """
-    rng = np.random.default_rng(21)
-    exp = np.exp(4 * rng.normal(size=(1_000_000, 21)))
-    confidence = exp.max(1) / exp.sum(1)
-    hits = (rng.random(len(confidence)) < confidence).astype(float)
-    expected = relplot.smECE(confidence, hits)
-    assert expected < 0.004
-    assert scores.smece(hits, 1 - hits, confidence) == pytest.approx(expected, abs=1e-5)
-    as_kept, finer = (
-        abs(scores.smece(*fine_histogram(confidence, hits, steps)) - expected)
-        for steps in (STEPS, 16 * STEPS)
-    )
-    assert finer < 2e-5 < as_kept < 5e-4
+@pytest.mark.parametrize(("k", "sharp"), [(4, 4.0), (21, 4.0)])
+def test_smece_of_a_calibrated_network_is_that_of_its_authors(k, sharp):
+    """There σ is about 0.002, and no bin of the fine histogram may be much wider."""
+    generator = torch.Generator().manual_seed(1)
+    logits = sharp * torch.randn(1_000_000, k, generator=generator)
+    probs = logits.softmax(1)
+    draw = torch.rand(len(probs), 1, generator=generator)
+    labels = (probs.cumsum(1) < draw).sum(1).clamp(max=k - 1)
+    confidence, predicted = (x.double().numpy() for x in probs.max(1))
+    expected = relplot.smECE(confidence, (predicted == labels.numpy()).astype(float))
+    assert expected < 0.003
+    assert report_of(logits, labels).smece == pytest.approx(expected, abs=1e-4)
 
 
 def test_smece_of_gaps_of_one_sign_is_their_mean():

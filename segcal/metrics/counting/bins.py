@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from segcal.metrics.sums import FINE_BINS, OCTAVES, STEPS
+from segcal.metrics.sums import FINE_BINS, FINE_CELLS, FINE_STEPS, OCTAVES
 
 
 def bin_edges(num_bins: int, edge_rule: str, dtype: torch.dtype) -> Tensor:
@@ -37,13 +37,16 @@ def bin_of(probs: Tensor, edges: Tensor) -> Tensor:
 
 
 def fine_bin(confidence: Tensor) -> Tensor:
-    """Number of the fine bin of each confidence p, from the leading bits of 1 - p."""
+    """Number of the fine bin of each confidence p; next to 1 from the leading bits of 1 - p."""
+    q = 1 - confidence
     if confidence.dtype == torch.float64:
-        bits, mantissa, bias = (1 - confidence).view(torch.int64), 52, 1023
+        bits, mantissa, bias = q.view(torch.int64), 52, 1023
     else:
-        bits, mantissa, bias = (1 - confidence).view(torch.int32), 23, 127
-    step = bits >> (mantissa - STEPS.bit_length() + 1)
-    return (FINE_BINS - 2 + (bias - OCTAVES) * STEPS - step).clamp_(0, FINE_BINS - 1).long()
+        bits, mantissa, bias = q.view(torch.int32), 23, 127
+    step = (bits >> (mantissa - FINE_STEPS.bit_length() + 1)).long()
+    step = (FINE_BINS - 2 + (bias - OCTAVES) * FINE_STEPS - step).clamp_(max=FINE_BINS - 1)
+    cell = (q * FINE_CELLS).long()
+    return torch.where(cell < FINE_STEPS, step, (FINE_CELLS - 1 - cell).clamp_(min=0))
 
 
 Cut = tuple[slice, slice]  # which images, which of their rows

@@ -7,7 +7,7 @@ sorted into bins, and the rest of a row belongs to the first bin.
 
 The loops over the pixels of a block are written such that LLVM makes vector code of them. numba
 compiles again when the file of a function has changed, and looks at no other: so all compiled code
-stands in this one.
+stands in this one, and the numbers it has in common with others stand here again.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from numba import njit, types
 from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 
-from segcal.metrics.sums import FINE_BINS, MOST_NLL, OCTAVES, STEPS
-
 BLOCK_VALUES = 1 << 15  # K · P of a block, which the second-level cache holds
 LEAST_BLOCK, MOST_BLOCK = 64, 512  # P
 CACHE_LINE = 64  # bytes
 WORD = 64  # pixels whose bits are looked at together; P is a multiple
 BAD_LABELS, BAD_VALUES = -1, -2  # instead of a number of pixels
+
+# Those of `segcal.metrics.sums`; a test compares them.
+FINE_CELLS, FINE_STEPS, OCTAVES, FINE_BINS, CLASS_STEP = 1024, 64, 24, 2241, 16
+MOST_NLL = 1e300
 
 # "contract" rounds a product and a sum once instead of twice. Nothing more: NaN must stay NaN, and
 # the subtraction of a constant that was just added must not be left out.
@@ -35,7 +37,7 @@ _EXACT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"c
 # For sums in float64, whose order may suit the vectors.
 _ANY_ORDER: dict[str, Any] = {**_EXACT, "fastmath": {"contract", "reassoc", "nsz"}}
 
-_STEP_BITS = STEPS.bit_length() - 1
+_STEP_BITS = FINE_STEPS.bit_length() - 1
 _ONE = np.uint64(1)
 
 
@@ -51,6 +53,7 @@ class Tables(NamedTuple):
     top: NDArray[np.float64]  # (R A, B, 2, 2) wrong and right, count and Σ p
     predicted: NDArray[np.float64]  # (R A, K, 2) wrong and right; only if images are told apart
     fine: NDArray[np.float64]  # (A, F, 2, 2) like `top`
+    class_fine: NDArray[np.float64]  # (A, K, G, 2) wrong and right; or (A, 0, G, 2) for nothing
     confusion: NDArray[np.int64]  # (A, K K), or (A, 0) to get a list of cells
     scores: NDArray[np.float64]  # (A, 2) NLL and Brier
 
@@ -473,9 +476,11 @@ def _count_labels(block, y, top, best, members, edges, scale, per_image, a, r, t
     """
     k, single = np.uint64(len(block)), block.itemsize == 4
     shift = (23 if single else 52) - _STEP_BITS  # of the bits of 1 - p; see `bins.fine_bin`
-    top_step = ((127 if single else 1023) - OCTAVES) * STEPS + FINE_BINS - 2
+    top_step = ((127 if single else 1023) - OCTAVES) * FINE_STEPS + FINE_BINS - 2
     top_table, fine_table, hits = tables.top[r], tables.fine[a], tables.hits[r]
     predicted, confusion = tables.predicted[r], tables.confusion[a]
+    class_fine = tables.class_fine[a]
+    cells_of_one = block.dtype.type(FINE_CELLS)
     pixels, sum_true = 0, 0.0
     for w in range(len(members)):
         bits, start = members[w], np.uint64(w * WORD)
@@ -487,10 +492,14 @@ def _count_labels(block, y, top, best, members, edges, scale, per_image, a, r, t
             b = _bin(p, edges, scale)
             top_table[b, right, 0] += 1.0
             top_table[b, right, 1] += p
-            step = np.int64(_float_as_bits(block.dtype.type(1) - p) >> shift)
-            b = np.uint64(min(max(top_step - step, 0), FINE_BINS - 1))
+            q = block.dtype.type(1) - p
+            step, cell = np.int64(_float_as_bits(q) >> shift), np.int64(q * cells_of_one)
+            near = min(top_step - step, FINE_BINS - 1)
+            b = np.uint64(near if cell < FINE_STEPS else max(FINE_CELLS - 1 - cell, 0))
             fine_table[b, right, 0] += 1.0
             fine_table[b, right, 1] += p
+            if len(class_fine):
+                class_fine[c, b // np.uint64(CLASS_STEP), right] += 1.0
             true = block[label, j]
             hits[label, _bin(true, edges, scale)] += 1.0
             sum_true += true

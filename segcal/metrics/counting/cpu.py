@@ -24,7 +24,7 @@ from segcal.metrics.counting.compiled import (
     count_pixels,
     sum_tempered,
 )
-from segcal.metrics.sums import FINE_BINS, BatchSums, ImageSums, Sums
+from segcal.metrics.sums import CLASS_BINS, FINE_BINS, MOST_CLASSES, BatchSums, ImageSums, Sums
 from segcal.pixels import Pixels, flatten
 
 log = logging.getLogger(__name__)
@@ -263,6 +263,7 @@ def _new_tables(images: int, groups: int, k: int, b: int, *, dense: bool = True)
         top=np.zeros((r, b, 2, 2)),
         predicted=np.zeros((r, k, 2)),
         fine=np.zeros((groups, f, 2, 2)),
+        class_fine=np.zeros((groups, k if k <= MOST_CLASSES else 0, CLASS_BINS, 2)),
         confusion=np.zeros((groups, k * k if dense else 0), dtype=np.int64),
         scores=np.zeros((groups, 2)),
     )
@@ -343,7 +344,7 @@ class _Share:
     def _batch_sums(self, mask: int, logits: bool) -> BatchSums:
         k, groups = self._k, self._masks.members[mask]
         tables = [torch.as_tensor(table[groups].sum(0)) for table in self._total]
-        classes, hits, top, _, fine, confusion, scores = tables
+        classes, hits, top, _, fine, class_fine, confusion, scores = tables
         class_count, top_count = classes[..., 0].long(), top[..., 0].sum(1).long()
         class_count[:, 0] = top_count.sum() - class_count.sum(1)
         faults = torch.zeros(3, dtype=torch.int64)
@@ -359,6 +360,8 @@ class _Share:
             fine_correct=fine[:, 1, 0].long(),
             fine_wrong=fine[:, 0, 0].long(),
             fine_confidence=fine[..., 1].sum(1),
+            class_fine_correct=class_fine[..., 1].long(),
+            class_fine_wrong=class_fine[..., 0].long(),
             nll=scores[0],
             brier=scores[1],
             images=torch.tensor(self.seen[:, 1 + groups].any(1).sum()),

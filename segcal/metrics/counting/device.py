@@ -15,7 +15,15 @@ from torch import Tensor
 
 from segcal.files import is_distribution
 from segcal.metrics.counting.bins import as_rows, bin_edges, bin_of, cut, fine_bin
-from segcal.metrics.sums import FINE_BINS, MOST_NLL, BatchSums, ImageSums, Sums
+from segcal.metrics.sums import (
+    CLASS_BINS,
+    CLASS_STEP,
+    FINE_BINS,
+    MOST_NLL,
+    BatchSums,
+    ImageSums,
+    Sums,
+)
 from segcal.pixels import Pixels, flatten
 
 PIECE = 2**21  # probabilities worked on at a time
@@ -155,12 +163,19 @@ def _tally(seen: _Predictions, valid: Tensor, edges: Tensor, batch: BatchSums, a
             getattr(sums, f"{name}_{part}").add_(getattr(table, part).sum(0))
 
     correct = seen.predicted == seen.target
-    slot = (fine_bin(seen.confidence) * 2 + correct).masked_fill(~flat, FINE_BINS * 2)
+    bins, by_class = fine_bin(seen.confidence), sums.class_fine_wrong.numel()
+    slot = (bins * 2 + correct).masked_fill(~flat, FINE_BINS * 2)
     fine = _histogram(slot, FINE_BINS * 2).view(FINE_BINS, 2)
     sums.fine_wrong += fine[:, 0]
     sums.fine_correct += fine[:, 1]
     confidence = _histogram(slot, FINE_BINS * 2, seen.confidence)
     sums.fine_confidence += confidence.view(FINE_BINS, 2).sum(1)
+    if by_class:
+        slot = (seen.predicted * CLASS_BINS + bins // CLASS_STEP) * 2 + correct
+        slot = slot.masked_fill(~flat, by_class * 2)
+        fine = _histogram(slot, by_class * 2).view(-1, CLASS_BINS, 2)
+        sums.class_fine_wrong += fine[..., 0]
+        sums.class_fine_correct += fine[..., 1]
 
     if images is not None:
         images.top_gap[at] += top.confidence - top.hits
