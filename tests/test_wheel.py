@@ -88,3 +88,21 @@ def test_a_session_from_recipe_to_report(home):
     assert report.protocol.images == 32 and report.protocol.version == segcal.__version__
     run(segcal_command, "report", "run/eval-limit-32/report.json", "--out", "page", cwd=home)
     assert (home / "page/report.html").stat().st_size > 10_000
+
+
+def test_a_sweep_from_its_dry_run_to_its_table(home):
+    """A file of the user's, and one of the paper's by name."""
+    segcal_command = home / "venv/bin/segcal"
+    planned = run(segcal_command, "sweep", "paper/segmentation", "--small", "--dry-run", cwd=home)
+    assert planned.startswith("10 trainings, 0 done; 12 reports to make\n")
+    (home / "grid.yaml").write_text(
+        "config: small/digits_resnet8\noptions: {epochs: 1, data.limit: 64, workers: 0}\n"
+        "methods: [nll, {loss: fl+mdca, gamma: 3}]\nscores: [accuracy, ece]\n"
+    )
+    words = [segcal_command, "sweep", "grid.yaml", "--device", "cpu"]
+    assert run(*words, "--dry-run", cwd=home).startswith("2 trainings, 0 done; 2 reports to make\n")
+    assert not (home / "runs/sweep").exists()
+    written = run(*words, cwd=home).splitlines()
+    assert "runs/sweep/grid.html" in written
+    table = (home / "runs/sweep/grid.md").read_text()
+    assert "| fl+mdca / none | " in table and "–" not in table

@@ -236,10 +236,28 @@ def parse_sweep(arguments: Sequence[str], prog: str) -> argparse.Namespace:
         help="what to train and show; a file, or the name of one that comes with segcal",
     )
     parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("runs/sweep"),
-        help="folder of the runs and the tables; default: runs/sweep",
+        "--small", action="store_true", help="make the small version, what the file says by small"
+    )
+    add_grid_options(parser, Path("runs/sweep"))
+    return parser.parse(arguments)
+
+
+def add_grid_options(parser: argparse.ArgumentParser, out: Path) -> None:
+    """Where and how a grid is made; `out` is the default folder."""
+    parser.add_argument(
+        "--out", type=Path, default=out, help=f"folder of the runs and the tables; default: {out}"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=at_least(1),
+        metavar="N",
+        help="trainings of each method with what was chosen; default: as the file says",
+    )
+    parser.add_argument(
+        "--no-tune",
+        dest="tune",
+        action="store_false",
+        help="choose nothing: of every list of hyper-parameters take the first value",
     )
     parser.add_argument(
         "--runs",
@@ -257,12 +275,6 @@ def parse_sweep(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     parser.add_argument(
         "--dry-run", action="store_true", help="say what is to be done and its cost; train nothing"
     )
-    add_pool_options(parser)
-    return parser.parse(arguments)
-
-
-def add_pool_options(parser: argparse.ArgumentParser) -> None:
-    """Where the runs of a grid are worked on."""
     parser.add_argument(
         "--jobs", type=at_least(1), default=1, metavar="N", help="runs at a time; default: 1"
     )

@@ -6,7 +6,7 @@ import argparse
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -28,10 +28,53 @@ from segcal.sweep.worker import TrainingWorker, find_config
 
 def run_sweeps(options: argparse.Namespace, arguments: Sequence[str], prog: str) -> int:
     """Make the tables of the sweeps that the options name; 1 if a run failed, else 0."""
-    sweeps = [read_sweep(_sweep_path(name)) for name in options.sweeps]
-    methods = merge_methods(method for sweep in sweeps for method in sweep.methods())
+    worker = worker_of(options)
+    sweeps = [find_sweep(name, worker, options) for name in options.sweeps]
+    command = shlex.join([*prog.split(), *arguments])
+
+    def write(store: Store) -> Iterator[Path]:
+        for sweep in sweeps:
+            remarks, mark = [weights_remark(sweep, worker, store)], f"sweep {sweep.name}"
+            results = Results(sweep, store)
+            yield from write_sweep(results, options.out, command, remarks, options.into, mark)
+
+    return make(sweeps, worker, options, write)
+
+
+def worker_of(options: argparse.Namespace) -> TrainingWorker:
+    """What trains and evaluates, with the data and device of the options."""
     data = None if options.data is None else options.data.resolve()
-    worker = TrainingWorker(data, options.device)
+    return TrainingWorker(data, options.device)
+
+
+def find_sweep(name: str, worker: TrainingWorker, options: argparse.Namespace) -> Sweep:
+    """The sweep of a file, or of a name that comes with segcal, changed as the options say."""
+    ours = RECIPES / "sweeps" / f"{name}.yaml"
+    path = ours if ours.exists() and not Path(name).exists() else Path(name)
+    sweep = read_sweep(
+        path,
+        small=options.small,
+        at_hand=lambda config: worker.missing(config, fetch=False) is None,
+    )
+    sweep = sweep if options.seeds is None else sweep.with_seeds(options.seeds)
+    return sweep if options.tune else sweep.untuned()
+
+
+def make(
+    sweeps: Sequence[Sweep],
+    worker: TrainingWorker,
+    options: argparse.Namespace,
+    write: Callable[[Store], Iterable[Path]],
+) -> int:
+    """Train and evaluate sweeps in `options.out`, or say what that takes; 1 if a run failed.
+
+    Args:
+        sweeps: what to make.
+        worker: makes the runs.
+        options: those of `segcal sweep`.
+        write: writes tables and figures from what is there, and returns their paths.
+    """
+    methods = merge_methods(method for sweep in sweeps for method in sweep.methods())
     store = Store(options.out.resolve() / "runs")
     store = Store(store.root, worker.found_in(options.runs, methods, store))
     worker.expect_same(methods, store)
@@ -40,21 +83,10 @@ def run_sweeps(options: argparse.Namespace, arguments: Sequence[str], prog: str)
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
     with locked(options.out, wait=False):
-        failures = work_off(methods, store, worker, options)
-        command = shlex.join([*prog.split(), *arguments])
-        for sweep in sweeps:
-            results = Results(sweep, store)
-            remarks = _weights(sweep, worker, store)
-            mark = f"sweep {sweep.name}"
-            for path in write_sweep(results, options.out, command, remarks, options.into, mark):
-                print(path)
+        failures = _work_off(methods, store, worker, options)
+        for path in write(store):
+            print(path)
     return 1 if failures else 0
-
-
-def _sweep_path(name: str) -> Path:
-    """A path, or the name of a sweep that comes with segcal."""
-    ours = RECIPES / "sweeps" / f"{name}.yaml"
-    return ours if ours.exists() and not Path(name).exists() else Path(name)
 
 
 def write_sweep(
@@ -74,7 +106,7 @@ def write_sweep(
     return [*write_sheet(replace(sheet, pictures=pictures), folder), *drawn]
 
 
-def work_off(
+def _work_off(
     methods: Sequence[Method], store: Store, worker: TrainingWorker, options: argparse.Namespace
 ) -> list[str]:
     """Do what is left of a grid on the pool that is asked for; the runs that failed."""
@@ -116,20 +148,20 @@ def _estimate(
     if now.seconds is not None:
         print(f"about {in_time(now.seconds)} left on one worker, as the runs that are done took")
     else:
-        for config in dict.fromkeys(find_config(sweep.config) for sweep in sweeps):
+        configs = (config for sweep in sweeps for config in sweep.configs)
+        for config in dict.fromkeys(map(find_config, configs)):
             lines = config.read_text(encoding="utf-8").splitlines()
             costs = [line[len("# cost: ") :] for line in lines if line.startswith("# cost: ")]
-            print(f"one training, by {config}: {costs[0] if costs else 'no cost is stated'}")
+            cost = costs[0] if costs else "cost unknown until the first run is done"
+            print(f"one training, by {config}: {cost}")
     for task in open_tasks(methods, store):
         if store.trained(task.run) is None:
             print(worker.command(task.run, store))
 
 
-def _weights(sweep: Sweep, worker: TrainingWorker, store: Store) -> list[str]:
+def weights_remark(sweep: Sweep, worker: TrainingWorker, store: Store) -> str:
     """Which epoch is evaluated."""
     config = worker.config(sweep.methods()[0].candidates()[0], store)
     if config.eval_every >= config.epochs:
-        return ["The weights of the last epoch are evaluated."]
-    return [
-        f"The weights of the epoch with the best {config.select} on the hold-out are evaluated."
-    ]
+        return "The weights of the last epoch are evaluated."
+    return f"The weights of the epoch with the best {config.select} on the hold-out are evaluated."

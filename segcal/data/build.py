@@ -14,7 +14,7 @@ from segcal.data.samples import Samples, spread
 from segcal.data.shift import DOMAIN, ROTATION, Shift, ShiftedPart, imbalanced
 from segcal.data.text import TextPart
 from segcal.data.transforms import Augmentation, Augmenter
-from segcal.files import check_size
+from segcal.files import check_size, one_line
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,15 @@ def build_data(config: DataConfig, *, seed: int) -> Splits:
         words=source.words,
         multilabel=config.multilabel,
     )
+
+
+def missing_data(config: DataConfig) -> str | None:
+    """In one line, why a data set cannot be read as it is on the disk; None if it can."""
+    try:
+        _read(replace(config, download=False))
+    except (ValueError, OSError) as error:
+        return one_line(error)
+    return None
 
 
 def build_shifted(data: Splits, config: DataConfig, shift: Shift, *, seed: int = 0) -> Splits:

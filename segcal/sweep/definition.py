@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,25 @@ from segcal.data.shift import parse_shifts
 from segcal.evaluation.calibrate import method_names
 from segcal.evaluation.evaluate import NONE
 from segcal.files import one_line, read_yaml
+from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES
+from segcal.losses.terms import parse_spec
 from segcal.metrics.scores import LOGGED, SCORES
-from segcal.sweep.plan import Evaluation, Method, Options, Value, combinations, merge_methods
+from segcal.sweep.plan import (
+    Evaluation,
+    Method,
+    Options,
+    Value,
+    combinations,
+    in_words,
+    merge_methods,
+)
 
 _KEYS = {"title", "config", "options", "vary", "seeds", "select", "posthoc", "shift", "limit"}
-_KEYS |= {"methods", "scores", "compare", "draw", "by_shift"}
+_KEYS |= {"methods", "grid", "scores", "compare", "draw", "by_shift", "by_class", "small"}
 _HYPER = {f.name for f in fields(LossOptions)} - {"loss", "class_weights"}
 _MAX_SEEDS = 1000
+_CLASS_SCORES = [name for name, score in SCORES.items() if score.scope == "classes"]
+_PIXEL_SCORES = [name for name in SCORES if name not in _CLASS_SCORES]
 _METHOD_KEYS = {"loss", "name", "seeds", "posthoc", "shift", "options"} | _HYPER
 
 
@@ -35,6 +47,14 @@ class Row:
     name: str
     method: Method
     posthoc: str
+
+
+@dataclass(frozen=True)
+class Variation:
+    """What the trainings of one table share: a config, and settings of `vary`."""
+
+    config: str
+    options: Options = ()
 
 
 @dataclass(frozen=True)
@@ -67,9 +87,10 @@ class Sweep:
     Attributes:
         name: of the files of its tables.
         title: what it shows.
-        config: a YAML file of settings, or the name of one in configs/.
+        configs: YAML files of settings, or names of such in configs/: every method is trained with
+            each.
         entries: the methods.
-        options: other settings than the config's.
+        options: other settings than the configs'.
         vary: settings with several values: every method is trained with each.
         select: scores on the hold-out that choose hyper-parameters; tables show the choice of the
             first, and that of the others where it differs.
@@ -78,11 +99,12 @@ class Sweep:
         compare: pairs of rows whose differences are shown.
         draw: rows in the reliability diagram.
         by_shift: scores that are shown for each shift by itself.
+        by_class: scores of classes that are shown for each class.
     """
 
     name: str
     title: str
-    config: str
+    configs: tuple[str, ...]
     entries: tuple[MethodEntry, ...]
     options: Options = ()
     vary: tuple[tuple[str, tuple[Value, ...]], ...] = ()
@@ -92,12 +114,24 @@ class Sweep:
     compare: tuple[tuple[str, str], ...] = ()
     draw: tuple[str, ...] = ()
     by_shift: tuple[str, ...] = ()
+    by_class: tuple[str, ...] = ()
 
-    def variations(self) -> tuple[Options, ...]:
-        """The settings of `vary`, one combination each."""
-        return combinations(dict(self.vary))
+    def variations(self) -> list[Variation]:
+        """Each config with each combination of `vary`."""
+        options = combinations(dict(self.vary))
+        return [
+            Variation(config, each) for config in dict.fromkeys(self.configs) for each in options
+        ]
 
-    def rows(self, variation: Options, rule: str) -> list[Row]:
+    def in_words(self, variation: Variation) -> str:
+        """What tells a variation from the others, with commas between; nothing if it is alone."""
+        several = len(set(self.configs)) > 1
+        settings = (f"{name} {in_words(value)}" for name, value in variation.options)
+        config = variation.config
+        name = Path(config).stem if config.endswith(".yaml") else config
+        return ", ".join([*[name] * several, *settings])
+
+    def rows(self, variation: Variation, rule: str) -> list[Row]:
         """The rows of a variation, with hyper-parameters chosen by `rule`."""
         return [
             Row(f"{entry.name} / {posthoc}", self.method(entry, variation, rule), posthoc)
@@ -118,22 +152,46 @@ class Sweep:
         """The shifts of all methods, in order."""
         return list(dict.fromkeys(shift for entry in self.entries for shift in entry.shifts))
 
-    def method(self, entry: MethodEntry, variation: Options, rule: str) -> Method:
+    def method(self, entry: MethodEntry, variation: Variation, rule: str) -> Method:
         """The trainings and evaluations of a method, chosen by `rule`."""
         where = [("", None), *((shift, self.limit) for shift in entry.shifts)]
+        varied = {name: value for name, value in variation.options if name in _HYPER}
+        hyper = {**entry.hyper, **{name: (value,) for name, value in varied.items()}}
+        others = [pair for pair in variation.options if pair[0] not in varied]
         return Method(
-            config=self.config,
+            config=variation.config,
             loss=entry.loss,
-            grid=combinations(entry.hyper),
+            grid=combinations({name: hyper[name] for name in sorted(hyper)}),
             seeds=entry.seeds,
             evaluations=frozenset(Evaluation(p, *at) for p in entry.posthoc for at in where),
-            options=tuple({**dict(self.options), **dict(entry.options), **dict(variation)}.items()),
+            options=tuple({**dict(self.options), **dict(entry.options), **dict(others)}.items()),
             select=rule,
         )
 
+    def untuned(self) -> Sweep:
+        """The same with nothing to choose: of each list of hyper-parameters the first value."""
+        firsts = (
+            replace(entry, hyper={name: values[:1] for name, values in entry.hyper.items()})
+            for entry in self.entries
+        )
+        return replace(self, entries=tuple(firsts))
 
-def read_sweep(path: Path) -> Sweep:
+    def with_seeds(self, count: int) -> Sweep:
+        """The same with the seeds 0 to `count` - 1 for every method."""
+        seeds = tuple(range(count))
+        return replace(self, entries=tuple(replace(entry, seeds=seeds) for entry in self.entries))
+
+
+def read_sweep(
+    path: Path, *, small: bool = False, at_hand: Callable[[str], bool] = lambda config: True
+) -> Sweep:
     """The sweep that a YAML file defines.
+
+    Args:
+        path: of the file.
+        small: take what the file says under `small` in place of its own keys.
+        at_hand: whether the data of a config is there: the first small version whose data is there
+            is taken, or else the last.
 
     Raises:
         ValueError: in one line, what is wrong with it.
@@ -142,23 +200,48 @@ def read_sweep(path: Path) -> Sweep:
         raise FileNotFoundError(f"Expected the YAML file of a sweep at {path}, but there is none")
     stated = read_yaml(path)
     try:
-        sweep = _sweep(stated, path)
+        sweep, *smaller = (_beside(path, one) for one in _versions(stated, path))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     except TypeError as error:  # a number where a list is meant, or a list as a name
         raise ValueError(f"{path}: Expected a sweep, but got {one_line(error)}") from None
-    beside = path.parent / sweep.config
-    return replace(sweep, config=str(beside)) if beside.is_file() else sweep
+    if not small:
+        return sweep
+    if not smaller:
+        raise ValueError(f"Expected small, what a small version changes, in {path}, but got none")
+    return next((one for one in smaller if all(map(at_hand, one.configs))), smaller[-1])
 
 
-def _sweep(stated: Any, path: Path) -> Sweep:
+def _versions(stated: Any, path: Path) -> list[Sweep]:
+    """The sweep, then its small versions; what the first of these says holds for the others."""
     _expect_keys(stated, _KEYS, {"config", "methods"}, "a sweep")
+    whole = {key: value for key, value in stated.items() if key != "small"}
+    found = [_sweep(whole, path.stem)]
+    changes = _listed(stated.get("small", []))
+    for change in changes:
+        _expect_keys(change, _KEYS - {"small"}, set(), "a small version")
+        small = {**whole, "title": f"{found[0].title}, small version", **changes[0], **change}
+        found.append(_sweep(small, f"{path.stem}_small"))
+    return found
+
+
+def _beside(path: Path, sweep: Sweep) -> Sweep:
+    """The sweep with paths for the configs that lie beside its file."""
+    beside = (path.parent / config for config in sweep.configs)
+    configs = (
+        str(file) if file.is_file() else config
+        for file, config in zip(beside, sweep.configs, strict=True)
+    )
+    return replace(sweep, configs=tuple(configs))
+
+
+def _sweep(stated: Any, name: str) -> Sweep:
     if not isinstance(stated["methods"], list) or not stated["methods"]:
         raise ValueError(f"Expected a list of methods, but got {stated['methods']!r:.60}")
     sweep = Sweep(
-        name=path.stem,
-        title=str(stated.get("title", path.stem)),
-        config=str(stated["config"]),
+        name=name,
+        title=str(stated.get("title", name)),
+        configs=_configs(stated["config"]),
         entries=tuple(_entry(entry, stated) for entry in stated["methods"]),
         options=_options(stated.get("options", {})),
         vary=tuple(
@@ -166,18 +249,24 @@ def _sweep(stated: Any, path: Path) -> Sweep:
         ),
         select=_among("select", stated.get("select", "accuracy"), [s.name for s in LOGGED]),
         limit=_limit(stated.get("limit")),
-        scores=_among("scores", stated.get("scores", list(Sweep.scores)), SCORES),
+        scores=_among("scores", stated.get("scores", list(Sweep.scores)), _PIXEL_SCORES),
         compare=tuple(_pair(pair) for pair in stated.get("compare", ())),
         draw=tuple(stated.get("draw", ())),
-        by_shift=_among("by_shift", stated.get("by_shift", []), SCORES),
+        by_shift=_among("by_shift", stated.get("by_shift", []), _PIXEL_SCORES),
+        by_class=_among("by_class", stated.get("by_class", []), _CLASS_SCORES),
     )
     _expect_rows(sweep)
     return sweep
 
 
 def _entry(stated: Any, whole: Mapping[str, Any]) -> MethodEntry:
+    stated = {"loss": stated} if isinstance(stated, str) else stated
     _expect_keys(stated, _METHOD_KEYS, {"loss"}, "a method")
     default = {**whole, **stated}
+    hyper = {
+        **_grid_of(str(stated["loss"]), whole.get("grid", {})),
+        **{name: stated[name] for name in stated if name in _HYPER},
+    }
     posthoc = default.get("posthoc", NONE)
     listed = posthoc if isinstance(posthoc, list) else str(posthoc).split(",")
     known = method_names(",".join(map(str, listed)))
@@ -186,16 +275,25 @@ def _entry(stated: Any, whole: Mapping[str, Any]) -> MethodEntry:
     entry = MethodEntry(
         name=str(stated.get("name", stated["loss"])),
         loss=str(stated["loss"]),
-        hyper={name: _values(stated[name]) for name in sorted(stated) if name in _HYPER},
+        hyper={name: _values(hyper[name]) for name in sorted(hyper)},
         seeds=_seeds(default.get("seeds", 1)),
         posthoc=tuple(p for p in (NONE, *known) if p in known or NONE in map(str, listed)),
         shifts=tuple(map(str, shifts)),
         options=_options(stated.get("options", {})),
     )
-    for hyper in combinations(entry.hyper):
-        chosen: dict[str, Any] = dict(hyper)
+    for combination in combinations(entry.hyper):
+        chosen: dict[str, Any] = dict(combination)
         LossOptions(loss=entry.loss, **chosen)  # complains of what does not fit
     return entry
+
+
+def _grid_of(loss: str, stated: Any) -> dict[str, Any]:
+    """What `grid` says of the terms of a loss."""
+    _expect_keys(stated, {*BASE_LOSSES, *AUXILIARY_LOSSES}, set(), "grid")
+    for values in stated.values():
+        _expect_keys(values, _HYPER, set(), "a term's grid")
+    base, auxiliaries = parse_spec(loss)
+    return {name: v for part in (base, *auxiliaries) for name, v in stated.get(part, {}).items()}
 
 
 def _expect_keys(stated: Any, known: set[str], needed: set[str], what: str) -> None:
@@ -210,7 +308,7 @@ def _expect_keys(stated: Any, known: set[str], needed: set[str], what: str) -> N
 
 
 def _expect_rows(sweep: Sweep) -> None:
-    names = [row.name for row in sweep.rows((), sweep.select[0])]
+    names = [row.name for row in sweep.rows(sweep.variations()[0], sweep.select[0])]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"Expected methods with different names, but got two {name}")
@@ -244,8 +342,19 @@ def _text(value: Any) -> Value:
     return str(value) if isinstance(value, list) else value
 
 
+def _listed(stated: Any) -> list[Any]:
+    return stated if isinstance(stated, list) else [stated]
+
+
+def _configs(stated: Any) -> tuple[str, ...]:
+    configs = _listed(stated)
+    if not configs or not all(isinstance(config, str) for config in configs):
+        raise ValueError(f"Expected a config or a list of configs, but got {stated!r:.60}")
+    return tuple(configs)
+
+
 def _values(stated: Any) -> tuple[Value, ...]:
-    values = stated if isinstance(stated, list) else [stated]
+    values = _listed(stated)
     if not values or not all(isinstance(value, float | int | str | bool) for value in values):
         raise ValueError(f"Expected a value or a list of values, but got {stated!r:.60}")
     return tuple(values)
@@ -266,7 +375,7 @@ def _limit(stated: Any) -> int | None:
 
 
 def _among(key: str, stated: Any, known: Iterable[str]) -> tuple[str, ...]:
-    names = stated if isinstance(stated, list) else [stated]
+    names = _listed(stated)
     for name in names:
         if name not in known:
             raise ValueError(f"Expected {key} out of {', '.join(known)}, but got {name}")

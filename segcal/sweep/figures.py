@@ -24,7 +24,7 @@ def draw(results: Results) -> dict[str, Figure]:
     sweep = results.sweep
     figures = {}
     for number, variation in enumerate(sweep.variations()):
-        ending = f"_{number + 1}" if sweep.vary else ""
+        ending = f"_{number + 1}" if len(sweep.variations()) > 1 else ""
         rows = [row for row in results.rows(variation) if row.name in sweep.draw]
         reports = {row.name: results.reports(row, Evaluation(row.posthoc)) for row in rows}
         if shown := {name: found[0] for name, found in reports.items() if found}:

@@ -14,8 +14,8 @@ from segcal.metrics import (
     paired_differences,
 )
 from segcal.metrics.scores import SCORES
-from segcal.sweep.definition import Row, Sweep
-from segcal.sweep.plan import Evaluation, Hyper, Method, Options, combinations, in_words
+from segcal.sweep.definition import Row, Sweep, Variation
+from segcal.sweep.plan import Evaluation, Hyper, Method, combinations, in_words
 from segcal.sweep.render import Block, Number, Sheet
 from segcal.sweep.store import Store
 from segcal.sweep.worker import to_shift
@@ -78,9 +78,10 @@ class Results:
         numbers: list[Number] = []
         for variation in self.sweep.variations():
             every = self.rows(variation)
-            prefix = ", ".join(f"{name} {in_words(value)}" for name, value in variation)
+            prefix = self.sweep.in_words(variation)
             for part in parts_of(self.sweep):
                 title = f"{prefix}: {part.title}" if prefix else part.title
+                caption = title if prefix else title[0].upper() + title[1:]
                 rows = [row for row in every if row.method.evaluations >= {*part.evaluations(row)}]
                 found = {
                     (row.name, score): self.number(row, score, part, title)
@@ -88,16 +89,20 @@ class Results:
                     for score in self.sweep.scores
                 }
                 numbers += found.values()
-                blocks.append(self._scores(title, rows, found))
-                blocks += self._differences(title, rows, part)
+                blocks.append(self._scores(caption, rows, found))
+                blocks += self._differences(caption, rows, part)
+                for score in self.sweep.by_class:
+                    lines = self._classes(rows, part, score, title)
+                    numbers += (number for line in lines.values() for number in line)
+                    blocks.append(self._by_class(caption, score, rows, lines))
                 if len(part.shifts) > 1:
                     single = self._single(rows, part, prefix)
                     numbers += single.values()
-                    blocks += self._by_shift(title, rows, part, single)
-        said = [*self._remarks(), *remarks]
+                    blocks += self._by_shift(caption, rows, part, single)
+        said = [*self.remarks(), *remarks]
         return Sheet(self.sweep.name, self.sweep.title, command, said, blocks, numbers)
 
-    def rows(self, variation: Options) -> list[Row]:
+    def rows(self, variation: Variation) -> list[Row]:
         """The rows of a variation; those of further rules where they chose otherwise."""
         first, *others = self.sweep.select
         rows = self.sweep.rows(variation, first)
@@ -135,15 +140,30 @@ class Results:
         return found
 
     def number(
-        self, row: Row, score: str, part: Part, column: str, *, interval: bool = True
+        self,
+        row: Row,
+        score: str,
+        part: Part,
+        column: str,
+        *,
+        interval: bool = True,
+        of_class: int | None = None,
     ) -> Number:
-        """A score of a row: its mean over the shifts of `part`, one a seed, and its interval."""
+        """A score of a row: its mean over the shifts of `part`, one a seed, and its interval.
+
+        A score of classes is that of the class with the index `of_class`, without an interval.
+        """
+
+        def value(report: Report) -> float:
+            found = getattr(report, score)
+            return found if of_class is None else float(found[of_class])
+
         unit, factor = SCORES[score].unit, SCORES[score].scale
         each = [self.reports(row, e) for e in part.evaluations(row)]  # (shifts, seeds)
         if not all(each):
             return Number(score, unit, row.name, column, ())
-        seeds = [fmean(getattr(r, score) for r in reports) for reports in zip(*each, strict=True)]
-        found = self._intervals(row, part).get(score) if interval else None
+        seeds = [fmean(map(value, reports)) for reports in zip(*each, strict=True)]
+        found = self._intervals(row, part).get(score) if interval and of_class is None else None
         ends = None if found is None else (factor * found.low, factor * found.high)
         return Number(score, unit, row.name, column, tuple(factor * s for s in seeds), ends)
 
@@ -170,12 +190,26 @@ class Results:
                     )
         return found
 
+    def _classes(
+        self, rows: Sequence[Row], part: Part, score: str, title: str
+    ) -> dict[str, list[Number]]:
+        """By class, its numbers of every row; none as long as nothing is measured."""
+        reports = (self.reports(row, e) for row in rows for e in part.evaluations(row))
+        first = next((found[0] for found in reports if found), None)
+        if first is None:
+            return {}
+        names = first.class_names or tuple(map(str, range(first.protocol.num_classes)))
+        return {
+            name: [self.number(r, score, part, f"{title}: {name}", of_class=c) for r in rows]
+            for c, name in enumerate(names)
+        }
+
     def _scores(
-        self, title: str, rows: Sequence[Row], found: Mapping[tuple[str, str], Number]
+        self, caption: str, rows: Sequence[Row], found: Mapping[tuple[str, str], Number]
     ) -> Block:
         scores = self.sweep.scores
         return Block(
-            f"{_capital(title)}: {INTERVAL}",
+            f"{caption}: {INTERVAL}",
             [_heading(score, arrow=True) for score in scores],
             [
                 (
@@ -186,7 +220,7 @@ class Results:
             ],
         )
 
-    def _differences(self, title: str, rows: Sequence[Row], part: Part) -> list[Block]:
+    def _differences(self, caption: str, rows: Sequence[Row], part: Part) -> list[Block]:
         """The differences that are asked for, also between the rows of further rules."""
         by_name = {row.name: row for row in rows}
         pairs = []
@@ -207,18 +241,18 @@ class Results:
             return []
         scores = [score for score in self.sweep.scores if score in shown[0][1]]
         rows_of = [(name, [found[s].texts(SCORES[s]) for s in scores]) for name, found in shown]
-        return [Block(f"{_capital(title)}: {DIFFERENCE}", [_heading(s) for s in scores], rows_of)]
+        return [Block(f"{caption}: {DIFFERENCE}", [_heading(s) for s in scores], rows_of)]
 
     def _by_shift(
         self,
-        title: str,
+        caption: str,
         rows: Sequence[Row],
         part: Part,
         found: Mapping[tuple[str, str, str], Number],
     ) -> list[Block]:
         return [
             Block(
-                f"{_capital(title)}, one by one: {_heading(score, arrow=True)}",
+                f"{caption}, one by one: {_heading(score, arrow=True)}",
                 [row.name for row in rows],
                 [
                     (shift, [(found[row.name, shift, score].text, "") for row in rows])
@@ -228,19 +262,29 @@ class Results:
             for score in self.sweep.by_shift
         ]
 
-    def _remarks(self) -> list[str]:
+    def _by_class(
+        self, caption: str, score: str, rows: Sequence[Row], lines: Mapping[str, Sequence[Number]]
+    ) -> Block:
+        return Block(
+            f"{caption}: {_heading(score, arrow=True)}",
+            [row.name for row in rows],
+            [(name, [(number.text, "") for number in line]) for name, line in lines.items()],
+        )
+
+    def remarks(self) -> list[str]:
         """How the numbers came about."""
         counts = sorted({len(entry.seeds) for entry in self.sweep.entries})
         seeds = " or ".join(map(str, counts)) + (" seeds" if counts[-1] > 1 else " seed")
         said = [f"{seeds} a method; post-hoc methods are fitted on the clean hold-out."]
         rules = " and by ".join(SCORES[rule].label for rule in self.sweep.select)
-        if any(len(row.method.grid) > 1 for row in self.sweep.rows((), self.sweep.select[0])):
+        if any(len(combinations(entry.hyper)) > 1 for entry in self.sweep.entries):
             said.append(
                 f"Hyper-parameters are chosen by {rules} on the hold-out with the first seed, "
                 "never on the test images."
             )
         for variation in self.sweep.variations():
-            before = "".join(f"{name} {in_words(value)}, " for name, value in variation)
+            words = self.sweep.in_words(variation)
+            before = f"{words}, " if words else ""
             for entry in self.sweep.entries:
                 chosen = {
                     SCORES[rule].label: self.choice(self.sweep.method(entry, variation, rule))
@@ -267,10 +311,6 @@ def by_rule(row: str, rule: str) -> str:
     """The name of a row whose hyper-parameters a further rule chose."""
     method, _, posthoc = row.rpartition(" / ")
     return f"{method} by {SCORES[rule].label} / {posthoc}"
-
-
-def _capital(title: str) -> str:
-    return title[0].upper() + title[1:]
 
 
 def _heading(score: str, *, arrow: bool = False) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from segcal.config import CONFIG, TrainConfig, parse_train, recipe_path, to_dict
+from segcal.data.build import missing_data
 from segcal.data.shift import Shift, parse_shifts
 from segcal.evaluation.calibrate import fit_scalers
 from segcal.evaluation.evaluate import NONE, measure, require_pixels
@@ -87,6 +88,15 @@ class TrainingWorker:
         """A line for a shell that trains `run`."""
         words = self.arguments(run, store.folder(run))
         return shlex.join(["segcal", "train", *words, "--resume"])
+
+    def missing(self, config: str, *, fetch: bool = True) -> str | None:
+        """In one line, why no run of a config can be trained: data or weights that are not there.
+
+        Args:
+            config: a YAML file, or the name of one in configs/.
+            fetch: data that is fetched when it is needed is not missing.
+        """
+        return _missing(self, config, fetch)
 
     def train(self, run: Training, store: Store) -> dict[str, Any]:
         """Train or resume `run`; the hold-out scores of its best epoch."""
@@ -174,6 +184,17 @@ class TrainingWorker:
 @cache
 def _parse(*arguments: str) -> TrainConfig:
     return parse_train(arguments)[0]
+
+
+@cache
+def _missing(worker: TrainingWorker, config: str, fetch: bool) -> str | None:
+    settings = _parse(*worker.arguments(Training(config, "nll"), Path("unused")))
+    weights = Path(settings.model.encoder_weights or "")
+    if len(weights.parts) > 1 and not weights.exists():
+        return f"Expected the file {weights}, but there is none"
+    if fetch and settings.data.download:
+        return None
+    return missing_data(settings.data)
 
 
 def _complete_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:

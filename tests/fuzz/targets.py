@@ -432,8 +432,10 @@ def sweep_examples(_):
         "scores": ["accuracy", "ece"],
         "compare": [["nll / none", "x / ts"]],
         "draw": ["nll / none"],
+        "small": [{"config": "digits", "seeds": 1}, {"grid": {"mdca": {"beta": 1}}}],
     }
-    return [yaml.safe_dump(stated).encode(), b"config: digits\nmethods: [{loss: nll}]\n"]
+    listed = b"config: [digits, scenes]\ngrid: {fl: {gamma: [1, 3]}}\nmethods: [nll, fl]\n"
+    return [yaml.safe_dump(stated).encode(), b"config: digits\nmethods: [{loss: nll}]\n", listed]
 
 
 def sweep_attempt(data, _, out):

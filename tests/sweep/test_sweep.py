@@ -176,6 +176,11 @@ def test_dry_run_states_runs_and_cost_and_writes_nothing(made, tmp_path, capsys)
     assert lines[0] == "6 trainings at most, 0 done; 30 reports to make"
     assert lines[1].endswith("tiny.yaml: a second.")
     assert len(lines) == 2 + 4 and not (tmp_path / "none").exists()
+    shutil.copy(made / "grid.yaml", tmp_path)
+    (tmp_path / "tiny.yaml").write_text(CONFIG.replace("# cost: a second.", ""))
+    assert sweep(tmp_path, "--out", str(tmp_path / "none"), "--dry-run") == 0
+    cost = capsys.readouterr().out.splitlines()[1]
+    assert cost.endswith("tiny.yaml: cost unknown until the first run is done")
 
 
 def test_options_vary(tmp_path):
@@ -191,7 +196,53 @@ def test_options_vary(tmp_path):
     folders = sorted(path.name for path in (tmp_path / "out/runs").iterdir())
     assert folders == [f"tiny-nll-data.limit{limit}-seed0" for limit in (40, 60)]
     text = (tmp_path / "out/grid.md").read_text()
-    assert "**Data.limit 40: clean test images" in text and "limit 60: clean" in text
+    assert "**data.limit 40: clean test images" in text and "limit 60: clean" in text
+
+
+def test_several_configs_with_grids_by_term_and_scores_by_class(tmp_path):
+    (tmp_path / "tiny.yaml").write_text(CONFIG)
+    (tmp_path / "other.yaml").write_text(CONFIG.replace("limit: 60", "limit: 40"))
+    (tmp_path / "grid.yaml").write_text(
+        "config: [tiny.yaml, other.yaml]\nscores: [sce]\nby_class: [class_ece]\n"
+        "grid: {fl: {gamma: [3, 1]}, mdca: {beta: [1, 10]}}\n"
+        "methods: [nll, fl+mdca, {loss: fl, gamma: 2}]\n"
+    )
+    nll, both, fl = read_sweep(tmp_path / "grid.yaml").methods()[:3]
+    assert (len(nll.grid), len(both.grid), fl.grid) == (1, 4, ((("gamma", 2),),))
+    assert sweep(tmp_path, "--out", str(tmp_path / "out"), "--no-tune", "--seeds", "2") == 0
+    names = {path.name for path in (tmp_path / "out/runs").iterdir()}
+    methods = ("nll", "fl+mdca-beta1-gamma3", "fl-gamma2")  # the first of each list
+    assert names == {
+        f"{config}-{method}-seed{seed}"
+        for config in ("tiny", "other")
+        for method in methods
+        for seed in (0, 1)
+    }
+    with open(tmp_path / "out/grid.csv", newline="") as file:
+        rows = {(r["metric"], r["row"], r["column"]): r for r in csv.DictReader(file)}
+    where = "other: clean test images"
+    each = [rows["class_ece", "nll / none", f"{where}: {digit}"] for digit in range(10)]
+    seeds = zip(*(map(float, r["seeds"].split()) for r in each), strict=True)
+    means = [fmean(classes) for classes in seeds]
+    sce = [float(x) for x in rows["sce", "nll / none", where]["seeds"].split()]
+    assert [10 * mean for mean in means] == pytest.approx(sce, rel=1e-4)  # SCE is their mean
+    assert "fl+mdca / none" in (tmp_path / "out/grid.md").read_text()
+
+
+def test_a_small_version_replaces_keys_and_takes_data_that_is_there(tmp_path, capsys):
+    (tmp_path / "grid.yaml").write_text(
+        "title: Big\nconfig: cifar10_resnet32\nmethods: [nll, fl]\ngrid: {fl: {gamma: [1, 3]}}\n"
+        "small:\n  - {config: small/cifar10_resnet8, grid: {fl: {gamma: 3}}, seeds: 2}\n"
+        "  - {config: small/digits_resnet8, methods: [fl]}\n"
+    )
+    assert sweep(tmp_path, "--small", "--data", str(tmp_path), "--dry-run") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "2 trainings, 0 done; 2 reports to make"
+    assert all("small/digits_resnet8.yaml --loss fl --gamma 3" in line for line in lines[2:])
+    first = read_sweep(tmp_path / "grid.yaml", small=True)
+    assert first.configs == ("small/cifar10_resnet8",) and len(first.entries) == 2
+    assert (first.name, first.title) == ("grid_small", "Big, small version")
+    assert read_sweep(tmp_path / "grid.yaml").configs == ("cifar10_resnet32",)
 
 
 def test_a_table_has_the_rows_that_are_evaluated_there(tmp_path):
@@ -224,6 +275,10 @@ def test_a_table_has_the_rows_that_are_evaluated_there(tmp_path):
         ),
         (("config: tiny.yaml", "config: nowhere"), "Expected a config at nowhere"),
         (("methods:", "ways:"), "Expected methods in a sweep, but there is none"),
+        (("limit: 30", "grid: {mcda: {beta: 1}}"), "Expected keys of grid out of .* but got mcda"),
+        (("limit: 30", "small: {epochs: 1}"), "Expected keys of a small version out of .* epochs"),
+        (("by_shift: [ece]", "by_class: [ece]"), "Expected by_class out of class_ece, .* got ece"),
+        (("config: tiny.yaml", "config: []"), "Expected a config or a list of configs"),
     ],
 )
 def test_mistakes_are_one_line(change, message, tmp_path, capsys):

@@ -4,10 +4,12 @@ from collections import defaultdict
 from statistics import fmean
 
 import pytest
-from reproduction import experiments, paper
-from reproduction.grids import grid
+from reproduction import paper
 
+from segcal.config import RECIPES
 from segcal.metrics.scores import SCORES, UNITS
+from segcal.sweep.definition import read_sweep
+from segcal.sweep.plan import combinations
 
 LABELS = [
     "tab:sel-config",
@@ -156,31 +158,38 @@ def test_ece_of_segmentation_says_under_confidence():
     assert excess == {"nll / none": 2.58, "nll / ts": 0.91, "fl / none": 0.54}
 
 
-def test_every_row_has_an_experiment_and_a_stand_in(tmp_path):
-    for table in paper.tables().values():
-        for want in table.wants():
-            assert want.experiment in experiments.EXPERIMENTS
-    for name, experiment in experiments.EXPERIMENTS.items():
-        assert set(experiment.stand_ins) <= set(experiments.STAND_INS)
-        bare = experiments.config_name(name, "small", tmp_path)
-        assert experiments.STAND_INS[bare].needs == ()  # nothing to fetch on a bare machine
+def grid(loss, name="auxiliaries", *, small=False):
+    """The hyper-parameters that a sweep of the paper tries for a loss."""
+    sweep = read_sweep(RECIPES / f"sweeps/paper/{name}.yaml", small=small)
+    (entry,) = [entry for entry in sweep.entries if entry.loss == loss]
+    return combinations(entry.hyper)
 
 
 @pytest.mark.parametrize(
     ("loss", "candidates"),
     [
-        *[("nll", 1), ("ls", 1), ("brier", 1), ("flsd", 1), ("fl", 3), ("nll+mdca", 6)],
-        *[("fl+mdca", 18), ("nll+dca", 6), ("nll+mmce", 2), ("fl+mmce", 6), ("ls+mdca", 6)],
+        *[("nll", 1), ("ls", 1), ("fl", 3), ("nll+mdca", 6), ("fl+mdca", 18), ("nll+dca", 6)],
+        *[("nll+mmce", 2), ("fl+mmce", 6), ("ls+mdca", 6)],
     ],
 )
 def test_grids_are_the_papers(loss, candidates):
-    assert len(grid(loss, "full")) == candidates
-    assert len(grid(loss, "full", tune=False)) == 1
-    assert set(grid(loss, "small")) <= set(grid(loss, "full"))
+    assert len(grid(loss)) == candidates
+    assert set(grid(loss, small=True)) <= set(grid(loss))
+
+
+def test_every_sweep_has_the_same_grids():
+    """A method is trained once for all tables: so each must ask for the same choice."""
+    found = defaultdict(set)
+    for path in (RECIPES / "sweeps/paper").glob("*.yaml"):
+        if path.stem not in ("segmentation", "batch_size", "beta"):  # gamma or beta is fixed there
+            for small in (False, True):
+                for entry in read_sweep(path, small=small).entries:
+                    found[entry.loss, small].add(combinations(entry.hyper))
+    assert len(found) == 2 * 14
+    assert all(len(grids) == 1 for grids in found.values())
 
 
 def test_segmentation_fixes_gamma():
-    grids = experiments.EXPERIMENTS["voc2012_deeplabv3plus_xception65"].grids
-    assert grid("fl", "full", own=grids["fl"]) == ((("gamma", 3.0),),)
-    assert len(grid("fl+mdca", "full", own=grids["fl+mdca"])) == 6
-    assert {dict(h)["gamma"] for h in grid("fl+mdca", "full", own=grids["fl+mdca"])} == {3}
+    assert grid("fl", "segmentation") == ((("gamma", 3),),)
+    assert len(grid("fl+mdca", "segmentation")) == 6
+    assert {dict(h)["gamma"] for h in grid("fl+mdca", "segmentation")} == {3}

@@ -7,6 +7,8 @@ import pytest
 from reproduction import paper
 from reproduction.render import make_sheet
 
+from segcal.config import RECIPES
+from segcal.sweep.definition import read_sweep
 from segcal.sweep.render import Number, put_into, sheet_csv, sheet_html, sheet_markdown
 
 
@@ -22,7 +24,8 @@ def sheet(command="python tools/reproduce.py segmentation"):
         for row in table.rows
         for column in table.columns
     ]
-    return make_sheet(table, numbers, {}, command, ["A <b>remark</b>."])
+    sweep = read_sweep(RECIPES / "sweeps/paper/segmentation.yaml")
+    return make_sheet(table, sweep, numbers, command, ["A <b>remark</b>."])
 
 
 def test_markdown_has_ours_beside_the_papers():

@@ -10,14 +10,18 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from reproduction import command, experiments, figures, opening, paper
-from reproduction.results import Setting
+from reproduction import command, figures, opening, paper
+from reproduction.render import numbers
 
 from segcal import viz
-from segcal.config import load_config, parse_train
+from segcal.commands.sweep import find_sweep, worker_of
+from segcal.config import RECIPES, load_config, parse_train
 from segcal.metrics import CalibrationMeter, Report, mean_intervals
 from segcal.sweep import worker
+from segcal.sweep.definition import read_sweep
+from segcal.sweep.results import Results
 from segcal.sweep.store import Store
+from segcal.sweep.worker import TrainingWorker
 
 TINY = """
 data: {name: DATA, limit: 16}
@@ -28,19 +32,20 @@ workers: 0
 optim: {name: sgd, lr: 0.05, weight_decay: 0.0}
 schedule: {name: constant, warmup: 0}
 """
+BETAS, SIZES = (0.25, 1, 5, 25), (16, 64, 256)
 
 
 @pytest.fixture
 def tiny(tmp_path, monkeypatch):
     """Configs of the same names, for trainings of a second; nothing else is replaced."""
-    configs = shutil.copytree(experiments.CONFIGS, tmp_path / "configs")
-    for name in experiments.STAND_INS:
-        unet = "{name: small_unet, width: 4}"
-        data, model = ("scenes", unet) if "scenes" in name else ("digits", "{name: resnet8}")
-        text = TINY.replace("DATA", data).replace("MODEL", model)
-        (configs / f"{name}.yaml").write_text(text)
+    configs = shutil.copytree(RECIPES, tmp_path / "configs")
+    for path in (configs / "small").glob("*_*.yaml"):
+        path.write_text(TINY.replace("DATA", "digits").replace("MODEL", "{name: resnet8}"))
+    unet = "{name: small_unet, width: 4}"
+    (configs / "small/scenes.yaml").write_text(
+        TINY.replace("DATA", "scenes").replace("MODEL", unet)
+    )
     monkeypatch.setattr(worker, "find_config", lambda name: configs / f"{name}.yaml")
-    monkeypatch.setattr(experiments, "CONFIGS", configs)
     return tmp_path
 
 
@@ -81,8 +86,11 @@ def test_segmentation_table(tiny, capsys):
 
 def drawn(tiny, name):
     """The figure that is drawn again from what `reproduce` left, the same as the one written."""
-    setting = Setting("small", tiny, (0,), False, Store(tiny / "out/small/runs"))
-    (figure,) = figures.FIGURES[name].draw(setting).values()
+    maker = figures.FIGURES[name]
+    path = RECIPES / f"sweeps/paper/{maker.sweep}.yaml"
+    sweep = read_sweep(path, small=True).with_seeds(1).untuned()
+    results = [Results(part, Store(tiny / "out/small/runs")) for part in maker.parts(sweep)]
+    (figure,) = maker.draw(results).values()
     svg = ElementTree.parse(tiny / f"out/small/{name}.svg").getroot()
     width, height = (float(svg.get(side).removesuffix("pt")) for side in ("width", "height"))
     assert (width, height) == pytest.approx(tuple(72 * figure.get_size_inches()))
@@ -99,7 +107,7 @@ def lines_of(ax):
 def test_reliability_figure_shows_the_reports(tiny):
     assert reproduce(tiny, "reliability_fl", "--seeds", "1", "--no-tune") == 0
     figure = drawn(tiny, "reliability_fl")
-    folders = ("small_digits_resnet8-fl-gamma3", "small_digits_resnet8-fl+mdca-beta1-gamma3")
+    folders = ("small_cifar10_resnet8-fl-gamma3", "small_cifar10_resnet8-fl+mdca-beta1-gamma3")
     for ax, folder, loss in zip(figure.axes, folders, ("fl", "fl+mdca"), strict=False):
         path = tiny / f"out/small/runs/{folder}-seed0/reports/test-none.json"
         expected = viz.reliability_diagram(Report.load(path), counts=False)
@@ -119,22 +127,22 @@ def test_convergence_figure_shows_the_logs(tiny):
     for ax, score, factor in zip(figure.axes, ("ece", "sce"), (100, 1000), strict=True):
         lines = lines_of(ax)
         for loss, beta in (("nll+mdca", 1), ("nll+mmce", 2), ("nll+dca", 1)):
-            run = tiny / f"out/small/runs/small_digits_resnet8-{loss}-beta{beta}-seed0"
+            run = tiny / f"out/small/runs/small_mnist_resnet8-{loss}-beta{beta}-seed0"
             log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
             expected = [[line["epoch"], factor * line[f"holdout/{score}"]] for line in log]
             np.testing.assert_allclose(lines[loss], expected)
 
 
-def test_sweeps(tiny, monkeypatch):
-    monkeypatch.setattr(figures, "BATCH_SIZES", {"small": (8, 16)})
-    monkeypatch.setattr(figures, "BETAS", {"small": (0.25, 1)})
+def test_figures_against_a_setting(tiny):
+    path = tiny / "configs/small/cifar10_resnet8.yaml"
+    path.write_text(path.read_text().replace("limit: 16", "limit: 300"))  # for batches of 256
     assert reproduce(tiny, "beta", "batch_size", "--seeds", "1") == 0
     runs = tiny / "out/small/runs"
     found = {
-        "beta": {"fl+mdca": {b: f"fl+mdca-beta{b}-gamma3" for b in (0.25, 1)}},
+        "beta": {"fl+mdca": {b: f"mnist_resnet8-fl+mdca-beta{b}-gamma3" for b in BETAS}},
         "batch_size": {
-            "fl+mdca": {b: f"fl+mdca-beta1-gamma3-batch_size{b}" for b in (8, 16)},
-            "fl": {b: f"fl-gamma3-batch_size{b}" for b in (8, 16)},
+            "fl+mdca": {b: f"cifar10_resnet8-fl+mdca-beta1-gamma3-batch_size{b}" for b in SIZES},
+            "fl": {b: f"cifar10_resnet8-fl-gamma3-batch_size{b}" for b in SIZES},
         },
     }
     factors = {"ece": 100, "sce": 1000, "accuracy": 100}
@@ -145,7 +153,7 @@ def test_sweeps(tiny, monkeypatch):
             for loss, folders in found[name].items():
                 values = []
                 for at, folder in folders.items():
-                    path = runs / f"small_digits_resnet8-{folder}-seed0/reports/test-none.json"
+                    path = runs / f"small_{folder}-seed0/reports/test-none.json"
                     values.append([at, factors[score] * getattr(Report.load(path), score)])
                 np.testing.assert_allclose(lines[loss], values)
 
@@ -155,14 +163,15 @@ def test_list_names_everything_and_says_what_is_missing(tiny, capsys):
     text = capsys.readouterr().out
     for entry in [*paper.tables().values(), *paper.figures().values()]:
         assert entry.name in text and entry.label in text
-    assert f"missing {tiny}/VOCdevkit/VOC2012" in text
+    assert "missing: data of voc2012_deeplabv3plus_xception65" in text
 
 
 def test_missing_data_is_one_line(tiny, capsys):
     words = ["segmentation", "--data", str(tiny), "--out", str(tiny / "out")]
     assert command.reproduce("", words) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"Expected {tiny}/VOCdevkit/VOC2012 for voc2012_deeplabv3plus_xception65" in line
+    assert "Expected VOC 2012" in line and str(tiny) in line
+    assert "(for voc2012_deeplabv3plus_xception65; --list says what can be made)" in line
     assert not (tiny / "out").exists()
     assert reproduce(tiny, "figure9") == 2
     assert "but got 'figure9'" in capsys.readouterr().err
@@ -170,8 +179,8 @@ def test_missing_data_is_one_line(tiny, capsys):
 
 def test_dry_run_prints_commands_that_train(tiny, capsys):
     assert reproduce(tiny, "segmentation", "--dry-run", "--seeds", "1") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4
+    counted, _, *lines = capsys.readouterr().out.splitlines()
+    assert counted == "4 trainings, 0 done; 4 reports to make" and len(lines) == 4
     for line in lines:
         assert line.startswith("segcal train ")
         config, resume = parse_train(line.split()[2:])
@@ -237,23 +246,56 @@ def test_layer_of_the_map_is_the_deepest_of_the_encoder():
     assert opening.deepest(net, torch.zeros(3, 8, 8)) is net.encoder[1]
 
 
-@pytest.mark.parametrize("name", [*experiments.EXPERIMENTS, *experiments.STAND_INS])
-def test_configs_are_valid_or_listed_as_missing(name, tmp_path):
-    path = experiments.CONFIGS / f"{name}.yaml"
-    if not path.exists():
-        assert experiments.missing(name, tmp_path) == f"configs/{name}.yaml"
-        return
+PAPER = sorted((RECIPES / "sweeps/paper").glob("*.yaml"))
+CONFIGS = sorted(
+    {c for path in PAPER for small in (0, 1) for c in read_sweep(path, small=small).configs}
+)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configs_state_their_schedule_and_open_with_their_command(name):
+    path = RECIPES / f"{name}.yaml"
     load_config(path)
     stated = yaml.safe_load(path.read_text())
     assert "warmup" in stated["schedule"] and "lr" in stated["optim"]
     assert f"--config configs/{name}.yaml" in path.read_text().splitlines()[0]
 
 
+def options(*words):
+    found = command.parser("").parse_args(list(words))
+    found.small = found.scale == "small"
+    return found
+
+
+def test_a_bare_machine_has_every_small_table(tmp_path):
+    """Scikit-learn's digits stand in where data is missing, and turn in place of domains."""
+    words = options("--scale", "small", "--data", str(tmp_path))
+    bare = worker_of(words)
+    for path in PAPER:
+        assert not command._missing([find_sweep(f"paper/{path.stem}", bare, words)], bare)
+    pacs = find_sweep("paper/pacs", bare, words)
+    assert pacs.configs == ("small/digits_resnet8",)
+    assert pacs.shifts() == ["rotation:15", "rotation:45", "rotation:75"]
+    assert {"mdca", "fl"} <= {part for e in pacs.entries for part in e.loss.split("+")}
+    assert pacs.entries[-1].hyper == {"beta": (1, 10), "gamma": (3, 1)}  # of the first version
+
+
+@pytest.mark.parametrize("scale", ["small", "full"])
+def test_sweeps_have_what_the_tables_of_the_paper_ask_for(scale, tmp_path):
+    words = options("--scale", scale, "--data", str(tmp_path))
+    for table in paper.tables().values():
+        (sweep,) = command.sweeps_of(table, worker_of(words), words)
+        assert len(sweep.configs) == len(table.experiments)
+        assert scale == "small" or list(sweep.configs) == table.experiments
+        found = numbers(table, Results(sweep, Store(tmp_path)))  # looks up every place
+        assert len(found) == len(table.units) * len(table.rows) * len(table.columns)
+
+
 def test_table_of_our_own_has_intervals_and_differences(tiny):
     into = tiny / "results.md"
     assert reproduce(tiny, "voc_half", "--seeds", "2", "--no-tune", "--into", str(into)) == 0
     runs = tiny / "out/small/runs"
-    names = ["small_scenes-fl-gamma3", "small_scenes-fl+mdca-beta1-gamma3"]
+    names = ["small_scenes-fl-gamma1", "small_scenes-fl+mdca-beta1-gamma1"]
     first, second = (
         [Report.load(runs / f"{name}-seed{seed}/reports/test-none.json") for seed in (0, 1)]
         for name in names
@@ -273,6 +315,5 @@ def test_table_of_our_own_has_intervals_and_differences(tiny):
 def test_missing_word_vectors_are_named(tmp_path):
     """The messages can be fetched, GloVe cannot."""
     path = tmp_path / "glove.6B.100d.txt"
-    assert experiments.missing("newsgroups_gpcnn", tmp_path) == str(path)
-    path.touch()
-    assert experiments.missing("newsgroups_gpcnn", tmp_path) is None
+    found = TrainingWorker(tmp_path).missing("newsgroups_gpcnn")
+    assert found == f"Expected the file {path}, but there is none"

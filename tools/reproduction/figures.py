@@ -7,185 +7,157 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from reproduction.grids import grid
-from reproduction.paper import Want
-from reproduction.results import Setting
 from segcal import viz
 from segcal.metrics import Report
 from segcal.metrics.scores import SCORES
-from segcal.sweep.plan import Evaluation, Hyper, Method
+from segcal.sweep.definition import Row, Sweep, Variation
+from segcal.sweep.plan import Evaluation
+from segcal.sweep.results import CLEAN, Results
 from segcal.training.trainer import LOG
 from segcal.viz.figure import new_figure, run_style
 
-Pairs = tuple[tuple[str, tuple[str, ...]], ...]  # (experiment, losses), a row of a figure each
-
-_PAIRS: dict[str, Pairs] = {
-    "reliability": (
-        ("cifar10_resnet32", ("nll", "nll+mdca")),
-        ("svhn_resnet20", ("ls", "ls+mdca")),
-    ),
-    "reliability_fl": (("cifar10_resnet32", ("fl", "fl+mdca")),),
-    "dca_mdca": (
-        ("cifar10_resnet32", ("nll+dca", "nll+mdca")),
-        ("cifar10_resnet32", ("fl+dca", "fl+mdca")),
-    ),
-    "wrong_confidence": (("cifar10_resnet32", ("nll", "nll+mdca")),),
-    # The caption's decay at epochs 50 and 70 is the schedule of SVHN.
-    "convergence": (("svhn_resnet20", ("nll+mdca", "nll+mmce", "nll+dca")),),
-}
-BATCH_SIZES = {"full": (16, 32, 64, 128, 256, 512, 1024), "small": (16, 64, 256)}
-BETAS = {
-    "full": (0.25, 0.5, 1, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50),
-    "small": (0.25, 1, 5, 25),
-}
+CIFAR10, SVHN = 0, 1  # places in the configs of paper/auxiliaries
+Parts = tuple[tuple[int, tuple[str, ...]], ...]  # (place of a config, losses) each
 
 
 @dataclass(frozen=True)
 class FigureMaker:
-    """How to make a figure: the methods it needs, and its pictures by the suffix of their name."""
+    """How to make a figure.
 
-    needs: Callable[[Setting], list[Method]]
-    draw: Callable[[Setting], Mapping[str, Figure]]
+    Attributes:
+        sweep: of configs/sweeps/paper that has its runs.
+        parts: of that sweep what it shows, each a sweep of its own.
+        draw: the pictures by the suffix of their name, from the results of each part.
+    """
 
-
-def of_pairs(name: str, draw: Callable[[Setting, Pairs], Figure]) -> FigureMaker:
-    """A figure that compares losses on experiments."""
-
-    def needs(setting: Setting) -> list[Method]:
-        return [setting.method(where, loss) for where, losses in _PAIRS[name] for loss in losses]
-
-    return FigureMaker(needs, lambda setting: {"": draw(setting, _PAIRS[name])})
+    sweep: str
+    parts: Callable[[Sweep], list[Sweep]]
+    draw: Callable[[Sequence[Results]], Mapping[str, Figure]]
 
 
-def first_report(setting: Setting, experiment: str, loss: str) -> Report:
-    """The report of the first seed."""
-    return setting.reports(Want(experiment, loss))[0]
+def compared(parts: Parts, draw: Callable[[Sequence[Results]], Figure]) -> FigureMaker:
+    """A figure that compares losses, whose runs are those of the table of auxiliaries."""
+
+    def part(sweep: Sweep, place: int, losses: tuple[str, ...]) -> Sweep:
+        entries = {entry.loss: entry for entry in sweep.entries}
+        chosen = tuple(entries[loss] for loss in losses)
+        return replace(sweep, configs=(sweep.configs[place],), entries=chosen)
+
+    return FigureMaker(
+        "auxiliaries",
+        lambda sweep: [part(sweep, *each) for each in parts],
+        lambda results: {"": draw(results)},
+    )
 
 
-def diagrams_and_histograms(setting: Setting, pairs: Pairs) -> Figure:
-    """A row for each pair: reliability diagrams, then confidence histograms."""
-    figure = new_figure(13, 3.6 * len(pairs))
-    axes = figure.subplots(len(pairs), 4, squeeze=False)
-    for row, (experiment, losses) in zip(axes, pairs, strict=True):
-        for column, loss in enumerate(losses):
-            shown = first_report(setting, experiment, loss)
+def row_of(results: Results, config: str, loss: str) -> Row:
+    """The row of a loss, without post-hoc calibration."""
+    (row,) = [r for r in results.rows(Variation(config)) if r.name == f"{loss} / none"]
+    return row
+
+
+def first_reports(results: Results, place: int = 0) -> dict[str, Report]:
+    """The report of the first seed for each loss, trained with the config at `place`."""
+    config = results.sweep.configs[place]
+    losses = [entry.loss for entry in results.sweep.entries]
+    rows = {loss: row_of(results, config, loss) for loss in losses}
+    return {loss: results.reports(row, Evaluation())[0] for loss, row in rows.items()}
+
+
+def diagrams_and_histograms(results: Sequence[Results]) -> Figure:
+    """A row for each part: reliability diagrams, then confidence histograms."""
+    figure = new_figure(13, 3.6 * len(results))
+    axes = figure.subplots(len(results), 4, squeeze=False)
+    for row, part in zip(axes, results, strict=True):
+        for column, (loss, shown) in enumerate(first_reports(part).items()):
             viz.reliability_diagram(shown, row[column], counts=False).set_title(loss)
             viz.confidence_histogram(shown, row[column + 2]).set_title(loss, loc="right")
     return figure
 
 
-def overlaid_diagrams(setting: Setting, pairs: Pairs) -> Figure:
-    """A reliability diagram for each pair, its losses as lines."""
-    figure = new_figure(4.4 * len(pairs), 4.4)
-    axes = figure.subplots(1, len(pairs), squeeze=False)
-    for ax, (experiment, losses) in zip(axes.flat, pairs, strict=True):
-        reports = {loss: first_report(setting, experiment, loss) for loss in losses}
-        viz.reliability_diagram(reports, ax, counts=False)
+def overlaid_diagrams(results: Sequence[Results]) -> Figure:
+    """A reliability diagram for each part, its losses as lines."""
+    figure = new_figure(4.4 * len(results), 4.4)
+    axes = figure.subplots(1, len(results), squeeze=False)
+    for ax, part in zip(axes.flat, results, strict=True):
+        viz.reliability_diagram(first_reports(part), ax, counts=False)
     return figure
 
 
-def wrong_confidences(setting: Setting, pairs: Pairs) -> Figure:
+def wrong_confidences(results: Sequence[Results]) -> Figure:
     """The confidence of wrong predictions."""
-    ((experiment, losses),) = pairs
     figure = new_figure(5, 4)
-    reports = {loss: first_report(setting, experiment, loss) for loss in losses}
-    viz.wrong_confidence(reports, figure.subplots())
+    viz.wrong_confidence(first_reports(results[0]), figure.subplots())
     return figure
 
 
-def convergences(setting: Setting, pairs: Pairs) -> Figure:
+def convergences(results: Sequence[Results]) -> Figure:
     """ECE and SCE on the hold-out against the epoch."""
-    ((experiment, losses),) = pairs
-    histories = {loss: _log(setting, setting.method(experiment, loss)) for loss in losses}
+    sweep = results[0].sweep
+    rows = [row_of(results[0], sweep.configs[0], entry.loss) for entry in sweep.entries]
+    histories = {row.method.loss: _log(results[0], row) for row in rows}
     figure = new_figure(9, 3.4)
     for ax, score in zip(figure.subplots(1, 2), ("ece", "sce"), strict=True):
         viz.convergence(histories, ax, score=score)
     return figure
 
 
-def _log(setting: Setting, method: Method) -> list[dict[str, Any]]:
-    hyper = setting.store.choice(method)
-    assert hyper is not None
-    path = setting.store.trained_folder(method.chosen(hyper)[0]) / LOG
+def _log(results: Results, row: Row) -> list[dict[str, Any]]:
+    path = first_folder(results, row) / LOG
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _swept(setting: Setting, experiment: str, loss: str, hyper: Hyper, **options: str) -> Method:
-    config = setting.method(experiment, loss).config
-    return Method(config, loss, (hyper,), setting.seeds, options=tuple(options.items()))
+def first_folder(results: Results, row: Row) -> Path:
+    """The folder of the first seed's run."""
+    hyper = results.choice(row.method)
+    assert hyper is not None
+    return results.store.trained_folder(row.method.chosen(hyper)[0])
 
 
-def _usual(loss: str, setting: Setting) -> Hyper:
-    return grid(loss, setting.scale, tune=False)[0]
+def against(setting: str, sweep: str) -> FigureMaker:
+    """A figure of the scores of a sweep against the setting that it varies: means over seeds."""
 
-
-def batch_sizes(setting: Setting) -> dict[str, dict[float, Method]]:
-    """The methods of the figure on batch sizes, by loss and batch size."""
-    return {
-        loss: {
-            size: _swept(
-                setting, "cifar10_resnet32", loss, _usual(loss, setting), batch_size=str(size)
-            )
-            for size in BATCH_SIZES[setting.scale]
-        }
-        for loss in ("fl+mdca", "fl")
-    }
-
-
-def betas(setting: Setting) -> dict[str, dict[float, Method]]:
-    """The methods of the figure on beta."""
-    gamma = tuple(pair for pair in _usual("fl+mdca", setting) if pair[0] == "gamma")
-    return {
-        "fl+mdca": {
-            beta: _swept(setting, "svhn_resnet20", "fl+mdca", (("beta", float(beta)), *gamma))
-            for beta in BETAS[setting.scale]
-        }
-    }
-
-
-def sweep(
-    name: str,
-    methods: Callable[[Setting], dict[str, dict[float, Method]]],
-    scores: Sequence[str],
-) -> FigureMaker:
-    """A figure of scores against a setting."""
-
-    def needs(setting: Setting) -> list[Method]:
-        return [method for line in methods(setting).values() for method in line.values()]
-
-    def draw(setting: Setting) -> dict[str, Figure]:
+    def draw(results: Sequence[Results]) -> dict[str, Figure]:
+        (found,) = results
+        scores = found.sweep.scores
         figure = new_figure(4.2 * len(scores), 3.4)
         for ax, score in zip(figure.subplots(1, len(scores)), scores, strict=True):
-            for index, (loss, line) in enumerate(methods(setting).items()):
-                values = [SCORES[score].scale * _mean(setting, m, score) for m in line.values()]
-                ax.plot(list(line), values, label=loss, markersize=4, **run_style(index))
-            ax.set(xscale="log", xlabel=name, ylabel=SCORES[score].heading)
+            lines: dict[str, dict[float, float]] = {}
+            for variation in found.sweep.variations():
+                ((_, at),) = variation.options
+                for row in found.rows(variation):
+                    mean = found.number(row, score, CLEAN, "", interval=False).mean
+                    assert mean is not None
+                    lines.setdefault(row.method.loss, {})[float(at)] = mean
+            for index, (loss, line) in enumerate(lines.items()):
+                style = run_style(index)
+                ax.plot(list(line), list(line.values()), label=loss, markersize=4, **style)
+            ax.set(xscale="log", xlabel=setting, ylabel=SCORES[score].heading)
             ax.set_xticks(list(line), [f"{at:g}" for at in line])
             ax.minorticks_off()
             ax.legend()
         return {"": figure}
 
-    return FigureMaker(needs, draw)
-
-
-def _mean(setting: Setting, method: Method, score: str) -> float:
-    runs = method.chosen(method.grid[0])
-    reports = [Report.load(setting.store.report(run, Evaluation())) for run in runs]
-    return fmean(float(getattr(each, score)) for each in reports)
+    return FigureMaker(sweep, lambda found: [found], draw)
 
 
 FIGURES: dict[str, FigureMaker] = {
-    "reliability": of_pairs("reliability", diagrams_and_histograms),
-    "reliability_fl": of_pairs("reliability_fl", diagrams_and_histograms),
-    "dca_mdca": of_pairs("dca_mdca", overlaid_diagrams),
-    "wrong_confidence": of_pairs("wrong_confidence", wrong_confidences),
-    "convergence": of_pairs("convergence", convergences),
-    "batch_size": sweep("batch size", batch_sizes, ("ece", "sce", "accuracy")),
-    "beta": sweep("beta", betas, ("sce", "accuracy")),
+    "reliability": compared(
+        ((CIFAR10, ("nll", "nll+mdca")), (SVHN, ("ls", "ls+mdca"))), diagrams_and_histograms
+    ),
+    "reliability_fl": compared(((CIFAR10, ("fl", "fl+mdca")),), diagrams_and_histograms),
+    "dca_mdca": compared(
+        ((CIFAR10, ("nll+dca", "nll+mdca")), (CIFAR10, ("fl+dca", "fl+mdca"))), overlaid_diagrams
+    ),
+    "wrong_confidence": compared(((CIFAR10, ("nll", "nll+mdca")),), wrong_confidences),
+    # The caption's decay at epochs 50 and 70 is the schedule of SVHN.
+    "convergence": compared(((SVHN, ("nll+mdca", "nll+mmce", "nll+dca")),), convergences),
+    "batch_size": against("batch size", "batch_size"),
+    "beta": against("beta", "beta"),
 }

@@ -6,7 +6,7 @@ the panel; what MDCA does on it is then whatever it does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,19 +16,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from reproduction.figures import FigureMaker, first_report
-from reproduction.results import Setting
+from reproduction.figures import FigureMaker, first_folder, first_reports, row_of
 from segcal import viz
 from segcal.data.samples import Samples
 from segcal.evaluation.sources import SplitPredictions
 from segcal.run import open_run
-from segcal.sweep.plan import Method
+from segcal.sweep.results import Results
 from segcal.sweep.worker import to_shift
 from segcal.viz.figure import new_figure, plain, run_style
 
 LOSSES = ("nll", "nll+mdca")
-_PHOTOS, _IMAGES, _MASKS = "pacs_resnet18", "cifar10_resnet32", "voc2012_deeplabv3plus_xception65"
-_RARE = "cifar10_imbalance100_resnet32"
+_IMAGES, _RARE, _PHOTOS, _MASKS = range(4)  # places in the configs of the sweep
 _BARS = 3  # classes shown beside an image
 
 
@@ -49,46 +47,34 @@ class Answers:
     class_names: tuple[str, ...]
 
 
-def needs(setting: Setting) -> list[Method]:
-    """Both losses on every experiment that a panel shows."""
-    experiments = (_IMAGES, _RARE, _PHOTOS, _MASKS)
-    return [setting.method(experiment, loss) for experiment in experiments for loss in LOSSES]
-
-
-def draw_panels(setting: Setting) -> dict[str, Figure]:
+def draw_panels(results: Sequence[Results]) -> dict[str, Figure]:
     """Panels a to f."""
-    shown = answers(setting, _IMAGES)
-    rare = answers(setting, _RARE)
-    inside = answers(setting, _PHOTOS, part="holdout")
-    outside = answers(setting, _PHOTOS, shift="domain:art")
+    (found,) = results
+    shown = answers(found, _IMAGES)
+    rare = answers(found, _RARE)
+    inside = answers(found, _PHOTOS, part="holdout")
+    outside = answers(found, _PHOTOS, shifted=True)
     return {
         "_a": image_and_answers(shown, surest_mistake(shown), "NLL's surest mistake"),
         "_b": image_and_answers(rare, typical_of_rarest(rare), "rarest class, typical for NLL"),
         "_c": image_and_answers(inside, surest_hit(inside), "in domain: NLL's surest hit"),
         "_d": image_and_answers(outside, surest_mistake(outside), "out of it: its surest mistake"),
-        "_e": activation_maps(setting),
-        "_f": viz.classwise_reliability(
-            {loss: first_report(setting, _IMAGES, loss) for loss in LOSSES}
-        ),
+        "_e": activation_maps(found),
+        "_f": viz.classwise_reliability(first_reports(found, _IMAGES)),
     }
 
 
-def answers(
-    setting: Setting,
-    experiment: str,
-    *,
-    part: str = "test",
-    shift: str = "",
-) -> Answers:
-    """What the networks of the first seed say of the test set or the hold-out."""
+def answers(results: Results, place: int, *, part: str = "test", shifted: bool = False) -> Answers:
+    """What the networks of the first seed say of the test set, under shift, or of the hold-out."""
     probs = {}
     for loss in LOSSES:
-        folder = folder_of(setting, experiment, loss)
-        source = open_run(folder).predictions(
+        opened = open_run(folder_of(results, place, loss))
+        shift = "domain:art" if opened.config.data.name == "pacs" else "rotation:15"
+        source = opened.predictions(
             part,
             device=torch.device("cpu"),
             workers=0,
-            shift=to_shift(setting.shift(experiment, shift)),
+            shift=to_shift(shift) if shifted else None,
         )
         batches = list(source)
         probs[loss] = torch.cat([batch.probs.float() for batch in batches])
@@ -96,12 +82,9 @@ def answers(
     return Answers(source, labels, probs, source.class_names)
 
 
-def folder_of(setting: Setting, experiment: str, loss: str) -> Path:
-    """The folder of the first seed's run."""
-    method = setting.method(experiment, loss)
-    hyper = setting.store.choice(method)
-    assert hyper is not None
-    return setting.store.trained_folder(method.chosen(hyper)[0])
+def folder_of(results: Results, place: int, loss: str) -> Path:
+    """The folder of the first seed's run of a loss, with the config at `place`."""
+    return first_folder(results, row_of(results, results.sweep.configs[place], loss))
 
 
 def surest_mistake(answered: Answers) -> int:
@@ -153,7 +136,7 @@ def draw_answers(ax: Axes, probs: Mapping[str, Tensor], class_names: tuple[str, 
     ax.legend(loc="lower right")
 
 
-def activation_maps(setting: Setting, images: int = 2) -> Figure:
+def activation_maps(results: Results, images: int = 2) -> Figure:
     """Grad-CAM (Selvaraju et al. 2017) of a class in its pixels: the image and both networks.
 
     Temperature scaling, which the paper compares with, divides all logits by one number: it
@@ -162,7 +145,7 @@ def activation_maps(setting: Setting, images: int = 2) -> Figure:
     figure = new_figure(2.6 * (1 + len(LOSSES)), 2.8 * images)
     axes = figure.subplots(images, 1 + len(LOSSES), squeeze=False)
     for column, loss in enumerate(LOSSES, start=1):
-        opened = open_run(folder_of(setting, _MASKS, loss))
+        opened = open_run(folder_of(results, _MASKS, loss))
         for row, (index, label) in zip(axes, _objects(opened.data.test, images), strict=True):
             picture = opened.data.test.image(index)
             image, target = opened.data.test[index]
@@ -226,4 +209,4 @@ def deepest(model: nn.Module, image: Tensor) -> nn.Module:
     return [layer for layer, size in sizes.items() if size == best][-1]
 
 
-OPENING = FigureMaker(needs, draw_panels)
+OPENING = FigureMaker("opening", lambda sweep: [sweep], draw_panels)

@@ -1,4 +1,4 @@
-"""The tables and figures of the paper, with every number that it prints, and our own tables."""
+"""The tables and figures of the paper, with every number that it prints."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from typing import Any
 
 import yaml
 
-from segcal.sweep.definition import Sweep, read_sweep
-
 PAPER = Path(__file__).with_name("paper.yaml")
-CONFIGS = Path(__file__).parents[2] / "configs"
-OWN = ("voc_half", "cifar10_small")  # in configs/sweeps/
+OWN = ("voc_half", "cifar10_small")  # of configs/sweeps/
 AVERAGE = "average"  # the column that is the mean of the others
 
 
@@ -36,15 +33,19 @@ class Want:
     shift: str = ""
     of_class: str | None = None
 
+    @property
+    def row(self) -> str:
+        """The row of a sweep that has it."""
+        return f"{self.loss} / {self.posthoc}"
+
 
 @dataclass(frozen=True)
 class Table:
     """A table of the paper.
 
     Attributes:
-        name: what `tools/reproduce.py` calls it.
+        name: what `tools/reproduce.py` and its sweep are called.
         label: of the LaTeX source.
-        title: what it shows.
         row_kind: what the rows' names mean: experiment, loss, or loss / posthoc.
         column_kind: what the columns' names mean: experiment, loss, class, domain or rotation.
         rows: names of the rows.
@@ -57,7 +58,6 @@ class Table:
 
     name: str
     label: str
-    title: str
     row_kind: str
     column_kind: str
     rows: tuple[str, ...]
@@ -88,6 +88,11 @@ class Table:
         found = (self.want(row, column) for row in self.rows for column in self.columns)
         yield from dict.fromkeys(want for want in found if want is not None)
 
+    @property
+    def experiments(self) -> list[str]:
+        """Its experiments, in order."""
+        return list(dict.fromkeys(want.experiment for want in self.wants()))
+
     def printed(self, metric: str, row: str, column: str) -> float:
         """The paper's number, in the unit of `metric`."""
         return self.values[metric][row][self.columns.index(column)]
@@ -102,16 +107,32 @@ class Figure:
     title: str
 
 
+@dataclass(frozen=True)
+class OwnTable:
+    """A table that the paper does not have: the name of its sweep."""
+
+    name: str
+    label: str = ""
+
+
+Entry = Table | Figure | OwnTable
+
+
 @cache
 def tables() -> dict[str, Table]:
     """Every table of the paper by name."""
     return {name: _table(name, entry) for name, entry in _paper()["tables"].items()}
 
 
-@cache
-def own_tables() -> dict[str, Sweep]:
+def own_tables() -> dict[str, OwnTable]:
     """Our own tables by name."""
-    return {name: read_sweep(CONFIGS / "sweeps" / f"{name}.yaml") for name in OWN}
+    return {name: OwnTable(name) for name in OWN}
+
+
+@cache
+def titles() -> dict[str, str]:
+    """What tables call the experiments."""
+    return _paper()["experiments"]
 
 
 @cache
@@ -120,23 +141,17 @@ def figures() -> dict[str, Figure]:
     return {name: Figure(name, **entry) for name, entry in _paper()["figures"].items()}
 
 
-def find(name: str) -> Table | Figure | Sweep:
+def find(name: str) -> Entry:
     """The table or figure called `name`, by our name or the paper's label, with tab: or without.
 
     Raises:
         ValueError: there is none.
     """
-    everything: dict[str, Table | Figure | Sweep] = {**tables(), **own_tables(), **figures()}
+    everything: dict[str, Entry] = {**tables(), **own_tables(), **figures()}
     for entry in everything.values():
-        label = label_of(entry)
-        if name and name in (entry.name, label, label.partition(":")[2]):
+        if name and name in (entry.name, entry.label, entry.label.partition(":")[2]):
             return entry
     raise ValueError(f"Expected one of {', '.join(everything)}, but got {name!r}")
-
-
-def label_of(entry: Table | Figure | Sweep) -> str:
-    """Its label in the LaTeX source; empty for tables of our own."""
-    return "" if isinstance(entry, Sweep) else entry.label
 
 
 def _table(name: str, entry: dict[str, Any]) -> Table:
@@ -145,7 +160,6 @@ def _table(name: str, entry: dict[str, Any]) -> Table:
     return Table(
         name=name,
         label=entry["label"],
-        title=entry["title"],
         row_kind=entry["rows"],
         column_kind=entry["columns"],
         rows=tuple(next(iter(blocks.values()))),

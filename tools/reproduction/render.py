@@ -1,46 +1,85 @@
-"""A table of the paper with our numbers beside the printed ones."""
+"""A table of the paper as it is laid out there, with our numbers beside the printed ones."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
-from reproduction.paper import AVERAGE, Table
-from segcal.metrics.scores import SCORES
+from reproduction.paper import AVERAGE, Table, titles
+from segcal.metrics.scores import SCORES, UNITS
+from segcal.sweep.definition import Sweep, Variation
 from segcal.sweep.render import Block, Number, Sheet
+from segcal.sweep.results import Results, parts_of
 
 
 def make_sheet(
-    table: Table,
-    numbers: Sequence[Number],
-    titles: Mapping[str, str],
-    command: str,
-    remarks: Sequence[str],
+    table: Table, sweep: Sweep, numbers: Sequence[Number], command: str, remarks: Sequence[str]
 ) -> Sheet:
     """The table ready to be written.
 
     Args:
         table: of the paper.
-        numbers: every number of it.
-        titles: what to call rows and columns that have a longer name.
+        sweep: that made our numbers.
+        numbers: every number of the table.
         command: that made it.
         remarks: how it was made, one sentence or two each.
     """
-    blocks = [_block(table, metric, numbers, titles) for metric in table.units]
+    names = {
+        name: titles()[name] if name == config else f"{titles()[name]} (here: {config})"
+        for name, config in zip(table.experiments, sweep.configs, strict=True)
+        if name in titles()
+    }
+    blocks = [_block(table, metric, numbers, names) for metric in table.units]
     said = [*remarks, *verdicts(table, numbers)]
-    return Sheet(table.name, table.title, command, said, blocks, numbers, table.notes)
+    return Sheet(table.name, sweep.title, command, said, blocks, numbers, table.notes)
 
 
-def _block(
-    table: Table, metric: str, numbers: Sequence[Number], titles: Mapping[str, str]
-) -> Block:
+def numbers(table: Table, results: Results) -> list[Number]:
+    """Every number of a table: the paper's, and ours as far as it is measured.
+
+    Experiments, shifts and classes go by their order: at a small scale others take their places.
+    """
+    sweep, parts = results.sweep, parts_of(results.sweep)
+    rows = {(c, row.name): row for c in sweep.configs for row in results.rows(Variation(c))}
+
+    def seeds(metric: str, row: str, column: str) -> tuple[float, ...]:
+        want = table.want(row, column)
+        if want is None:
+            each = [seeds(metric, row, c) for c in table.columns if c != AVERAGE]
+            return tuple(map(fmean, zip(*each, strict=True))) if all(each) else ()
+        place = table.columns.index(column)
+        clean = {"rotation": 0, "domain": 1}.get(table.column_kind)  # rotation:0 is as they are
+        found = results.number(
+            rows[sweep.configs[table.experiments.index(want.experiment)], want.row],
+            metric,
+            parts[0 if clean is None else place + clean],
+            column,
+            interval=False,
+            of_class=None if want.of_class is None else place,
+        )
+        factor = UNITS[table.units[metric]].scale / SCORES[metric].scale
+        return tuple(factor * value for value in found.seeds)
+
+    return [
+        Number(
+            *(metric, unit, row, column, seeds(metric, row, column)),
+            printed=table.printed(metric, row, column),
+        )
+        for metric, unit in table.units.items()
+        for row in table.rows
+        for column in table.columns
+    ]
+
+
+def _block(table: Table, metric: str, numbers: Sequence[Number], names: Mapping[str, str]) -> Block:
     """One metric, in its unit of this table: the paper does not always print the usual one."""
     found = {(n.row, n.column): n for n in numbers if n.metric == metric}
     heading = f"{SCORES[metric].title} ({table.units[metric]})"
     return Block(
         f"{heading}, {SCORES[metric].better} is better: ours (the paper's)",
-        [titles.get(column, column) for column in table.columns],
+        [names.get(column, column) for column in table.columns],
         [
-            (titles.get(row, row), [_beside(found[row, column]) for column in table.columns])
+            (names.get(row, row), [_beside(found[row, column]) for column in table.columns])
             for row in table.rows
         ],
     )
