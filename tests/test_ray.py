@@ -1,6 +1,7 @@
 """Grids and evaluations on a real Ray of two emulated nodes: equal, nothing lost or done twice."""
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,7 @@ def test_predictions_are_counted_as_by_one_process(cluster, tmp_path):
     fit = save_folder(tmp_path / "fit", 4, first=20, temperature=2.0)
     words = ["eval", "--predictions", str(files), "--fit-predictions", str(fit), "--posthoc", "ts"]
     words += ["--regions", "boundary:1", "--protocol", "pooled,image,foreground", "--skip-bad"]
+    words += ["--operate", "accuracy=0.7,coverage=0.5", "--conformal", "miss=0.3"]
     words += ["--overlays", "none", "--save-state", "--out"]
     assert main([*words, str(tmp_path / "plain")]) == 0
     assert main([*words, str(tmp_path / "ray"), "--ray", cluster.address]) == 0
@@ -142,10 +144,22 @@ def test_predictions_are_counted_as_by_one_process(cluster, tmp_path):
         region = plain.regions["boundary:1"].scores
         assert on_ray.regions["boundary:1"].scores == pytest.approx(region, rel=1e-12, nan_ok=True)
         assert on_ray.protocols.keys() == plain.protocols.keys()
+        assert len(plain.operating_points) == 2 and 0 < plain.operating_points[1].coverage < 1
+        for kind in ("operating_points", "class_sets"):
+            for one, other in zip(getattr(on_ray, kind), getattr(plain, kind), strict=True):
+                assert flat(asdict(one)) == pytest.approx(flat(asdict(other)), rel=1e-12)
+        assert len(plain.class_sets) == 1
         paths = [tmp_path / kind / folder / "state.npz" for kind in ("plain", "ray")]
         names = [sorted(CalibrationMeter.load(path).names) for path in paths]
         assert names[0] == names[1]
     assert "im003" in (tmp_path / "ray/report.html").read_text()
+
+
+def flat(value):
+    """Every number of an operating point or of class sets, in order."""
+    if isinstance(value, dict):
+        return [number for each in value.values() for number in flat(each)]
+    return [value] if isinstance(value, float | int) else []
 
 
 def test_a_bad_file_is_one_line_from_ray_too(cluster, tmp_path, capsys):

@@ -293,10 +293,12 @@ def _evaluate_one(
         "num_bins": options.num_bins,
         "per_image": options.resamples > 0,
     }
+    observers = {method: chosen.observers for method, chosen in triage.items()}
     if options.ray is not None and isinstance(subject.source, SavedPredictions):
-        measured = measure_on_ray(subject.source, scalers, cluster=options.ray, **settings)
+        measured = measure_on_ray(
+            subject.source, scalers, cluster=options.ray, observers=observers, **settings
+        )
     else:
-        observers = {method: chosen.observers for method, chosen in triage.items()}
         measured = measure(
             subject.source, scalers, observers=observers, title=subject.name, **settings
         )

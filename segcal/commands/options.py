@@ -149,8 +149,6 @@ def parse_eval(arguments: Sequence[str], prog: str) -> argparse.Namespace:
         parser.error("Expected runs with --shift, but got --predictions")
     if options.ray is not None and not options.predictions:
         parser.error("Expected --predictions with --ray, but got runs")
-    if options.ray is not None and (options.operate or options.conformal):
-        parser.error("Expected --ray without --operate and --conformal, but got both")
     if options.predictions and options.limit is not None:
         parser.error("Expected runs with --limit, but got --predictions")
     if len(options.fit_predictions) not in (0, len(options.predictions)):

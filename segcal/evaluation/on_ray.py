@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,10 +11,13 @@ from torch import Tensor
 from segcal.evaluation.evaluate import LogitMap, Measured, image_sums_fit, measure
 from segcal.evaluation.sources import SavedPredictions
 from segcal.metrics import CalibrationMeter
+from segcal.metrics.conformal import SetCounts
+from segcal.metrics.operating import AcceptedPixels
 from segcal.metrics.state import Settings
 from segcal.runtime import RETRIES, join_ray
 
 SHARDS_PER_CORE = 4  # so that no core waits long for the last one
+Counts = Mapping[str, Sequence[AcceptedPixels | SetCounts]]  # by scaler
 States = tuple[list[dict[str, Tensor]], list[str]]  # of the meters, and the names of the regions
 
 
@@ -23,6 +26,7 @@ def measure_on_ray(
     scalers: Mapping[str, LogitMap | None],
     *,
     cluster: str,
+    observers: Counts,
     **settings: Any,
 ) -> dict[str, Measured]:
     """`measure` by tasks of a Ray cluster that sees the files at the same paths.
@@ -34,6 +38,7 @@ def measure_on_ray(
         source: the predictions.
         scalers: by name; None leaves the predictions as they are.
         cluster: address; see `join_ray`.
+        observers: see `measure`; each gets the counts of all tasks.
         **settings: further arguments of `measure`.
     """
     ray, leave = join_ray(cluster)
@@ -41,18 +46,21 @@ def measure_on_ray(
     count = min(len(source.names), SHARDS_PER_CORE * cores)
     tables = settings["num_bins"] * len(scalers) * (1 + len(settings["regions"]))
     settings["per_image"] = settings["per_image"] and image_sums_fit(source, tables)
-    shared = ray.put((dict(scalers), settings))
+    shared = ray.put((dict(scalers), dict(observers), settings))
     task = ray.remote(num_cpus=1, max_retries=RETRIES)(_measure_shard)
     pending = [task.remote(source.shard(number, count), shared) for number in range(count)]
     total: dict[str, Measured] = {}
     try:
         while pending:
             (done,), pending = ray.wait(pending)
-            states, skipped = ray.get(done)
+            states, counted, skipped = ray.get(done)
             source.skipped |= skipped
             for name, found in states.items():
                 part = _measured(found, settings["protocols"])
                 total[name] = _add(total[name], part) if name in total else part
+            for name, ours in observers.items():
+                for one, other in zip(ours, counted[name], strict=True):
+                    one.add(other)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
     finally:
@@ -63,16 +71,16 @@ def measure_on_ray(
 
 
 def _measure_shard(
-    source: SavedPredictions, shared: tuple[dict[str, LogitMap | None], dict[str, Any]]
-) -> tuple[dict[str, States], dict[str, str]]:
-    """The states of the meters of a shard by scaler, and the files that were left out."""
-    scalers, settings = shared
-    measured = measure(source, scalers, progress=False, **settings)
+    source: SavedPredictions, shared: tuple[dict[str, LogitMap | None], Counts, dict[str, Any]]
+) -> tuple[dict[str, States], Counts, dict[str, str]]:
+    """The states of the meters and the counts of a shard, and the files that were left out."""
+    scalers, observers, settings = shared
+    measured = measure(source, scalers, observers=observers, progress=False, **settings)
     states = {
         name: ([meter.state_dict() for meter in found.meters], list(found.regions))
         for name, found in measured.items()
     }
-    return states, source.skipped
+    return states, observers, source.skipped
 
 
 def _measured(states: States, protocols: Any) -> Measured:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from segcal.evaluation.evaluate import LogitMap, Observer, measure, require_pixels
+from segcal.evaluation.evaluate import LogitMap, measure, require_pixels
 from segcal.evaluation.sources import PredictionSource
 from segcal.metrics import Report
 from segcal.metrics.conformal import MissRates, SetCounts
@@ -29,7 +29,7 @@ class Triage:
     holdout_miss: Mapping[float, float] = field(default_factory=dict)
 
     @property
-    def observers(self) -> list[Observer]:
+    def observers(self) -> list[AcceptedPixels | SetCounts]:
         """What must see the test images; see `measure`."""
         return [*self.accepted.values(), *self.sets.values()]
 

@@ -188,6 +188,10 @@ class SetCounts:
         """Gather the counts of all ranks."""
         self._counts = gathered(self._counts, width=4)
 
+    def add(self, other: SetCounts) -> None:
+        """Add the counts of other images at the same λ."""
+        self._counts += other._counts
+
     def sets(self, alpha: float, holdout_images: int, holdout_miss: float) -> ClassSets:
         """What the sets are here, beside what they were on the hold-out."""
         counts = np.concatenate([part.cpu().numpy() for part in self._counts])

@@ -175,6 +175,10 @@ class AcceptedPixels:
         """Gather the counts of all ranks."""
         self._counts = gathered(self._counts, width=3)
 
+    def add(self, other: AcceptedPixels) -> None:
+        """Add the counts of other images at the same threshold."""
+        self._counts += other._counts
+
     def counts(self) -> Array:
         """(I, 3) counts of the images that have labelled pixels."""
         counts = np.concatenate([part.cpu().numpy() for part in self._counts])
