@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
@@ -10,12 +11,13 @@ from torch import Tensor
 
 from segcal.distributed import sum_over_ranks
 from segcal.losses.means import require
-from segcal.losses.softmax import accumulator, blocks, first_order
+from segcal.losses.softmax import accumulator, first_order
 from segcal.pixels import Pixels
 
 # Copies of the bins that neighbouring pixels take in turn: on a CPU an addition that has to wait
 # for the one before it, because both go to one bin, takes three times as long.
 _LANES = 8
+_ROWS, _COLUMNS = 4, 1 << 15  # of a piece on a CPU; threads share the rows
 _LIGHTEST = 0.01  # soft bins with less weight than that are left out
 
 
@@ -36,23 +38,23 @@ def ace(
     p_c linearly between the two nearest bin centres; those of weight below 0.01 are left out.
     """
     require(bins >= 1 + soft, f"bins >= {1 + soft}", bins)
-    weight, total = _BinSums.apply(probs, bins, soft)  # (N, K, B)
+    weight, total, *squares = _moments(probs, bins, soft)  # (N, K, B or B + 1)
     wide = weight.dtype
-    ignored = (~pixels.valid).sum(1, dtype=wide).view(-1, 1, 1)  # all of them in the first bin
-    weight = weight - F.pad(ignored, (0, bins - 1))
-    low, fraction = _bin(true_log_prob.exp(), bins, soft)  # (N, L)
-    n, k, _ = weight.shape
-    hits = torch.zeros(n, k * bins, dtype=wide, device=weight.device)
-    place = pixels.target * bins + low
-    if fraction is None:
-        hits = hits.scatter_add(1, place, pixels.valid.to(wide))
-    else:
-        upper = (fraction * pixels.valid).to(wide)
-        hits = hits.scatter_add(1, place, pixels.valid.to(wide) - upper).scatter_add(
-            1, place + 1, upper
-        )
+    ignored = (~pixels.valid).sum(1, dtype=wide).view(-1, 1, 1)  # all of them in the first place
+    weight = weight - F.pad(ignored, (0, weight.shape[2] - 1))
+    place, offset = _place(true_log_prob.exp(), bins, soft)  # (N, L)
+    n, k, places = weight.shape
+    cell, valid = pixels.target * places + place, pixels.valid.to(wide)
+    hits = weight.new_zeros(n, k * places).scatter_add(1, cell, valid).view_as(weight)
+    if soft:
+        moved = weight.new_zeros(n, k * places).scatter_add(1, cell, offset.to(wide) * valid)
+        edge = torch.arange(places, dtype=wide, device=weight.device)
+        # p = (edge + offset) / B
+        mass, product = (total + edge * weight) / bins, (squares[0] + edge * total) / bins
+        weight, total = _shared(weight, total), _shared(mass, product)
+        hits = _shared(hits, moved.view_as(hits))
     filled = weight >= _LIGHTEST if soft else weight > 0
-    gap = (total - hits.view(n, k, bins)).abs() / torch.where(filled, weight, 1)
+    gap = (total - hits).abs() / torch.where(filled, weight, 1)
     error = (gap * filled).sum(2) / filled.sum(2).clamp_min(1)  # (N, K)
     present = pixels.class_counts() > 0
     sums = torch.stack([(error * present).sum(), present.sum(dtype=wide)])
@@ -60,64 +62,96 @@ def ace(
     return (value / pairs.clamp_min(1)).to(probs.dtype)
 
 
-def _bin(p: Tensor, bins: int, soft: bool) -> tuple[Tensor, Tensor | None]:
-    """The bin (lo, hi] of each p; for soft bins the lower one, and the share of the one above."""
-    if not soft:
-        return (p * bins).ceil_().clamp_(1, bins).sub_(1).long(), None
-    place = (p * bins - 0.5).clamp(0, bins - 1)
-    low = place.detach().floor().clamp_max_(bins - 2)
-    return low.long(), place - low
+def _place(p: Tensor, bins: int, soft: bool) -> tuple[Tensor, Tensor]:
+    """Where each p is counted, and the number whose sums are kept there.
 
-
-class _BinSums(torch.autograd.Function):
-    """(N, K, B) weight of each bin, and Σ of weight times p in it.
-
-    Ignored pixels have p = 0 here, and count in the first bin.
+    For hard bins that is the bin (lo, hi] and p itself. For soft bins it is the nearest edge l/B of
+    bins, l = 0 to B, and the distance from it in bins, which says how the two bins share p.
     """
+    scaled = p * bins
+    if not soft:
+        return scaled.ceil_().clamp_(1, bins).sub_(1).long(), p
+    edge = scaled.detach().round()
+    return edge.long(), scaled - edge
 
+
+def _shared(amount: Tensor, product: Tensor) -> Tensor:
+    """(..., B) what soft bins get of the amounts at their (..., B + 1) edges.
+
+    The bin above an edge gets a share of 1/2 + offset, the one below the rest; the outer edges have
+    one bin alone.
+
+    Args:
+        amount: at the edges.
+        product: Σ of amount times offset.
+    """
+    above = (amount / 2 + product)[..., 1:-1]
+    above = torch.cat([amount[..., :1], above], -1)
+    below = torch.cat([amount[..., 1:-1] - above[..., 1:], amount[..., -1:]], -1)
+    return above + below
+
+
+def _moments(probs: Tensor, bins: int, soft: bool) -> tuple[Tensor, ...]:
+    """(N, K, B) pixels and Σ p of hard bins; (N, K, B + 1) pixels, Σ offset and Σ offset² of soft.
+
+    Ignored pixels have p = 0 here, and count in the first place.
+    """
+    moments: tuple[Tensor, ...] = _Moments.apply(probs, bins, soft)
+    return moments
+
+
+class _Moments(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, probs: Tensor, bins: int, soft: bool) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, probs: Tensor, bins: int, soft: bool) -> tuple[Tensor, ...]:
         n, k, length = probs.shape
-        planes = probs.reshape(n * k, length)
-        sums = torch.zeros(2, n * k, bins, dtype=accumulator(probs), device=probs.device)
-        for rows, columns in blocks(planes.unsqueeze(1).shape, probs.device):
-            p = planes[rows, columns]
-            low, fraction = _bin(p, bins, soft)
-            low += torch.arange(p.shape[1], device=p.device) % _LANES * bins
-            part = p.new_zeros(2, len(p), _LANES * bins)
-            if fraction is None:
-                part[0].scatter_add_(1, low, p.new_ones(1, 1).expand_as(p))
-                part[1].scatter_add_(1, low, p)
-            else:
-                for place, share in ((low, 1 - fraction), (low + 1, fraction)):
-                    part[0].scatter_add_(1, place, share)
-                    part[1].scatter_add_(1, place, share * p)
-            sums[:, rows] += part.view(2, len(p), _LANES, bins).sum(2)
-        weight, total = sums.view(2, n, k, bins).unbind(0)
+        planes, places, kept = probs.reshape(n * k, length), bins + soft, 2 + soft
+        sums = torch.zeros(kept, n * k, places, dtype=accumulator(probs), device=probs.device)
+        lanes = torch.arange(length, device=probs.device) % _LANES * places
+        for rows, columns in _pieces(planes):
+            place, offset = _place(planes[rows, columns], bins, soft)
+            place += lanes[columns]
+            offset = offset.to(sums.dtype)
+            part = sums.new_zeros(kept, len(place), _LANES * places)
+            part[0].scatter_add_(1, place, torch.ones_like(offset))
+            part[1].scatter_add_(1, place, offset)
+            if soft:
+                part[2].scatter_add_(1, place, offset.square_())
+            sums[:, rows] += part.view(kept, len(place), _LANES, places).sum(2)
         ctx.save_for_backward(probs)
         ctx.bins, ctx.soft = bins, soft
-        if not soft:
-            ctx.mark_non_differentiable(weight)
-        return weight, total
+        moments = sums.view(kept, n, k, places).unbind(0)
+        ctx.mark_non_differentiable(moments[0])
+        return moments
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, weight: Tensor, total: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, _: Tensor, *grads: Tensor) -> tuple[Tensor, None, None]:
         (probs,) = ctx.saved_tensors
         bins, soft = ctx.bins, ctx.soft
         n, k, length = probs.shape
         planes = probs.reshape(n * k, length)
-        by_weight, by_total = (g.to(probs.dtype).reshape(n * k, bins) for g in (weight, total))
+        # An offset is B p minus a constant, and its square has the slope 2 · offset.
+        factor = bins if soft else 1
+        tables = [
+            ((order + 1) * factor * grad).to(probs.dtype).view(len(planes), grad.shape[2])
+            for order, grad in enumerate(grads)
+        ]
         out = torch.empty_like(planes)
-        for rows, columns in blocks(planes.unsqueeze(1).shape, probs.device):
-            p = planes[rows, columns]
-            low, fraction = _bin(p, bins, soft)
-            slope = by_total[rows].gather(1, low)
-            if fraction is not None:
-                # Moving p by 1 moves B of its weight from the lower bin to the upper one.
-                step = by_total[rows].gather(1, low + 1) - slope
-                moved = by_weight[rows].gather(1, low + 1) - by_weight[rows].gather(1, low)
-                inside = (p > 0.5 / bins) & (p < 1 - 0.5 / bins)
-                slope += step * fraction + bins * inside * (moved + step * p)
+        for rows, columns in _pieces(planes):
+            place, offset = _place(planes[rows, columns], bins, soft)
+            slope = tables[0][rows].gather(1, place)
+            if soft:
+                slope.addcmul_(tables[1][rows].gather(1, place), offset)
             out[rows, columns] = slope
         return out.view_as(probs), None, None
+
+
+def _pieces(planes: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of pieces of (M, L) that a CPU's cache holds; elsewhere one piece."""
+    count, length = planes.shape
+    cpu = planes.device.type == "cpu"
+    rows = max(_ROWS, _ROWS * _COLUMNS // max(length, 1)) if cpu else count
+    columns = _COLUMNS if cpu else length
+    for i in range(0, count, max(rows, 1)):
+        for j in range(0, length, max(columns, 1)):
+            yield slice(i, i + rows), slice(j, j + columns)
