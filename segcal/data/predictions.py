@@ -62,7 +62,8 @@ class PredictionFormat:
             .npz says it.
         layout: chw for (C, H, W) and (C, D, H, W), hwc for (H, W, C) and (D, H, W, C).
         labels: folder of the labels, NAME.png, NAME.npy or NAME.nii.gz; None: in each .npz as
-            `labels`. Of sigmoids, NAME.npy or CLASS/NAME.png, a folder for each of `class_names`.
+            `labels`. Of sigmoids, NAME.npy, NAME.nii.gz or CLASS/NAME.png, a folder for each of
+            `class_names`.
         images: folder of the images to draw on, NAME.jpg, NAME.png or NAME.nii.gz; None: in each
             .npz as `image`, or no image at all.
         num_classes: None: as many as the first readable file has.
@@ -147,7 +148,7 @@ class Part:
     """The place of some slices in their volume.
 
     Attributes:
-        labels: (1, D, H, W) of the whole volume, of any integer dtype.
+        labels: (1, D, H, W) of the whole volume, of any integer dtype; (1, K, D, H, W) of sigmoids.
         start: the first slice.
     """
 
@@ -327,7 +328,7 @@ class PredictionFolder:
         """What indexing gives; a volume that is large, as parts of some slices, one at a time."""
         file = self._files[index]
         kind, shape = self._kind_and_shape(file)
-        if len(shape) != 4 or math.prod(shape) <= _WHOLE_VOXELS or is_sigmoid(kind):
+        if len(shape) != 4 or math.prod(shape) <= _WHOLE_VOXELS:
             yield self[index]
             return
         if self.format.layout != "chw":
@@ -335,19 +336,23 @@ class PredictionFolder:
         depth = max(1, _PART_VOXELS // (shape[0] * math.prod(shape[2:])))
         slabs, labels = self._read_parts(file, depth)
         with naming(file):
-            if labels.shape != shape[1:]:
-                raise ValueError(f"Expected labels of shape {shape[1:]}, but got {labels.shape}")
+            if is_sigmoid(kind) and shape[0] == 1 and labels.ndim == 3:
+                labels = labels[None]
+            expected = shape if is_sigmoid(kind) else shape[1:]
+            if labels.shape != expected:
+                raise ValueError(f"Expected labels of shape {expected}, but got {labels.shape}")
             whole = torch.from_numpy(labels)[None]
         for number, values in enumerate(slabs):
             part = Part(whole, number * depth)
             with naming(file):
-                there = labels[part.start : part.start + values.shape[1]]
+                there = labels[..., part.start : part.start + values.shape[1], :, :]
                 x, y = self._batch(kind, values, there)
                 if x.shape[1] != self.num_classes:
                     raise ValueError(f"Expected {self.num_classes} classes, but got {x.shape[1]}")
-                _check_values(flatten(x, y, self.ignore_index), kind)
+                pixels = flatten(x, y, self.ignore_index, multilabel=self.multilabel)
+                _check_values(pixels, kind)
             yield Predictions([self.names[index]], kind, x, y, part=part)
-            del x, y, values
+            del x, y, values, pixels
 
     def image(self, index: int) -> np.ndarray | None:
         """What to draw a file's predictions on, or None if it has no image.
@@ -419,7 +424,8 @@ class PredictionFolder:
         if self.format.labels is None:
             raise BadFile(f"{file}: Expected labels in it or a labels folder to be stated")
         folder = self.format.labels
-        if self.multilabel and not (folder / f"{file.stem}.npy").is_file():
+        whole = [folder / f"{_stem(file)}{suffix}" for suffix in (".npy", *NIFTI)]
+        if self.multilabel and not any(path.is_file() for path in whole):
             return np.stack([read_mask(path) for path in self._class_masks(file, folder)])
         path = _sibling(file, folder, _LABEL_SUFFIXES, "label")
         if is_nifti(path):

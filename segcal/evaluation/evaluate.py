@@ -234,13 +234,14 @@ def measure(
 
 
 def _inside(region: Region, batch: Predictions) -> Tensor:
-    """(N, *S) the pixels of a batch in a region, which may look at slices beyond a part."""
+    """The pixels of a batch in a region, as its labels are; it may look at slices beyond a part."""
     if batch.part is None:
         return region(batch.labels)
-    start, stop = batch.part.start, batch.part.start + batch.labels.shape[1]
+    start, stop = batch.part.start, batch.part.start + batch.labels.shape[-3]
     reach: int = getattr(region, "reach", 0)
     first = max(start - reach, 0)
-    return region(batch.part.labels[:, first : stop + reach])[:, start - first : stop - first]
+    seen = region(batch.part.labels[..., first : stop + reach, :, :])
+    return seen[..., start - first : stop - first, :, :]
 
 
 def _without_table(report: Report) -> Report:

@@ -270,7 +270,7 @@ class SavedPredictions:
         if image is None:
             return None
         found = next(self._folder.parts(index))
-        size = found.values.shape[2:] if found.part is None else found.part.labels.shape[1:]
+        size = found.values.shape[2:] if found.part is None else found.part.labels.shape[-3:]
         if len(size) == 3:
             if image.shape[:3] != size:
                 raise BadFile(

@@ -97,7 +97,8 @@ class NnunetFolder(PredictionFolder):
     def _read_parts(self, file: Path, depth: int) -> tuple[Iterator[np.ndarray], np.ndarray]:
         labels = self._labels_beside(file)
         self._check_place(file, None)
-        return (_completed(slab, file) for slab in read_slabs(file, KEY, depth)), labels
+        slabs = read_slabs(file, KEY, depth)
+        return slabs if self._regions else (_completed(slab, file) for slab in slabs), labels
 
     def _check_place(self, file: Path, values: np.ndarray | None) -> None:
         """Refuse labels that lie elsewhere than the predictions."""

@@ -73,7 +73,18 @@ def foreground(labels: Tensor) -> Tensor:
 
 def of_each_class(region: Region) -> Region:
     """The region of (N, K, *S) labels of sigmoid outputs, of each class by its own labels."""
-    return lambda labels: region(labels.flatten(0, 1)).view_as(labels)
+    return _OfEachClass(region)
+
+
+class _OfEachClass:
+    """A region of each class by its own labels, which reaches as far."""
+
+    def __init__(self, region: Region) -> None:
+        self.reach: int = getattr(region, "reach", 0)
+        self._region = region
+
+    def __call__(self, labels: Tensor) -> Tensor:
+        return self._region(labels.flatten(0, 1)).view_as(labels)
 
 
 def _decisions_of(classes: Iterable[int]) -> Region:

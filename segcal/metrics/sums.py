@@ -189,7 +189,9 @@ class ImageSums:
         Args:
             count: (I, K, B) pixels in the bins; those of the first bin may be missing.
         """
-        first = self.pixels.view(-1, 1, 1) - count[..., 1:].sum(2, keepdim=True)
+        several = self.pixels.ndim > 1  # pixels of each class, for sigmoid outputs
+        pixels = self.pixels.unsqueeze(-1) if several else self.pixels.view(-1, 1, 1)
+        first = pixels - count[..., 1:].sum(2, keepdim=True)
         count = torch.cat([first, count[..., 1:]], 2)
         mean_gap = self.class_gap.abs() / count.clamp(min=1)
         self.class_ace = mean_gap.sum(2) / (count > 0).sum(2).clamp(min=1)

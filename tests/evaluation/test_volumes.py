@@ -106,6 +106,63 @@ def test_parts_give_what_whole_volumes_give(form, tmp_path, request):
     assert whole.ece == pytest.approx(meter.compute().ece, rel=1e-12)
 
 
+def save_sigmoids(folder, form, k=3):
+    """Write volumes of K sigmoids; class 0 fills eight slices: some voxels are far from edges."""
+    folder.mkdir()
+    labels_at = folder / "labels"
+    labels_at.mkdir()
+    for i in range(3):
+        rng = np.random.default_rng(i)
+        logits = rng.normal(scale=2, size=(k, *SIZE)).astype(np.float32)
+        labels = (rng.random(logits.shape) < 1 / (1 + np.exp(-logits / 2))).astype(np.uint8)
+        labels[0, 2:10] = 1
+        labels[:, :, 0] = 255
+        path = folder / f"case{i}.{form}"
+        if form == "npz":
+            np.savez(path, sigmoid_logits=logits, labels=labels, image=logits[0])
+        elif form == "npy":
+            np.save(path, logits)
+            np.save(labels_at / f"case{i}.npy", labels)
+        else:
+            nibabel.Nifti1Image(logits.T, np.eye(4)).to_filename(path)
+            nibabel.Nifti1Image(labels.T, np.eye(4)).to_filename(labels_at / f"case{i}.nii.gz")
+    return {} if form == "npz" else {"kind": "sigmoid_logits", "labels": labels_at}
+
+
+@pytest.mark.parametrize("form", ["npz", "npy", "nii.gz"])
+def test_sigmoid_volumes_in_parts_give_what_whole_ones_give(form, tmp_path, request):
+    stated = save_sigmoids(tmp_path / "files", form)
+
+    def opened():
+        return SavedPredictions(PredictionFolder(tmp_path / "files", **stated))
+
+    def report_and_temperature():
+        names = ["boundary:3", "interior:3", "classes:1", "foreground"]
+        regions = named_regions(names, 3, multilabel=True)
+        report = measure(opened(), {"none": None}, regions=regions)["none"].report()
+        return report, float(fit_scalers(["ts"], opened)["ts"].temperature_)
+
+    whole, temperature = report_and_temperature()
+    request.getfixturevalue("in_parts")
+    assert [batch.labels.shape[2] for batch in opened()][:3] == [2, 2, 2]
+    parts, fitted = report_and_temperature()
+    assert_same(parts, whole)
+    assert whole.protocol.images == 3 and fitted == pytest.approx(temperature, rel=1e-6)
+
+
+def test_one_sigmoid_may_have_labels_without_the_axis_of_classes(tmp_path, in_parts):
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(1, *SIZE)), rng.integers(0, 2, SIZE)
+    np.savez(tmp_path / "a.npz", sigmoid_logits=logits, labels=labels)
+    source = SavedPredictions(PredictionFolder(tmp_path))
+    report = measure(source, {"none": None})["none"].report()
+    right = (logits[0] > 0) == (labels == 1)
+    assert report.accuracy == pytest.approx(right.mean()) and len(list(source)) > 1
+    np.savez(tmp_path / "a.npz", sigmoid_logits=logits.repeat(2, 0), labels=labels)
+    with pytest.raises(ValueError, match=r"Expected labels of shape \(2, 12, 10, 9\), but got"):
+        list(PredictionFolder(tmp_path).parts(0))
+
+
 def test_a_temperature_fitted_on_parts_is_that_of_whole_volumes(tmp_path, request):
     save(tmp_path)
     found = []

@@ -141,7 +141,7 @@ def test_folders_of_another_kind_are_refused(case, tmp_path):
         NnunetFolder(out, labels=labels)
 
 
-def test_regions_are_sigmoid_outputs(case):
+def test_regions_are_sigmoid_outputs(case, monkeypatch):
     out, labels, _, known = case
     names = {"background": 0, "whole": [1, 2], "tumour": 2, "ignore": 3}
     (out / "dataset.json").write_text(json.dumps({"labels": names, "regions_class_order": [1, 2]}))
@@ -160,6 +160,13 @@ def test_regions_are_sigmoid_outputs(case):
     expected = meter.compute()
     assert report.ece == expected.ece and report.protocol.pixels == expected.protocol.pixels
     assert report.protocol.images == 2 and report.protocol.multilabel
+    monkeypatch.setattr(reading, "_WHOLE_VOXELS", 0)
+    monkeypatch.setattr(reading, "_PART_VOXELS", 3 * 2 * SIZE[1] * SIZE[2])
+    source = SavedPredictions(NnunetFolder(out, labels=labels))
+    assert len(list(source)) > 2
+    parts = measure(source, {"none": None})["none"].report()
+    assert parts.ece == pytest.approx(expected.ece, rel=1e-9)
+    assert parts.protocol == report.protocol
 
 
 def test_the_loss_of_the_trainer_takes_labels_with_a_channel():
