@@ -7,6 +7,7 @@ python tools/bench.py metrics     the meter against one softmax, numpy, torchmet
 python tools/bench.py eval        `segcal eval` on saved predictions: import, read, count, draw
 python tools/bench.py scale       1,000 images of 1024×2048 through one meter: pixels/s and memory
 python tools/bench.py volumes     `segcal eval` on saved volumes of 128³: seconds and memory
+python tools/bench.py page P.html a report page in Chromium: size, and time until it answers
 """
 
 import argparse
@@ -14,7 +15,7 @@ import importlib
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("eval", "losses", "metrics", "posthoc", "scale", "train", "volumes")
+BENCHMARKS = ("eval", "losses", "metrics", "page", "posthoc", "scale", "train", "volumes")
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))  # `benchmarks` lives beside this file

@@ -326,6 +326,7 @@ const inspectors = numbers.inspected.map((item) => new Inspector(item));
 if (inspectors.length) {
   byId("inspector").append(...inspectors.map((each) => each.element));
   binListeners.push((bin) => inspectors.forEach((each) => each.setBin(bin)));
-  // One after the other, so that the page answers in between.
-  inspectors.reduce((done, each) => done.then(() => each.load()), Promise.resolve());
+  // One after the other, each when the page has nothing else to do.
+  const idle = () => new Promise((done) => requestIdleCallback(done));
+  inspectors.reduce((done, each) => done.then(idle).then(() => each.load()), Promise.resolve());
 }
