@@ -90,11 +90,12 @@ def draw(
             for plane in worst_planes(source, index):
                 shown = None if image is None else _grey(plane.of(image))
                 for name, scaler in scalers.items():
-                    drawn[name].append(_draw(source, shown, plane.cut(source, index, scaler)))
+                    cut = plane.cut(source, index, scaler)
+                    drawn[name].append(_draw(source, index, shown, cut))
         elif batch.values.ndim == 4:
             image = _image(source, index)
             for name, scaler in scalers.items():
-                drawn[name].append(_draw(source, image, calibrated(batch, scaler)))
+                drawn[name].append(_draw(source, index, image, calibrated(batch, scaler)))
     return drawn
 
 
@@ -221,7 +222,9 @@ def _image(source: NamedPredictions, index: int) -> np.ndarray | None:
         return None
 
 
-def _draw(source: NamedPredictions, image: np.ndarray | None, batch: Predictions) -> Drawn:
+def _draw(
+    source: NamedPredictions, index: int, image: np.ndarray | None, batch: Predictions
+) -> Drawn:
     assert batch.names is not None  # images are drawn by name
     meter = new_meter(source)
     count_batch([meter], batch)
@@ -259,4 +262,4 @@ def _draw(source: NamedPredictions, image: np.ndarray | None, batch: Predictions
     if image is not None:
         arrays["image"] = image
     names = tuple(class_names) if batch.multilabel else ()
-    return Drawn(Overlay(name, png, report.ece, arrays, names), arrays)
+    return Drawn(Overlay(name, png, report.ece, arrays, names, source.names[index]), arrays)

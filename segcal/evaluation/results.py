@@ -269,8 +269,15 @@ def write_result(result: Result, drawn: Sequence[Drawn], folder: Path, *, key: s
     stems = tell_apart([file_name(image.overlay.name) for image in drawn])
     for image, stem in zip(drawn, stems, strict=True):
         overlay = image.overlay
-        about_image = {"name": overlay.name, "file": f"{stem}.png", "ece": overlay.ece}
-        overlays.append({**about_image, "class_names": list(overlay.class_names)})
+        overlays.append(
+            {
+                "name": overlay.name,
+                "image": overlay.image,
+                "file": f"{stem}.png",
+                "ece": overlay.ece,
+                "class_names": list(overlay.class_names),
+            }
+        )
         (folder / OVERLAYS / f"{stem}.png").write_bytes(overlay.png)
     with ThreadPoolExecutor() as pool:  # compressing holds no lock of the interpreter
         files = [folder / OVERLAYS / f"{stem}.npz" for stem in stems]
@@ -402,7 +409,8 @@ def _read_overlays(
             ece = None if item["ece"] is None else float(item["ece"])
             names = tuple(map(str, item.get("class_names", ())))
             arrays = _read_arrays(path.with_suffix(".npz"), len(names) or num_classes)
-            found.append(Overlay(str(item["name"]), path.read_bytes(), ece, arrays, names))
+            name, image = str(item["name"]), str(item.get("image", ""))
+            found.append(Overlay(name, path.read_bytes(), ece, arrays, names, image))
     return found
 
 

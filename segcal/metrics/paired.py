@@ -50,7 +50,7 @@ class Difference:
     def texts(self, score: Score) -> tuple[str, str]:
         """The difference and its interval as `score` is printed, with a star if it is `sure`."""
         ends = (self.value, self.low, self.high)
-        value, low, high = (f"{end * score.scale:+.{score.digits}f}" for end in ends)
+        value, low, high = map(score.difference, ends)
         interval = "no interval" if self.withheld else f"{low} to {high}"
         return f"{value}{'*' if self.sure else ''}", interval
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from segcal.metrics.report import Report
 from segcal.metrics.tables import Interval
 
+THRESHOLD_DIGITS = 8  # those that count
 FEW_IMAGES = 20  # fewer may all lack what is rare
 _POSTHOC = (SCORES["sce"], SCORES["ece"])
 PART_SCORES = tuple(SCORES[name] for name in PROTOCOL_SCORES)
@@ -112,7 +113,7 @@ def part_tables(report: Report) -> list[PartTable]:
                 (
                     point.target,
                     [
-                        TableCell(point.threshold, _threshold(point.threshold)),
+                        TableCell(point.threshold, threshold_text(point.threshold)),
                         _cell(accuracy, point.holdout_coverage),
                         _cell(accuracy, point.holdout_accuracy),
                         _cell(accuracy, point.coverage, point.intervals.get("coverage")),
@@ -133,7 +134,7 @@ def part_tables(report: Report) -> list[PartTable]:
                 (
                     f"miss={sets.miss:g}",
                     [
-                        TableCell(sets.lam, _threshold(sets.lam)),
+                        TableCell(sets.lam, threshold_text(sets.lam)),
                         _cell(accuracy, sets.holdout_miss),
                         _cell(accuracy, sets.miss_rate, sets.interval),
                         TableCell(sets.set_size, number(sets.set_size, 2)),
@@ -153,8 +154,9 @@ def _cell(score: Score, value: float, interval: Interval | None = None) -> Table
     return TableCell(value * score.scale, score.number(value), _interval_text(score, interval))
 
 
-def _threshold(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.8g}"
+def threshold_text(value: float) -> str:
+    """A threshold of probability, to be copied: exact for those of the fine histogram."""
+    return "–" if math.isnan(value) else f"{value:.{THRESHOLD_DIGITS}g}"
 
 
 def posthoc_markdown(reports: Mapping[tuple[str, str], Report]) -> str:
@@ -272,8 +274,8 @@ def cells_of_values(values: Sequence[float], score: Score) -> list[TableCell]:
     ranked = score.better != "neither"
     best = best_of(scaled, score.digits, higher=score.higher) if ranked else set()
     return [
-        TableCell(value, number(value, score.digits), best=index in best)
-        for index, value in enumerate(scaled)
+        TableCell(value * score.scale, score.number(value), best=index in best)
+        for index, value in enumerate(values)
     ]
 
 

@@ -85,6 +85,11 @@ def mean_confidence(count: Array, confidence: Array) -> Array:
     return ratio(confidence.sum(-1), count.sum(-1))
 
 
+def class_bias(count: Array, hits: Array, confidence: Array) -> Array:
+    """(..., K) Σ (confidence − hits) / n of the class tables."""
+    return ratio((confidence - hits).sum(-1), count.sum(-1))
+
+
 def class_iou(intersection: Array, predicted: Array, truth: Array) -> Array:
     """(..., K) intersection over union; NaN for a class neither predicted nor in the truth."""
     return ratio(intersection, predicted + truth - intersection)
@@ -315,6 +320,7 @@ class Unit(NamedTuple):
 UNITS = {
     "%": Unit(100.0, " %"),
     "1e-3": Unit(1000.0, "e-3"),
+    "points": Unit(100.0, " points"),  # a difference of two values in %
     "nats": Unit(1.0, ""),
     "0-2": Unit(1.0, ""),  # a range, for a score that is not a fraction
 }
@@ -323,6 +329,14 @@ UNITS = {
 def number(value: float, digits: int) -> str:
     """A number as tables print it; a dash for NaN."""
     return "–" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def signed(value: float, digits: int) -> str:
+    """A difference as tables print it, with its sign; 0 has none, NaN is a dash."""
+    text = number(abs(value), digits)
+    if math.isnan(value) or not float(text):
+        return text
+    return ("-" if value < 0 else "+") + text
 
 
 @dataclass(frozen=True)
@@ -339,6 +353,7 @@ class Score(Generic[Value]):
         better: which values are better.
         digits: after the decimal point, in tables and in the log.
         brief_digits: the same in sentences and diagrams, if fewer.
+        signed: whether it is a difference, printed with its sign.
         scope: "pixels" for one number of all pixels, "classes" for (K,) numbers, "images" for a
             number that exists only where the sums of each image were kept.
         dense: whether it is left out of lines about classification, where a label is one number.
@@ -354,6 +369,7 @@ class Score(Generic[Value]):
     better: Literal["lower", "higher", "neither"] = "lower"
     digits: int = 2
     brief_digits: int | None = None
+    signed: bool = False
     scope: Literal["pixels", "classes", "images"] = "pixels"
     dense: bool = False
     table: bool = False
@@ -395,7 +411,11 @@ class Score(Generic[Value]):
 
     def number(self, value: float) -> str:
         """The value in the unit, without it: "7.23"; a dash for NaN."""
-        return number(value * self.scale, self.digits)
+        return self._print(value, self.digits)
+
+    def difference(self, value: float) -> str:
+        """A difference of two values in the unit, without it: "-0.81"."""
+        return signed(value * self.scale, self.digits)
 
     def text(self, value: float) -> str:
         """The value with its unit, as exact as in tables: "7.23 %"."""
@@ -406,7 +426,11 @@ class Score(Generic[Value]):
         return self._text(value, self.digits if self.brief_digits is None else self.brief_digits)
 
     def _text(self, value: float, digits: int) -> str:
-        return f"{value * self.scale:.{digits}f}{UNITS[self.unit].suffix}"
+        suffix = "" if math.isnan(value) else UNITS[self.unit].suffix
+        return self._print(value, digits) + suffix
+
+    def _print(self, value: float, digits: int) -> str:
+        return (signed if self.signed else number)(value * self.scale, digits)
 
 
 class ScoreTable:
@@ -521,6 +545,15 @@ class ScoreTable:
         "mean probability of the predicted class",
         better="neither",
         brief_digits=1,
+    )
+    bias = Score(
+        "confidence − accuracy",
+        "points",
+        lambda report: report.mean_confidence - report.accuracy,
+        "`mean_confidence` − `accuracy`: above 0 if the network is over-confident overall",
+        better="neither",
+        brief_digits=1,
+        signed=True,
     )
     nll = Score(
         "NLL",
@@ -640,6 +673,15 @@ class ScoreTable:
         lambda report: _class_ace(report),
         "mean over the images that show the class of their ACE, as in `image_ace`; NaN where the "
         "sums of each image were not kept",
+        scope="classes",
+    )
+    class_bias = Score(
+        "bias",
+        "points",
+        lambda report: class_bias(*report.classes.sums),
+        "mean p_c − frequency of the label c, for each class c",
+        better="neither",
+        signed=True,
         scope="classes",
     )
     class_iou = Score(

@@ -25,12 +25,13 @@ class Overlay:
     """The panel of one image.
 
     Attributes:
-        name: the name of the image.
+        name: what is shown: the name of the image, or of a plane or a class of it.
         png: the panel; see `overlay_panel`.
         ece: the ECE of the image, if known.
         arrays: what the panel is drawn from, if known: labels, prediction, confidence and gap, each
             (H, W); top_classes and top_probs, (3, H, W); image, (H, W, 3); palette, (C, 3).
         class_names: of the arrays, if they have other classes than the report.
+        image: the name of the image, if it is another one.
     """
 
     name: str
@@ -38,9 +39,11 @@ class Overlay:
     ece: float | None = None
     arrays: Mapping[str, np.ndarray] | None = field(default=None, compare=False, repr=False)
     class_names: Sequence[str] = ()
+    image: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", utf8(self.name))
+        object.__setattr__(self, "image", utf8(self.image) or self.name)
 
 
 @dataclass(frozen=True)

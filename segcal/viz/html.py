@@ -30,7 +30,7 @@ from segcal.metrics.rows import (
     more_columns_of,
     part_tables,
 )
-from segcal.metrics.scores import SCORES, Score, number, ratio
+from segcal.metrics.scores import SCORES, Score, ratio
 from segcal.viz.diagrams import class_names, counted
 from segcal.viz.drawings import (
     Drawing,
@@ -41,8 +41,6 @@ from segcal.viz.entry import Entry, Heading, Overlay, distinct
 from segcal.viz.figure import adaptive_svg, run_style
 from segcal.viz.interactive import page_numbers, plot_library, to_json
 from segcal.viz.shifts import mean_over_shifts, mean_table, score_tables, shifted, shifts_of
-
-_EVEN = 0.0005  # mean confidence and accuracy that print alike (in %, one digit) are equal
 
 
 class Phrase(NamedTuple):
@@ -60,13 +58,13 @@ def headline(entries: Sequence[Entry]) -> list[Phrase]:
 
 def verdict(report: Report) -> Phrase:
     """Whether the network is over- or under-confident overall, and by how much."""
-    gap = report.mean_confidence - report.accuracy
-    if np.isnan(gap):
+    if np.isnan(report.bias):
         return Phrase("nothing was counted")
-    if abs(gap) < _EVEN:
+    text = SCORES["bias"].brief(report.bias)
+    if text[0] not in "+-":  # it prints as 0
         return Phrase("as confident as accurate overall", "even")
-    kind = "over" if gap > 0 else "under"
-    return Phrase(f"{kind}-confident by {100 * abs(gap):.1f} points", kind)
+    kind = "over" if report.bias > 0 else "under"
+    return Phrase(f"{kind}-confident by {text[1:]}", kind)
 
 
 def _one(report: Report) -> list[Phrase]:
@@ -160,7 +158,8 @@ def _value(score: str, value: float) -> str:
 
 _TILES = ("ece", "sce", "accuracy", "miou")
 _CLASS_SCORES = tuple(
-    SCORES[n] for n in ("class_iou", "class_dice", "accuracy", "class_ece", "class_ace")
+    SCORES[n]
+    for n in ("class_iou", "class_dice", "accuracy", "class_ece", "class_ace", "class_bias")
 )
 
 
@@ -176,7 +175,6 @@ def class_columns(report: Report) -> list[Heading]:
         Heading("no.", "ascending"),
         Heading("present (%)" if report.protocol.multilabel else f"{counted(report)} (%)"),
         *(Heading(s.heading, "ascending" if s.higher else "descending") for s in _CLASS_SCORES),
-        Heading("bias (points)"),
     ]
 
 
@@ -187,17 +185,16 @@ def class_rows(report: Report) -> list[dict[str, Any]]:
     accuracy = ratio(right, truth)
     if report.protocol.multilabel:  # of the decisions of the class, "absent" included
         accuracy = ratio(np.trace(report.confusion, axis1=1, axis2=2), report.classes.count.sum(1))
-    bias = (report.classes.confidence_sum - report.classes.hits).sum(1) / total
-    values = (report.class_iou, report.class_dice, accuracy, report.class_ece, report.class_ace)
-    scored = list(zip(_CLASS_SCORES, values, strict=True))
+    scored = [
+        (score, accuracy if score.name == "accuracy" else getattr(report, score.name))
+        for score in _CLASS_SCORES
+    ]
     bars = np.nan_to_num(report.class_ece)
     bars = bars / max(bars.max(), 1e-12)
     rows = []
     for c, name in enumerate(class_names(report)):
-        share = 100 * float(truth[c] / total[c])
-        cells = [TableCell(c, str(c)), TableCell(share, number(share, 2))]
+        cells = [TableCell(c, str(c)), _cell(SCORES["accuracy"], float(truth[c] / total[c]))]
         cells += [_cell(score, float(of_class[c])) for score, of_class in scored]
-        cells.append(TableCell(100 * bias[c], _signed(100 * bias[c])))
         rows.append({"name": name, "cells": cells, "bar": f"{bars[c]:.3f}"})
     return rows
 
@@ -275,12 +272,6 @@ def facts(report: Report) -> list[tuple[str, str]]:
 
 def _cell(score: Score, value: float) -> TableCell:
     return TableCell(value * score.scale, score.number(value))
-
-
-def _signed(value: float) -> str:
-    """A number with its sign, but zero without."""
-    text = f"{value:+.2f}".replace("-", "−")
-    return text[1:] if float(f"{value:.2f}") == 0 else text
 
 
 _MAX_CLASSES = 24  # in the diagrams of the page; its tables have all classes
@@ -446,6 +437,7 @@ def _overlay(overlay: Overlay) -> dict[str, Any]:
     image.save(buffer, "WEBP", quality=_QUALITY, method=2)
     return {
         "name": overlay.name,
+        "image": overlay.image,
         "ece": None if overlay.ece is None or math.isnan(overlay.ece) else ece.brief(overlay.ece),
         "uri": _uri(buffer.getvalue(), "image/webp"),
         "width": image.width,

@@ -14,7 +14,9 @@ import numpy as np
 
 from segcal.metrics import Report
 from segcal.metrics.operating import OperatingPoint
+from segcal.metrics.rows import THRESHOLD_DIGITS
 from segcal.metrics.scores import SCORES, UNITS, Array
+from segcal.metrics.sums import CLASS_STEP
 from segcal.metrics.tables import BinTable, without_nan
 from segcal.viz.diagrams import class_names, counted
 from segcal.viz.entry import Entry
@@ -52,11 +54,15 @@ def page_numbers(entries: Sequence[Entry]) -> dict[str, Any]:
                 "scale": score.scale,
                 "digits": score.digits,
                 "suffix": UNITS[score.unit].suffix,
+                "signed": score.signed,
             }
             for name, score in SCORES.items()
         },
         "theme": {"light": LIGHT, "dark": DARK, "over": OVER, "under": UNDER},
         "fineEdges": edges.tolist(),
+        "step": CLASS_STEP,
+        "thresholds": _thresholds(entries, edges),
+        "thresholdDigits": THRESHOLD_DIGITS,
         "coding": coding(),
         "inspected": inspected(entries),
         "entries": [_entry(entry, index, edges) for index, entry in enumerate(entries)],
@@ -76,6 +82,7 @@ def _entry(entry: Entry, index: int, edges: Array) -> dict[str, Any]:
         },
         "protocols": {name: dict(found) for name, found in report.protocols.items()},
         "points": [_point(point) for point in report.operating_points],
+        "accepted": _accepted(report),
         "images": _images(report),
     }
 
@@ -89,7 +96,6 @@ def _part(report: Report, edges: Array) -> dict[str, Any]:
         "images": report.protocol.images,
         "edges": report.top.edges.tolist(),
         "top": _table(report.top),
-        "predicted": report.overlap[1].tolist(),
         "byClass": [_table(report.classes[c]) for c in range(report.protocol.num_classes)],
         "fine": {  # of the bins that hold pixels
             "bin": held.tolist(),
@@ -113,6 +119,30 @@ def _table(table: BinTable) -> dict[str, Any]:
 def _short(sums: Array) -> list[float]:
     """The sums to ten digits: more than any mean of them shows."""
     return [float(f"{value:.10g}") for value in sums.tolist()]
+
+
+def _thresholds(entries: Sequence[Entry], edges: Array) -> list[float]:
+    """Where the slider stops: at the edges that are known by class, and at operating points."""
+    points = {point.threshold for entry in entries for point in entry.report.operating_points}
+    return sorted({*edges[:-1:CLASS_STEP].tolist(), *points.intersection(edges.tolist())})
+
+
+def _accepted(report: Report) -> list[dict[str, Any]] | None:
+    """Right and wrong pixels of each predicted class, of the bins of `class_fine` that hold any."""
+    table = report.class_fine
+    if table is None:
+        return None
+    found = []
+    for correct, wrong in zip(table.correct, table.wrong, strict=True):
+        held = np.flatnonzero(correct + wrong)
+        found.append(
+            {
+                "bin": held.tolist(),
+                "correct": correct[held].tolist(),
+                "wrong": wrong[held].tolist(),
+            }
+        )
+    return found
 
 
 def _point(point: OperatingPoint) -> dict[str, Any]:

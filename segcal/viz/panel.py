@@ -15,6 +15,7 @@ from matplotlib.patches import Patch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from segcal.metrics.scores import SCORES
 from segcal.viz.figure import class_palette, new_figure, plain, png, themed
 from segcal.viz.heatmap import (
     GROUND,
@@ -99,7 +100,7 @@ def draw_panel(
         "prediction": colors[predicted],
         "confidence (%)": 100 * confidence,
         "errors": np.where(valid[..., None], error_colors[wrong], stripes),
-        "confidence − accuracy (points)": draw_gap(image, gap),
+        SCORES["bias"].heading: draw_gap(image, gap),
     }
     seen = _classes_seen(predicted, target[valid], len(colors))
     key = [Patch(facecolor=_unit(colors[c]), label=plain(names[c], 16)) for c in seen]

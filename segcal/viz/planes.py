@@ -25,6 +25,8 @@ BUDGET = 6_000_000  # characters of all planes and images of a page
 LOGIT_LOW, LOGIT_HIGH, LEVELS = -7.0, 13.0, 1023
 RUNNER_UP = 127  # levels of the second and third probability, in steps of their square root
 GAP_ZERO, GAP_SCALE = 128, 127  # of the local gap, in -1..1; 0 where the label is ignored
+# How far from the truth what the page says of a pixel may be, as fractions.
+PRECISION = {"confidence": 0.005, "second and third probability": 0.01, "gap": 0.005}
 _IGNORED, _OTHER = 255, 254
 _QUALITY = 80  # WEBP quality of the images
 _PLANES = ("label", "prediction", "second", "third", "high", "low", "p2", "p3", "gap")
@@ -60,6 +62,7 @@ def _images(entries: Sequence[Entry], coarser: int) -> list[dict[str, Any]]:
                 image = arrays.get("image")
                 group = {
                     "name": overlay.name,
+                    "of": overlay.image,
                     "step": step,
                     "size": [labels.shape[1], labels.shape[0]],
                     "image": None if image is None else _webp(image[::step, ::step]),

@@ -8,6 +8,7 @@ import torch
 
 import segcal
 from segcal.cli import main
+from segcal.evaluation.results import read_result
 from segcal.metrics.regions import named_regions
 
 NAMES = ("lesion", "rim")
@@ -100,6 +101,8 @@ def test_page_tables_and_state_say_decisions(folders, evaluated):
     drawn = json.loads((evaluated / "report.json").read_text())
     assert drawn["protocol"]["multilabel"] is True
     assert [path.name for path in (evaluated / "overlays").glob("*.png")]
+    overlay = read_result(evaluated / "report.json").entry.overlays[0]  # of one class of the image
+    assert overlay.image in drawn["images"]["table"]["names"] and overlay.name != overlay.image
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,8 @@ def test_seeds_are_compared_together_on_the_page(tmp_path):
     ]
     assert found.differences["calm"] == paired_differences(meters[:2], meters[2:])
     page = render_page([r.entry for r in results], comparison=found, static=True)
-    value, interval = found.differences["calm"]["ece"].texts(SCORES["ece"])
+    texts = found.differences["calm"]["ece"].texts(SCORES["ece"])
+    value, interval = (text.replace("-", "−") for text in texts)
     assert f'{value}<span class="aside"> (best)</span><span class="interval">[{interval}]' in page
     summary = page.split('id="diagrams"')[0]
     assert summary.count('class="best"') == len(found.best)

@@ -238,6 +238,7 @@ def test_the_worst_plane_of_each_axis_is_drawn(fixture, tmp_path, request):
     assert [d.overlay.name for d in drawn] == [
         f"case1 {letter}={plane.place}" for letter, plane in zip("zyx", planes, strict=True)
     ]
+    assert {d.overlay.image for d in drawn} == {"case1"}  # by which the table of images finds them
     for plane, one in zip(planes, drawn, strict=True):
         np.testing.assert_array_equal(one.arrays["labels"], plane.of(labels))
         assert one.arrays["image"].dtype == np.uint8

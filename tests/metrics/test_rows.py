@@ -33,14 +33,15 @@ def test_markdown_by_hand():
         "| **0.6109** | **0.4200** | 50.00 |",
         "",
         "| model | test error (%) | RMS-CE (%) | KS error (%) | over-confidence (%) "
-        "| under-confidence (%) | mean confidence (%) | AURC (1e-3) | AUGRC (1e-3) "
+        "| under-confidence (%) | mean confidence (%) | confidence − accuracy (points) "
+        "| AURC (1e-3) | AUGRC (1e-3) "
         "| risk at 80 % coverage (%) | risk at 90 % coverage (%) | risk at 95 % coverage (%) "
         "| coverage at 1 % risk (%) | coverage at 5 % risk (%) |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-        "| sure | 30.00 | 20.00 | 20.00 | 20.00 | 0.00 | 90.00 | 300.00 | 165.00 "
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| sure | 30.00 | 20.00 | 20.00 | 20.00 | 0.00 | 90.00 | +20.00 | 300.00 | 165.00 "
         "| 30.00 | 30.00 | 30.00 | 0.00 | 0.00 |",
-        "| a\\|b c | 30.00 | **0.00** | **0.00** | **0.00** | 0.00 | 70.00 | 300.00 | 165.00 "
-        "| 30.00 | 30.00 | 30.00 | 0.00 | 0.00 |",
+        "| a\\|b c | 30.00 | **0.00** | **0.00** | **0.00** | 0.00 | 70.00 | 0.00 | 300.00 "
+        "| 165.00 | 30.00 | 30.00 | 30.00 | 0.00 | 0.00 |",
         "",
         "Pixel-averaged over 10 pixels of 1 images, region all, 2 classes, 15 equal bins (lo, hi], "
         f"label 255 ignored; segcal {SURE.protocol.version}.",

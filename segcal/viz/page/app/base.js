@@ -11,25 +11,33 @@ const sum = (values) => values.reduce((total, value) => total + value, 0);
 const isKnown = (value) => value !== null && value !== undefined && Number.isFinite(value);
 const ratio = (part, all) => (all > 0 ? part / all : NaN);
 
+// toFixed, but a number halfway between two goes to the even one, as in Python: 0.125 is 0.12.
+function toFixed(value, digits) {
+  const text = value.toFixed(digits + 30);
+  const [kept, rest] = [text.slice(0, -30), text.slice(-30)];
+  return /[02468]$/.test(kept) && /^50*$/.test(rest) ? kept : value.toFixed(digits);
+}
+
 // As the tables of Python print them: scale and digits are those of the score.
 function show(score, value) {
-  const { scale, digits } = numbers.scores[score];
-  return isKnown(value) ? (value * scale).toFixed(digits) : "–";
+  const { scale, digits, signed } = numbers.scores[score];
+  if (!isKnown(value)) return "–";
+  if (!signed) return toFixed(value * scale, digits);
+  const text = toFixed(Math.abs(value * scale), digits);
+  return Number(text) === 0 ? text : (value < 0 ? "−" : "+") + text;
 }
 
 function showUnit(score, value) {
-  return isKnown(value) ? show(score, value) + numbers.scores[score].suffix : "–";
+  if (!isKnown(value)) return "–";
+  return show(score, value) + numbers.scores[score].suffix.replace(" ", "\u00a0");
 }
 
-// A difference of two fractions, in points.
-function showPoints(value) {
-  if (!isKnown(value)) return "–";
-  const text = show("accuracy", Math.abs(value));
-  if (Number(text) === 0) return text;
-  return (value < 0 ? "−" : "+") + text;
-}
+const heading = (score) => `${numbers.scores[score].label} (${numbers.scores[score].unit})`;
 
 const showCount = (value) => (isKnown(value) ? value.toLocaleString("en-US") : "–");
+
+// As the tables of operating points print it.
+const showThreshold = (value) => String(Number(value.toPrecision(numbers.thresholdDigits)));
 
 // A confidence with enough digits to tell it from 1.
 function showConfidence(value) {
@@ -59,7 +67,7 @@ function fillTable(table, headings, rows) {
 }
 
 const swatch = (entry) => make("span", { class: "swatch", style: `--color:${entry.color}` });
-const named = (entry) => make("span", {}, swatch(entry), entry.name);
+const named = (entry) => make("span", { class: "named" }, swatch(entry), make("span", {}, entry.name));
 
 function fillSelect(select, options) {
   const chosen = select.value;
@@ -113,9 +121,15 @@ function paint(figure, { ink, quiet, grid }) {
 }
 
 dark.addEventListener("change", () => plots.forEach((figure) => paint(figure, colors())));
-addEventListener("beforeprint", () =>
-  plots.forEach((figure) => paint(figure, numbers.theme.light))
-);
+// Paper is light. Bokeh paints in the next frame, which comes too late for it.
+addEventListener("beforeprint", () => {
+  for (const figure of plots) {
+    paint(figure, numbers.theme.light);
+    const view = Bokeh.index.find_one(figure);
+    view?.invalidate_painters();
+    view?.paint();
+  }
+});
 addEventListener("afterprint", () => plots.forEach((figure) => paint(figure, colors())));
 
 const gridsOf = (figure) => figure.center.filter((each) => "grid_line_color" in each);

@@ -11,7 +11,7 @@ const images = (() => {
     { key: "ece", score: "ece" },
     { key: "accuracy", score: "accuracy" },
     { key: "confidence", score: "mean_confidence" },
-    { key: "bias", label: "confidence − accuracy (points)" },
+    { key: "bias", score: "bias" },
     { key: "pixels", label: entries[0].counted },
   ];
   const text = {
@@ -19,7 +19,7 @@ const images = (() => {
     ece: (row) => show("ece", row.ece),
     accuracy: (row) => show("accuracy", row.accuracy),
     confidence: (row) => show("mean_confidence", row.confidence),
-    bias: (row) => make("span", { class: row.bias > 0 ? "over" : "under" }, showPoints(row.bias)),
+    bias: (row) => make("span", { class: row.bias > 0 ? "over" : "under" }, show("bias", row.bias)),
     pixels: (row) => showCount(row.pixels),
   };
 
@@ -38,7 +38,7 @@ const images = (() => {
     source,
     size: 6,
     fill_color: { field: "color" },
-    fill_alpha: 0.55,
+    fill_alpha: 0.7,
     line_color: null,
   });
   const marked = new Bokeh.ColumnDataSource({ data: { x: [], y: [] } });
@@ -81,6 +81,8 @@ const images = (() => {
     state.found.sort((a, b) => (down ? order(b, a) : order(a, b)));
     state.page = 0;
     const known = state.found.filter((row) => isKnown(row.bias));
+    const lowest = known.reduce((low, row) => Math.min(low, row.accuracy, row.confidence), 0.9);
+    for (const range of [figure.x_range, figure.y_range]) range.start = 10 * Math.floor(10 * lowest);
     source.data = {
       x: known.map((row) => 100 * row.accuracy),
       y: known.map((row) => 100 * row.confidence),
@@ -95,7 +97,6 @@ const images = (() => {
     const from = state.page * PAGE;
     const rows = state.found.slice(from, from + PAGE);
     const head = columns.map(({ key, score, label }) => {
-      const unit = score ? ` (${numbers.scores[score].unit})` : "";
       const sorted = key === state.sort ? (state.down ? "descending" : "ascending") : null;
       const click = () => {
         state.down = key === state.sort ? !state.down : key !== "name";
@@ -103,7 +104,7 @@ const images = (() => {
         select();
         byId("image-table").querySelectorAll("thead button")[columns.findIndex((c) => c.key === key)].focus();
       };
-      const name = score ? numbers.scores[score].label + unit : label;
+      const name = score ? heading(score) : label;
       const button = make("button", { type: "button", onclick: click }, name);
       return make("th", { scope: "col", "aria-sort": sorted }, button);
     });

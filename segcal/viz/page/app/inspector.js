@@ -135,8 +135,8 @@ class Inspector {
     const size = item.step > 1 ? ` Every ${item.step}th row and column of ${item.size[0]} × ${item.size[1]} pixels.` : "";
     this.element = make(
       "figure",
-      { class: "wide inspector", tabindex: -1, "data-overlay": item.name, "data-model": item.models[0].model },
-      make("figcaption", {}, make("b", {}, item.name), `ECE of this image ${ece.join(", ")}.${size}`),
+      { class: "wide inspector", tabindex: -1, "data-overlay": item.of, "data-model": item.models[0].model },
+      make("figcaption", {}, make("b", {}, item.name), `ECE of this ${item.name === item.of ? "image" : "part"} ${ece.join(", ")}.${size}`),
       controls,
       this.panels,
       this.key,
@@ -247,10 +247,10 @@ class Inspector {
       showConfidence(planes.confidence(at)),
       other(planes, "second", "p2"),
       other(planes, "third", "p3"),
-      showPoints(planes.gap(at)),
+      show("bias", planes.gap(at)),
     ]);
     const place = `pixel ${column * this.item.step}, ${row * this.item.step}`;
-    fillTable(this.table, [place, "label", "prediction", "confidence", "second", "third", "local gap (points)"], rows);
+    fillTable(this.table, [place, "label", "prediction", "confidence", "second", "third", `local gap (${numbers.scores.bias.unit})`], rows);
   }
 
   pointAt(column, row) {

@@ -66,11 +66,11 @@ const reliability = (() => {
   });
 
   // Bins of the diagram: those of the report or, on the logit scale, groups of its fine histogram,
-  // four to each halving of 1 - confidence.
+  // at last four to each halving of 1 - confidence.
   function edgesOf(part) {
     if (!isLogit() || control("class").value !== EVERY_CLASS) return part.edges;
     const edges = numbers.fineEdges;
-    return edges.filter((_, i) => i === edges.length - 1 || i % 16 === 0);
+    return edges.filter((_, i) => i === edges.length - 1 || i % numbers.step === 0);
   }
 
   function sumsOf(entry) {
@@ -82,7 +82,7 @@ const reliability = (() => {
     const size = edgesOf(part).length - 1;
     const [count, hits, confidence] = [0, 0, 0].map(() => new Array(size).fill(0));
     part.fine.bin.forEach((bin, i) => {
-      const group = Math.min(Math.floor(bin / 16), size - 1);
+      const group = Math.min(Math.floor(bin / numbers.step), size - 1);
       count[group] += part.fine.correct[i] + part.fine.wrong[i];
       hits[group] += part.fine.correct[i];
       confidence[group] += part.fine.confidence[i];
@@ -90,10 +90,10 @@ const reliability = (() => {
     return { count, hits, confidence };
   }
 
-  // The interval of accuracy in a bin. The report has that of the gap as a part of the ECE.
+  // The interval of accuracy in a bin of the report, which has that of the gap as a part of the ECE.
   function intervalOf(entry, bin) {
     const part = partOf(entry);
-    const gap = control("class").value === EVERY_CLASS && !isLogit() ? part.bins[bin] : undefined;
+    const gap = control("class").value === EVERY_CLASS ? part.bins[bin] : undefined;
     const count = part.top.count[bin];
     if (!gap || !isKnown(gap.low) || !count) return null;
     const confidence = part.top.confidence[bin] / count;
@@ -112,14 +112,16 @@ const reliability = (() => {
       drawn.forEach((each) => (each.visible = sums !== null));
       if (!sums) return;
       const held = sums.count.map((_, b) => b).filter((b) => sums.count[b] > 0);
-      const x = held.map((b) => place(sums.confidence[b] / sums.count[b]));
-      source.data = { x, y: held.map((b) => place(sums.hits[b] / sums.count[b])) };
-      const ends = control("bands").checked ? held.map((b) => intervalOf(entry, b)) : [];
-      const known = ends.map((_, j) => j).filter((j) => ends[j]);
+      source.data = {
+        x: held.map((b) => place(sums.confidence[b] / sums.count[b])),
+        y: held.map((b) => place(sums.hits[b] / sums.count[b])),
+      };
+      const { top } = partOf(entry);
+      const known = control("bands").checked ? top.count.map((_, b) => b).filter((b) => intervalOf(entry, b)) : [];
       band.data = {
-        x: known.map((j) => x[j]),
-        low: known.map((j) => ends[j][0]),
-        high: known.map((j) => ends[j][1]),
+        x: known.map((b) => place(top.confidence[b] / top.count[b])),
+        low: known.map((b) => place(intervalOf(entry, b)[0])),
+        high: known.map((b) => place(intervalOf(entry, b)[1])),
       };
     });
     const isClass = control("class").value !== EVERY_CLASS;
@@ -171,26 +173,26 @@ const reliability = (() => {
       const count = sums.count[bin.index];
       const confidence = ratio(sums.confidence[bin.index], count);
       const accuracy = ratio(sums.hits[bin.index], count);
-      const ends = intervalOf(entry, bin.index);
+      const ends = isLogit() ? null : intervalOf(entry, bin.index);
       const interval = ends ? ` [${show("accuracy", ends[0])}, ${show("accuracy", ends[1])}]` : "";
       rows.push([
         named(entry),
         show("mean_confidence", confidence),
         make("span", {}, show("accuracy", accuracy), make("span", { class: "interval" }, interval)),
-        showPoints(confidence - accuracy),
+        show("bias", confidence - accuracy),
         showCount(count),
       ]);
       const gap = isClass || isLogit() ? null : partOf(entry).bins[bin.index];
-      for (const [name, part] of gap ? gap.images : []) most.push([named(entry), name, showPoints(part)]);
+      for (const [name, part] of gap ? gap.images : []) most.push([named(entry), name, show("bias", part)]);
     }
     const unit = numbers.scores.accuracy.unit;
     fillTable(
       byId("bin-table"),
-      ["model", `confidence (${unit})`, `accuracy (${unit})`, "gap (points)", entries[0].counted],
+      ["model", `confidence (${unit})`, `accuracy (${unit})`, `gap (${numbers.scores.bias.unit})`, entries[0].counted],
       rows
     );
     byId("bin-images").hidden = !most.length;
-    fillTable(byId("bin-images"), ["model", "image that contributes most", "to the ECE (points)"], most);
+    fillTable(byId("bin-images"), ["model", "image that contributes most", `to the ECE (${numbers.scores.bias.unit})`], most);
   }
 
   // Scores of the chosen region, or under the chosen protocol.
@@ -203,7 +205,6 @@ const reliability = (() => {
         const found = protocol ? entry.protocols[protocol] || {} : partOf(entry).scores;
         return [named(entry), ...names.map((name) => show(name, found[name]))];
       });
-    const heading = (name) => `${numbers.scores[name].label} (${numbers.scores[name].unit})`;
     fillTable(byId("part-scores"), ["model", ...names.map(heading)], rows);
   }
 

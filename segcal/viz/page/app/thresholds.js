@@ -5,8 +5,9 @@ const thresholds = (() => {
   if (!root) return null;
   const slider = byId("threshold");
   const edges = numbers.fineEdges;
+  const stops = numbers.thresholds; // of the slider; each is one of the edges
   const percent = numbers.scores.accuracy.scale;
-  slider.max = edges.length - 2;
+  slider.max = stops.length - 1;
 
   // From the end: pixels above each edge of the fine histogram, and the wrong ones among them.
   const above = entries.map((entry) => {
@@ -63,8 +64,9 @@ const thresholds = (() => {
   });
 
   function draw() {
-    const at = Number(slider.value);
-    const text = showConfidence(edges[at]);
+    const threshold = stops[Number(slider.value)];
+    const at = edges.indexOf(threshold);
+    const text = showThreshold(threshold);
     byId("threshold-value").textContent = text;
     slider.setAttribute("aria-valuetext", text);
     const rows = entries.map((entry, e) => {
@@ -90,29 +92,31 @@ const thresholds = (() => {
       ["model", `accepted (${unit})`, `right among these (${unit})`, `wrong (${unit})`, entries[0].counted],
       rows
     );
-    drawClasses(edges[at]);
+    drawClasses(threshold);
   }
 
-  // A class whose probability is above 1/2 is the predicted one, so from there on the table of a
-  // class counts what is accepted as that class; it knows the edges of its bins alone.
+  // What is accepted as each class, at the first threshold from this one on that is known by class.
   function drawClasses(threshold) {
     const entry = entries[Number(byId("threshold-model").value)];
-    const part = Object.values(entry.parts)[0];
-    const least = Math.max(threshold, 0.5);
-    const bin = part.edges.findIndex((edge) => edge >= least);
-    const last = part.edges.length - 1;
-    const from = bin < 0 ? last : bin;
-    const none = from >= last;
-    byId("threshold-classes-note").textContent = none
-      ? "The classes are known up to confidence " + showConfidence(part.edges[last - 1]) + "."
-      : `Read at confidence ${showConfidence(part.edges[from])}, the next edge of the ${last} bins from 0.5 on.`;
-    const rows = entry.classes.map((name, c) => {
-      const { count, hits } = part.byClass[c];
-      const accepted = none ? NaN : sum(count.slice(from));
-      const right = none ? NaN : sum(hits.slice(from));
+    const known = edges.filter((_, i) => i % numbers.step === 0);
+    const from = known.findIndex((edge) => edge >= threshold);
+    const isKnownHere = entry.accepted !== null && from >= 0;
+    byId("threshold-classes").hidden = !isKnownHere;
+    byId("threshold-classes-note").textContent =
+      entry.accepted === null
+        ? "Not known by class: the report is of an earlier version or has more than 256 classes."
+        : !isKnownHere
+          ? `Known by class up to ${showThreshold(known[known.length - 1])}.`
+          : known[from] === threshold
+            ? `Accepted where confidence is above ${showThreshold(threshold)}.`
+            : `Read at ${showThreshold(known[from])}, the next threshold that is known by class.`;
+    if (!isKnownHere) return;
+    const rows = entry.accepted.map(({ bin, correct, wrong }, c) => {
+      const above = (counts) => sum(counts.filter((_, i) => bin[i] >= from));
+      const [right, accepted] = [above(correct), above(correct) + above(wrong)];
       return [
-        name,
-        show("accuracy", ratio(accepted, part.predicted[c])),
+        entry.classes[c],
+        show("accuracy", ratio(accepted, sum(correct) + sum(wrong))),
         show("accuracy", ratio(right, accepted)),
         show("error", ratio(accepted - right, accepted)),
         showCount(accepted),
@@ -134,13 +138,13 @@ const thresholds = (() => {
 
   const buttons = entries.flatMap((entry) =>
     entry.points
-      .filter((point) => isKnown(point.threshold))
+      .filter((point) => stops.includes(point.threshold))
       .map((point) => {
         const go = () => {
-          slider.value = edges.indexOf(point.threshold);
+          slider.value = stops.indexOf(point.threshold);
           draw();
         };
-        const text = `${point.target}: ${showConfidence(point.threshold)}`;
+        const text = `${point.target}: ${showThreshold(point.threshold)}`;
         return make("button", { type: "button", onclick: go, title: point.verdict }, swatch(entry), text);
       })
   );
@@ -149,7 +153,7 @@ const thresholds = (() => {
   fillSelect(byId("threshold-model"), entries.map((entry, e) => [String(e), entry.name]));
   slider.addEventListener("input", draw);
   byId("threshold-model").addEventListener("change", draw);
-  slider.value = edges.findIndex((edge) => edge >= 0.9);
+  slider.value = stops.findIndex((stop) => stop >= 0.9);
   draw();
   return { above };
 })();
