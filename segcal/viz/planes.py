@@ -138,7 +138,8 @@ def confidence_levels(confidence: NDArray[Any], edges: NDArray[np.float64]) -> N
 
 def _png(plane: NDArray[np.uint8]) -> str:
     buffer = io.BytesIO()
-    Image.fromarray(plane).save(buffer, "PNG")
+    # Half the time of level 6, for 2 % more bytes.
+    Image.fromarray(plane).save(buffer, "PNG", compress_level=4)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
