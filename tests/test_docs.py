@@ -154,6 +154,13 @@ def test_options_exist(page):
     assert list(wrong_options(page.read_text())) == []
 
 
+@every_page
+def test_lists_begin_after_an_empty_line(page):
+    """Elsewhere than on GitHub they are text of the paragraph before."""
+    text = re.sub(r"(?ms)^```.*?^```", "", page.read_text())
+    assert re.findall(r"(?m)^[^\s#|<-][^\n]*\n- .*", text) == []
+
+
 def test_wrong_options_are_found():
     text = "segcal eval --posthoc ts --seeds 3\n`--no-such-option` `--optim.lr`\n"
     text += "torchrun --nproc-per-node 8 tools/train_seg.py --epochs 1 --num-bins 15 # --comment"

@@ -37,6 +37,11 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     return re.sub(r"\[([^\]]+)\]\((?:\.\./|data/)[^)]*\)", r"`\1`", markdown)
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Short code in a line is not broken, as --in-the-middle of an option."""
+    return re.sub(r"<code>([^<\n]{1,26})</code>", r'<code class="short">\1</code>', html)
+
+
 def on_post_page(output: str, page: Page, **_: Any) -> str:
     """Refuse a page that would fetch something when it is opened."""
     found = _ELSEWHERE.search(output)
