@@ -11,6 +11,8 @@ import io
 import logging
 import os
 import re
+import select
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -151,16 +153,30 @@ def run_command(command: Command, arguments: Sequence[str], prog: str) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # the path of a result may be any bytes
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return command(arguments, prog) or 0
+        status = command(arguments, prog) or 0
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         return 130
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            return 128 + signal.SIGPIPE
         where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         return _fail(where, 1 if error.errno in _DISK_FULL else 2)
     except ValueError as error:
         return _fail(str(error), 2)
     except Exception as error:
         return _stopped(error, SAVE_MEMORY.get(command, "it needs more than there is"))
+
+
+def _nobody_reads() -> bool:
+    """Whether the program that reads what is printed has ended, as head does; the rest is lost."""
+    looking = select.poll()
+    looking.register(sys.stdout, select.POLLOUT)
+    if not any(event & (select.POLLERR | select.POLLHUP) for _, event in looking.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def _stopped(error: Exception, save_memory: str) -> int:

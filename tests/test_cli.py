@@ -341,3 +341,18 @@ def test_killed_processes_end_as_one_that_was_not(tmp_path):
             record.pop("seconds")
     assert logs[0] == logs[1]
     assert yaml.safe_load((tmp_path / "cut" / "config.yaml").read_text())["save_every"] == 1
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    """`segcal train --list | head -1`: more than a pipe holds is left unread."""
+    code = (
+        "from segcal.cli import run_command; import sys;"
+        "sys.exit(run_command(lambda a, p: print('line\\n' * 100_000), [], 'segcal'))"
+    )
+    command = [sys.executable, "-c", code]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, cwd=ROOT) as started:
+        assert started.stdout.readline() == b"line\n"
+        started.stdout.close()
+        assert started.wait(timeout=60) == 128 + signal.SIGPIPE
+        assert started.stderr.read() == b""
