@@ -3,6 +3,7 @@
 nice -n 10 python tools/interval_coverage.py                     # the tables of docs/conventions.md
 nice -n 10 python tools/interval_coverage.py --images 2 3 5 10 --sources 0.8751
 nice -n 10 python tools/interval_coverage.py --triage            # operating points and class sets
+nice -n 10 python tools/interval_coverage.py --bands             # of the reliability diagram
 python tools/interval_coverage.py --population A.npz B.npz       # images of your own evaluations
 
 Many data sets are drawn from a source whose true scores are known from a large sample. An interval
@@ -25,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from segcal import CalibrationMeter
+from segcal import CalibrationMeter, Report
 from segcal.metrics.bootstrap import Estimate, ImageArrays, ImageScores, combine, sorted_sums
 from segcal.metrics.conformal import MissRates
 from segcal.metrics.operating import AcceptedPixels, Target, accepted, choose_threshold
@@ -349,6 +350,50 @@ def print_triage(images: Sequence[int], data_sets: int) -> None:
     _print(f"Mean miss rate, promised {promises}", ["images", *columns], sets)
 
 
+def bands_held(
+    whole: Report, images: int, data_sets: int, **kind: bool
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Of each data set, (B,) pixels by bin, and (B,) whether its band holds the true gap.
+
+    A band is what the page draws: the interval of the gap of a bin as a part of the ECE, divided by
+    the share of pixels that the bin has here.
+    """
+    true = whole.top.confidence - whole.top.accuracy
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(data_sets):
+        meter = CalibrationMeter(4, ignore_index=IGNORE, per_image=True)
+        meter.update(*triage_images(images, generator, **kind))
+        report = meter.compute(resamples=1)  # which these intervals do not need
+        assert report.images is not None
+        low, high = np.array([(gap.low, gap.high) for gap in report.images.bins]).T
+        count = report.top.count
+        part = true * count / report.protocol.pixels
+        found.append((count, (low - ROUNDING <= part) & (part <= high + ROUNDING)))
+    return found
+
+
+def print_bands(images: Sequence[int], data_sets: int) -> None:
+    """Measure the bands of the reliability diagram, and print."""
+    rows = []
+    for name, kind in TRIAGE.items():
+        meter = CalibrationMeter(4, ignore_index=IGNORE)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(20):
+            meter.update(*triage_images(1000, generator, **kind))
+        whole = meter.compute()
+        cells = []
+        for n in images:
+            found = bands_held(whole, n, data_sets, **kind)
+            count, held = np.stack([c for c, _ in found]), np.stack([h for _, h in found])
+            many = count >= 5 * n  # pixels, five an image
+            rest = (count > 0) & ~many
+            cells.append(" / ".join(f"{100 * held[some].mean():.0f}" for some in (many, rest)))
+        rows.append(_row([name, *cells]))
+    columns = [f"{n} images" for n in images]
+    _print("Band held: bins of five pixels an image / of fewer", ["images", *columns], rows)
+
+
 def main() -> None:
     """Measure and print."""
     assert __doc__ is not None
@@ -359,11 +404,15 @@ def main() -> None:
     parser.add_argument("--data-sets", type=int, default=300, help="for each cell of the tables")
     parser.add_argument("--sources", nargs="+", default=[""], help="parts of names of sources")
     parser.add_argument("--triage", action="store_true", help="operating points and class sets")
+    parser.add_argument("--bands", action="store_true", help="of the reliability diagram")
     parser.add_argument("--population", nargs="+", metavar="STATE", help="one state, or two")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.triage:
         print_triage(options.images, options.data_sets)
+        return
+    if options.bands:
+        print_bands(options.images, options.data_sets)
         return
     single, difference, different = [], [], []
     for name, (draw, whole, equal) in sources_of(options).items():

@@ -75,3 +75,11 @@ def test_command(tmp_path, capsys, monkeypatch):
     assert out.count("| population") == 4 and "6 images" in out
     ece = measured(logits, labels).compute().ece
     assert f"| population: first | {100 * ece:.2f} |" in out
+
+
+def test_bands_hold_about_as_often_as_they_should():
+    meter = tool.CalibrationMeter(4, ignore_index=tool.IGNORE)
+    meter.update(*tool.triage_images(2000, torch.Generator().manual_seed(1)))
+    found = tool.bands_held(meter.compute(), 20, 25)
+    held = np.concatenate([held[count > 0] for count, held in found])
+    assert len(held) > 200 and 0.9 < held.mean() < 1

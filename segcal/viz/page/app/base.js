@@ -57,9 +57,15 @@ function make(tag, attributes, ...children) {
   return element;
 }
 
+// A heading whose unit, in brackets at its end, stays on one line.
+function unitApart(heading) {
+  const at = heading.lastIndexOf(" (");
+  return at < 0 ? [heading] : [heading.slice(0, at + 1), make("span", { class: "unit" }, heading.slice(at + 1))];
+}
+
 // Rows of strings and elements; the first of a row is its heading.
 function fillTable(table, headings, rows) {
-  const head = make("tr", {}, ...headings.map((text) => make("th", { scope: "col" }, text)));
+  const head = make("tr", {}, ...headings.map((text) => make("th", { scope: "col" }, ...unitApart(text))));
   const body = rows.map(([first, ...rest]) =>
     make("tr", {}, make("th", { scope: "row" }, first), ...rest.map((cell) => make("td", {}, cell)))
   );

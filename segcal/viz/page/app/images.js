@@ -105,7 +105,7 @@ const images = (() => {
         byId("image-table").querySelectorAll("thead button")[columns.findIndex((c) => c.key === key)].focus();
       };
       const name = score ? heading(score) : label;
-      const button = make("button", { type: "button", onclick: click }, name);
+      const button = make("button", { type: "button", onclick: click }, ...unitApart(name));
       return make("th", { scope: "col", "aria-sort": sorted }, button);
     });
     const body = rows.map((row) => {
