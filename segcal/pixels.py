@@ -147,8 +147,7 @@ def flatten(
             on the CPU; on an accelerator that would stall the queue, so there the count of bad
             labels is left in `Pixels.out_of_range` for the caller to look at when it suits.
     """
-    if not isinstance(ignore_index, Integral) or not -(2**63) <= ignore_index < 2**63:
-        raise ValueError(f"Expected ignore_index to be an integer, but got {ignore_index!r}")
+    require_ignore_index(ignore_index)
     if multilabel:
         folded = flatten(*fold_multilabel(logits, labels), ignore_index)
         return replace(folded, problems=logits.shape[1])
@@ -166,6 +165,12 @@ def flatten(
     outside = (target < 0) | (target >= c)
     valid = valid & ~outside
     return Pixels(dense, target.masked_fill(outside, 0), valid, outside.sum(), spatial)
+
+
+def require_ignore_index(value: object) -> None:
+    """Raise a ValueError if `value` cannot be a label."""
+    if not isinstance(value, Integral) or not -(2**63) <= value < 2**63:
+        raise ValueError(f"Expected ignore_index to be an integer, but got {value!r}")
 
 
 def flatten_labels(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import signal
 import socket
 import threading
@@ -161,10 +162,15 @@ def join_ray(address: str = "") -> tuple[Any, Callable[[], None]]:
 
 
 def _expect_listener(address: str) -> None:
-    """Raise a ValueError if nothing answers at HOST:PORT: Ray would try for minutes."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if host and port.isdecimal():
-        try:
-            socket.create_connection((host, int(port)), timeout=5).close()
-        except (OSError, OverflowError) as error:
-            raise ValueError(f"Expected a Ray cluster at {address}, but got {error}") from None
+    """Raise a ValueError if nothing answers at the address: Ray would try for minutes."""
+    if address in ("", "auto", "local"):
+        return
+    found = re.fullmatch(r"(?:ray://)?(\[[^\]]+\]|[^\s:/\[\]]+):([0-9]{1,5})", address)
+    if found is None or not 0 < int(found[2]) < 2**16:
+        raise ValueError(
+            f"Expected auto or HOST:PORT as the address of a Ray cluster, but got {address!r:.200}"
+        )
+    try:
+        socket.create_connection((found[1].strip("[]"), int(found[2])), timeout=5).close()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"Expected a Ray cluster at {address}, but got {error}") from None

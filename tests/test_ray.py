@@ -1,5 +1,7 @@
 """Grids and evaluations on a real Ray of two emulated nodes: equal, nothing lost or done twice."""
 
+import os
+import re
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +11,11 @@ import ray
 from ray.cluster_utils import Cluster
 
 from segcal.cli import main
+from segcal.data.predictions import PredictionFolder
+from segcal.evaluation import on_ray
+from segcal.evaluation.sources import SavedPredictions
 from segcal.metrics import CalibrationMeter, Report
+from segcal.runtime import join_ray
 from segcal.sweep.plan import Method
 from segcal.sweep.ray_pool import RayPool
 from segcal.sweep.runner import OpenTask, work
@@ -172,6 +178,22 @@ def test_a_bad_file_is_one_line_from_ray_too(cluster, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def end_process(*_):
+    """A scaler that takes its worker with it."""
+    os._exit(1)
+
+
+def test_a_task_that_always_dies_is_one_line(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(on_ray, "RETRIES", 0)
+    source = SavedPredictions(PredictionFolder(save_folder(tmp_path / "files", 1)))
+    settings = {"regions": {}, "protocols": (), "num_bins": 15, "per_image": False}
+    with pytest.raises(ChildProcessError, match="a task of the Ray cluster ended early: .") as told:
+        on_ray.measure_on_ray(
+            source, {"none": end_process}, cluster=cluster.address, observers={}, **settings
+        )
+    assert "\n" not in str(told.value)
+
+
 def test_a_lost_node_loses_nothing(cluster, pool, tmp_path):
     """The run of the node that dies goes on elsewhere, after the step that it had done."""
     store, log = Store(tmp_path / "runs"), tmp_path / "log"
@@ -214,6 +236,31 @@ def test_a_cluster_that_is_too_small_or_not_there_is_one_line(cluster, tmp_path,
     assert main([*words, "--ray", "127.0.0.1:1"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "Expected a Ray cluster at 127.0.0.1:1, but got" in line
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "foo",
+        "ray://",
+        "ray://foo",
+        "127.0.0.1:-1",
+        "ray://a:b:c",
+        ":1",
+        "http://x",
+        "h:0",
+        "h:65536",
+    ],
+)
+def test_an_address_that_ray_would_wait_for_is_refused_at_once(address):
+    with pytest.raises(ValueError, match="Expected auto or HOST:PORT as the address of a Ray"):
+        join_ray(address)
+
+
+@pytest.mark.parametrize("address", ["é..:1", "[::1]:1", "ray://127.0.0.1:1"])
+def test_an_address_where_nothing_answers_is_named(address):
+    with pytest.raises(ValueError, match=re.escape(f"Expected a Ray cluster at {address}, but")):
+        join_ray(address)
 
 
 def wait_for(true, seconds=60):

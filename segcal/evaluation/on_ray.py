@@ -63,6 +63,9 @@ def measure_on_ray(
                     one.add(other)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
+    except ray.exceptions.RayError as error:  # a worker that died as often as it may
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ChildProcessError(f"a task of the Ray cluster ended early: {lines[0]}") from None
     finally:
         for handle in pending:
             ray.cancel(handle)

@@ -321,10 +321,20 @@ def logits_of(output: Any) -> Tensor:
 
 
 def resize(logits: Tensor, size: Sequence[int]) -> Tensor:
-    """(N, C, *size) logits, by bilinear or trilinear interpolation in float32 at least."""
+    """(N, C, *size) logits, by linear interpolation along each axis, in float32 at least.
+
+    Raises:
+        ValueError: the logits have other axes, or there is nothing to interpolate.
+    """
     if logits.shape[2:] == tuple(size):
         return logits
-    mode = "trilinear" if len(size) == 3 else "bilinear"
+    modes = {1: "linear", 2: "bilinear", 3: "trilinear"}
+    mode = modes.get(len(size)) if len(size) == logits.ndim - 2 else None
+    if mode is None or 0 in (*size, *logits.shape[1:]):
+        raise ValueError(
+            f"Expected logits (N, C, *S) that can be resized to {tuple(size)}, "
+            f"but got {tuple(logits.shape)}"
+        )
     wide = torch.promote_types(logits.dtype, torch.float32)
     return interpolate(logits.to(wide), size=tuple(size), mode=mode, align_corners=False)
 

@@ -63,6 +63,12 @@ class CalibrationMetric(Metric):
             y: (B, 1, *S) labels or one-hot (B, C, *S), or B tensors without the first dimension.
         """
         count = self.meter.update_probs if self.probs else self.meter.update
+        for given in (y_pred, y):
+            if isinstance(given, Tensor) and given.ndim < 2:
+                raise ValueError(
+                    "Expected predictions (B, C, *S) and labels (B, 1, *S), but got "
+                    f"{tuple(given.shape)}"
+                )
         for pred, label in zip(y_pred, y, strict=True):
             pred, label = _plain(pred)[None], _plain(label)[None]
             count(pred, self._labels(label, pred))

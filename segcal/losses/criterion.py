@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from segcal.losses.softmax import statistics
 from segcal.losses.terms import hyper_names, parse_spec, term
-from segcal.pixels import Pixels, expected_labels, flatten, label_mass
+from segcal.pixels import Pixels, expected_labels, flatten, label_mass, require_ignore_index
 
 _LARGEST = 1e30  # what lies beyond it masks something, or is as good as infinite
 
@@ -92,6 +92,7 @@ class Criterion(nn.Module):
         super().__init__()
         self.base, auxiliaries = parse_spec(spec)
         self.spec = "+".join((self.base, *auxiliaries))  # the grammar's lower-case form
+        require_ignore_index(ignore_index)
         self.ignore_index = ignore_index
         self.sync, self.multilabel = sync, multilabel
         self.hyper = dict(hyper)

@@ -14,6 +14,7 @@ import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import nibabel
 import numpy as np
@@ -35,6 +36,7 @@ from segcal.posthoc import SCALERS
 from segcal.sweep.definition import read_sweep
 from tests.fuzz.files import Payload, npz, png, pt
 from tests.fuzz.guard import command
+from tests.support import local_ray
 from tests.support.holdouts import make_scaler
 from tests.support.saved import CLASSES, logits_and_labels
 from tests.support.synthetic_reports import synthetic_report
@@ -404,6 +406,138 @@ def _arrays_of(given):
         raise ValueError(f"Expected a description of arrays, but got {error!r}") from None
 
 
+def adapter_examples(_):
+    """As for arrays, with the framework whose adapter gets them."""
+    given = [json.loads(example) for example in array_examples(None)]
+    usual = [each for each in given if each["what"] in ("meter", "probs")]
+    found = []
+    for name in ADAPTERS:
+        found += [json.dumps({**each, "what": name}).encode() for each in (usual[0], usual[4])]
+    smaller = {"what": "transformers", "shape": [2, 3, 2, 2]}  # logits, resized to their labels
+    return [*found, json.dumps(usual[0] | smaller).encode()]
+
+
+def adapter_attempt(data, _, out):
+    """Whatever an adapter takes gives the scores of the meter."""
+    given = json.loads(data)
+    logits, labels = _arrays_of(given)
+    if str(given.get("what")) not in ADAPTERS:
+        return
+    options = {"ignore_index": given.get("ignore_index"), "num_bins": given.get("bins")}
+    options["multilabel"] = given.get("multilabel") is True
+    scores = ADAPTERS[given["what"]](logits, labels, given.get("classes"), options)
+    if scores is None or math.isnan(scores["accuracy"]):  # nothing was counted
+        return
+    for name in ("accuracy", "ece", "miou"):
+        assert 0 <= float(scores[name]) <= 1, scores
+    assert 0 <= float(scores["nll"]) < math.inf, scores
+    if logits.shape[2:] == labels.shape[labels.ndim - logits.ndim + 2 :]:
+        meter = segcal.CalibrationMeter(given["classes"], **options)
+        meter.update(logits, labels)
+        expected = meter.compute()
+        assert math.isclose(float(scores["ece"]), expected.ece, abs_tol=1e-6), "another ECE"
+
+
+def _torchmetrics(logits, labels, classes, options):
+    from segcal.integrations.torchmetrics import CalibrationMetric
+
+    metric = CalibrationMetric(classes, **options)
+    metric.update(logits, labels)
+    return metric.compute()
+
+
+def _lightning(logits, labels, classes, options):
+    from segcal.integrations.lightning import CalibrationCallback
+
+    callback = CalibrationCallback(classes, **options)
+    callback.on_validation_epoch_start(None, None)
+    callback.on_validation_batch_end(None, None, {"logits": logits}, (None, labels), 0)
+    logged = {}
+    module = SimpleNamespace(log_dict=logged.update)
+    callback.on_validation_epoch_end(SimpleNamespace(sanity_checking=False), module)
+    return {name.removeprefix("val/"): value for name, value in logged.items()} or None
+
+
+def _transformers(logits, labels, classes, options):
+    from transformers import EvalPrediction
+
+    from segcal.integrations.transformers import TrainerLoss, TrainerMetrics
+
+    ignored = {"ignore_index": options["ignore_index"], "multilabel": options["multilabel"]}
+    loss = TrainerLoss("nll+mdca", **ignored)({"logits": logits}, labels, labels.numel() or None)
+    assert not loss.isnan() or logits.isnan().any() or (logits == math.inf).any(), loss
+    metrics = TrainerMetrics(classes, **options)
+    return metrics(EvalPrediction(logits.numpy(), labels.numpy()))
+
+
+def _monai(logits, labels, classes, options):
+    from segcal.integrations.monai import CalibrationMetric
+
+    metric = CalibrationMetric(classes, **options)
+    channel = labels[:, None].float() if labels.ndim and not options["multilabel"] else labels
+    metric(logits, channel)
+    return metric.aggregate()
+
+
+def _mmengine(logits, labels, classes, options):
+    from segcal.integrations.mmengine import CalibrationMetric
+
+    if not logits.numel() or not logits.ndim or not labels.ndim:
+        return None
+    metric = CalibrationMetric(classes, **options)
+    samples = [
+        {"seg_logits": {"data": one}, "gt_sem_seg": {"data": label[None]}}
+        for one, label in zip(logits, labels, strict=True)
+    ]
+    metric.process(None, samples)
+    found = metric.evaluate(len(samples))
+    return {name.removeprefix("calibration/"): value for name, value in found.items()}
+
+
+ADAPTERS = {
+    "torchmetrics": _torchmetrics,
+    "lightning": _lightning,
+    "transformers": _transformers,
+    "monai": _monai,
+    "mmengine": _mmengine,
+}
+
+
+def ray_examples(_):
+    """An address, what is written into which of three files, and which tasks die."""
+    usual = {"address": "127.0.0.1:6379", "file": 0, "put": [], "cut": 10**6, "dies": []}
+    others = (
+        {},
+        {"address": "auto", "file": 1, "put": [[40, 7]]},
+        {"address": "ray://[::1]:10001", "file": 2, "cut": 30},
+        {"address": "a-host:1", "dies": [1]},
+    )
+    return [json.dumps(usual | other).encode() for other in others]
+
+
+def ray_attempt(data, _, out):
+    """`segcal eval --predictions --ray` with a Ray that runs tasks here."""
+    given = json.loads(data)
+    try:
+        address, dies = str(given["address"]).replace("\0", ""), {int(n) for n in given["dies"]}
+        number, cut = int(given["file"]) % 3, int(given["cut"])
+        put = [(int(place), int(value) % 256) for place, value in given["put"]]
+    except (KeyError, TypeError, OverflowError, AttributeError) as error:
+        raise ValueError(f"Expected a description of a cluster, but got {error!r}") from None
+    (out / "in").mkdir()
+    for i in range(3):
+        written = bytearray(prediction_examples(None)[0])
+        if i == number:
+            for place, value in put:
+                written[place % len(written)] = value
+            written = written[: max(cut, 0)]
+        (out / "in" / f"{i}.npz").write_bytes(written)
+    with local_ray.installed(dies):
+        words = ("eval", "--predictions", out / "in", "--out", out / "eval", *EVAL)
+        status = command(*words, f"--ray={address}")
+    assert status == 0 or not (out / "eval").exists()
+
+
 def shift_examples(_):
     words = ("fog,jpeg:1,2,rotation:-30.5,domain:sketch", "fog:3", "all:1,3,5", "rotation:45")
     return [word.encode() for word in words]
@@ -548,6 +682,8 @@ TARGETS = {
     "shift": Target("bytes", shift_examples, shift_attempt),
     "options": Target("json", option_examples, option_attempt),
     "compare": Target("zip", state_examples, compare_attempt),
+    "adapters": Target("json", adapter_examples, adapter_attempt),
+    "ray": Target("json", ray_examples, ray_attempt),
 }
 
 

@@ -4,8 +4,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from segcal.integrations import chosen_scores
+from segcal.integrations import at_labels, chosen_scores
 from tests.support import ROOT
 
 MODULES = {
@@ -51,3 +52,18 @@ def test_scores_are_checked_by_name():
     assert chosen_scores(["image_ece", "brier"]) == ("image_ece", "brier")
     with pytest.raises(ValueError, match="Expected scores among accuracy, .* but got 'class_ece'"):
         chosen_scores(["ece", "class_ece"])
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels"),
+    [((2, 3, 0, 4), (2, 4, 4)), ((2, 3, 1, 1, 1, 1), (2, 2, 2, 2, 2))],
+)
+def test_logits_that_do_not_fit_their_labels_are_one_line(logits, labels):
+    with pytest.raises(ValueError, match=r"Expected logits \(N, C, \*S\) that can be resized to"):
+        at_labels(torch.zeros(logits), torch.zeros(labels))
+
+
+def test_logits_of_one_axis_are_resized():
+    logits = torch.tensor([[[0.0, 4.0], [1.0, 1.0]]])  # (1, 2, 2)
+    found = at_labels(logits, torch.zeros(1, 4))
+    assert found[0, 0].tolist() == [0, 1, 3, 4] and found[0, 1].tolist() == [1] * 4

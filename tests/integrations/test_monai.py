@@ -96,3 +96,9 @@ def test_an_evaluator_of_a_random_unet_with_sliding_windows():
     assert found["nll"] == pytest.approx(report.nll, rel=1e-6)
     assert found["image_ece"] == pytest.approx(report.image_ece, rel=1e-6)
     assert handler.metric.report().protocol.images == 3
+
+
+def test_a_batch_without_channels_is_one_line():
+    metric = CalibrationMetric(CLASSES)
+    with pytest.raises(ValueError, match=r"Expected predictions \(B, C, \*S\) and labels"):
+        metric(torch.tensor(1.0), torch.tensor(1))
