@@ -169,7 +169,7 @@ def flatten(
 
 def require_ignore_index(value: object) -> None:
     """Raise a ValueError if `value` cannot be a label."""
-    if not isinstance(value, Integral) or not -(2**63) <= value < 2**63:
+    if not isinstance(value, Integral) or not -(2**63) <= int(value) < 2**63:
         raise ValueError(f"Expected ignore_index to be an integer, but got {value!r}")
 
 
