@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -95,6 +96,28 @@ def _return_free_memory() -> None:
     """Return freed memory to the system where libc can, or its reuse would not be measured."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+_MMAP_THRESHOLD = -3  # of mallopt
+_LARGE = 1 << 22  # bytes
+
+
+def new_memory_for_large_arrays() -> None:
+    """Have libc take memory for large arrays from the system, and return it, each time.
+
+    Else it may keep what was freed, and whether an array lies in new memory, whose first touch
+    takes longer than a softmax, depends on what ran before.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE)
+
+
+def page_faults(function: Callable[[], object]) -> int:
+    """Pages of memory that a second call of the function touches for the first time."""
+    function()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    function()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
 def resident(key: str) -> float:

@@ -11,13 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.measure import print_ratios, time_and_memory
+from benchmarks.measure import (
+    new_memory_for_large_arrays,
+    page_faults,
+    print_ratios,
+    time_and_memory,
+)
 from segcal import CalibrationMeter
 from segcal.metrics import update_together
 from segcal.metrics.regions import boundary
 
-BASELINE = "softmax"  # as one calls it: its result lies in memory that is new to the process
-REUSED = "softmax into memory in use"
+AS_CALLED = "softmax(1), as called"  # its result lies in memory that is new to the process
+WARM = "softmax into warm memory"  # that was written to before
 IGNORE = 255
 BINS = 15
 TILE = 32  # side of the squares that stand for objects where regions are measured
@@ -53,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure and print a table for each case."""
+    new_memory_for_large_arrays()
     for name in arguments.cases:
         case = CASES[name]
         shape = (arguments.images, case.classes, case.side, case.side)
@@ -70,6 +76,8 @@ def run(arguments: argparse.Namespace) -> None:
             f"{arguments.repeats} rounds: medians and quartiles\n"
         )
         work = _segcal(logits, labels, arguments.batches)
+        faults = ", ".join(f"{page_faults(work[name]):,} of {name}" for name in (AS_CALLED, WARM))
+        print(f"pages of memory touched for the first time: {faults}\n")
         if case.peers and not arguments.no_peers:
             work |= _peers(logits, labels, arguments.batches)
         rows = time_and_memory(work, arguments.repeats, arguments.device)
@@ -86,13 +94,13 @@ def _segcal(logits: Tensor, labels: Tensor, batches: int) -> Work:
     edge = boundary(3)(tiles[:, : labels.shape[1], : labels.shape[2]])
     inside = [None, edge, ~edge]
 
-    out = torch.empty_like(logits, dtype=torch.float32)
+    out = torch.zeros_like(logits, dtype=torch.float32)
 
     def softmax() -> None:
         for _ in range(batches):
             logits.softmax(1, dtype=torch.float32)
 
-    def softmax_reused() -> None:
+    def softmax_warm() -> None:
         for _ in range(batches):
             torch.softmax(logits, 1, dtype=torch.float32, out=out)
 
@@ -108,8 +116,8 @@ def _segcal(logits: Tensor, labels: Tensor, batches: int) -> Work:
             update_together(meters, logits, labels, inside=inside)
 
     return {
-        BASELINE: softmax,
-        REUSED: softmax_reused,
+        AS_CALLED: softmax,
+        WARM: softmax_warm,
         "segcal, update": update,
         "segcal, update with sums per image": lambda: update(per_image=True),
         "segcal, update of three regions": update_regions,
