@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from segcal.metrics.sums import FINE_BINS, FINE_CELLS, FINE_STEPS, OCTAVES
 
 
+@functools.lru_cache(maxsize=64)
 def bin_edges(num_bins: int, edge_rule: str, dtype: torch.dtype) -> Tensor:
     """(B + 1,) edges of bins (lo, hi] over [0, 1] in float32 at least; the outer ones are infinite.
 
@@ -22,6 +24,9 @@ def bin_edges(num_bins: int, edge_rule: str, dtype: torch.dtype) -> Tensor:
         edge_rule: "right" for (lo, hi], "left" for [lo, hi).
         dtype: of the probabilities; k/B is rounded to it, so that a probability written as k/B
             lies on the edge whatever its precision.
+
+    Returns:
+        The same tensor for the same arguments: not to be changed.
     """
     edges = torch.arange(num_bins + 1, dtype=torch.float64) / num_bins
     edges = edges.to(dtype).to(torch.promote_types(dtype, torch.float32))

@@ -468,19 +468,35 @@ def _count_classes(row, group, a, members, edges, scale, table):
 
 
 @njit(**_EXACT)
-def _count_labels(block, y, top, best, members, edges, scale, per_image, a, r, tables, cells):
+def _find_fine(top, fine):
+    """Fill `fine` with the fine bins of the largest probabilities; see `bins.fine_bin`."""
+    real, single = top.dtype.type, top.itemsize == 4
+    shift = (23 if single else 52) - _STEP_BITS  # of the bits of 1 - p
+    top_step = np.int32(((127 if single else 1023) - OCTAVES) * FINE_STEPS + FINE_BINS - 2)
+    last, first, zero = np.int32(FINE_BINS - 1), np.int32(FINE_CELLS - 1), np.int32(0)
+    for j in range(len(top)):
+        q = real(1) - top[j]
+        near = np.int32(top_step - np.int32(_float_as_bits(q) >> shift))
+        near = near if near < last else last
+        cell = np.int32(q * real(FINE_CELLS))
+        far = np.int32(first - cell)
+        far = far if far > zero else zero
+        fine[j] = near if cell < np.int32(FINE_STEPS) else far
+
+
+@njit(**_EXACT)
+def _count_labels(
+    block, y, top, best, fine, members, edges, scale, per_image, a, r, tables, cells
+):  # fmt: skip
     """Count what the labels tell: hits, and the confusion.
 
     Returns:
         How many pixels there are, and the sum of their label's p.
     """
-    k, single = np.uint64(len(block)), block.itemsize == 4
-    shift = (23 if single else 52) - _STEP_BITS  # of the bits of 1 - p; see `bins.fine_bin`
-    top_step = ((127 if single else 1023) - OCTAVES) * FINE_STEPS + FINE_BINS - 2
+    k = np.uint64(len(block))
     top_table, fine_table, hits = tables.top[r], tables.fine[a], tables.hits[r]
     predicted, confusion = tables.predicted[r], tables.confusion[a]
     class_fine = tables.class_fine[a]
-    cells_of_one = block.dtype.type(FINE_CELLS)
     pixels, sum_true = 0, 0.0
     for w in range(len(members)):
         bits, start = members[w], np.uint64(w * WORD)
@@ -492,10 +508,7 @@ def _count_labels(block, y, top, best, members, edges, scale, per_image, a, r, t
             b = _bin(p, edges, scale)
             top_table[b, right, 0] += 1.0
             top_table[b, right, 1] += p
-            q = block.dtype.type(1) - p
-            step, cell = np.int64(_float_as_bits(q) >> shift), np.int64(q * cells_of_one)
-            near = min(top_step - step, FINE_BINS - 1)
-            b = np.uint64(near if cell < FINE_STEPS else max(FINE_CELLS - 1 - cell, 0))
+            b = np.uint64(np.uint32(fine[j]))
             fine_table[b, right, 0] += 1.0
             fine_table[b, right, 1] += p
             if len(class_fine):
@@ -577,7 +590,7 @@ def count_pixels(
     block = np.zeros((k, width), edges.dtype)
     floats = np.empty((4, width), edges.dtype)
     doubles = np.empty((2, width), np.float64)
-    ints = np.empty((3, width), np.int32)
+    ints = np.empty((4, width), np.int32)
     longs = np.empty(width, np.int64)
     words = np.empty(width // WORD, np.uint64)
     place = np.zeros(2, np.int64)
@@ -588,7 +601,8 @@ def count_pixels(
         if not n:
             continue
         ints[0, n:] = -1
-        group, at, best, y = ints[0, :n], ints[1, :n], ints[2, :n], longs[:n]
+        group, at, best, fine = ints[0, :n], ints[1, :n], ints[2, :n], ints[3, :n]
+        y = longs[:n]
         high, low, norm, top = floats[0, :n], floats[1, :n], floats[2, :n], floats[3, :n]
         total, distance = doubles[0, :n], doubles[1, :n]
         members = words[: (n + WORD - 1) // WORD]
@@ -608,12 +622,13 @@ def count_pixels(
                 total[j] = 1 / max(np.float64(block[y[j], j]), 1 / largest)
         if not usable:
             return BAD_VALUES
+        _find_fine(top, fine)
         for a in range(max(group.min(), 0), group.max() + 1):
             if not _find_group(a, ints[0], members):
                 continue
             r = first_row + a
             pixels, sum_true = _count_labels(
-                block, y, top, best, members, edges, scale, per_image, a, r, tables,
+                block, y, top, best, fine, members, edges, scale, per_image, a, r, tables,
                 cells[counted:],
             )  # fmt: skip
             brier = pixels - 2 * sum_true
