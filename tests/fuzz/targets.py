@@ -15,6 +15,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import nibabel
 import numpy as np
@@ -31,6 +32,9 @@ from segcal.data.shift import parse_shifts
 from segcal.evaluation import results
 from segcal.files import read_rgb
 from segcal.losses import build_loss
+from segcal.metrics import counting
+from segcal.metrics.counting.cpu import count_compiled
+from segcal.metrics.counting.device import count_in_torch
 from segcal.models.build import build_model
 from segcal.posthoc import SCALERS
 from segcal.sweep.definition import read_sweep
@@ -374,13 +378,31 @@ def array_attempt(data, _, out):
         assert not scaler(logits).softmax(1).isnan().any(), f"{scaler} gives NaN"
     else:
         many = given.get("multilabel") is True
-        meter = segcal.CalibrationMeter(classes, bins, ignore_index, multilabel=many)
-        update = meter.update_probs if what == "probs" else meter.update
-        update(logits.softmax(min(1, logits.ndim - 1)) if what == "probs" else logits, labels)
-        scores = meter.compute().scores
-        if meter.compute().protocol.pixels:
+        probs = logits.softmax(min(1, logits.ndim - 1)) if what == "probs" else None
+
+        def measured(counting_pass):
+            meter = segcal.CalibrationMeter(classes, bins, ignore_index, multilabel=many)
+            with mock.patch.object(counting, "counting_pass", lambda device_type: counting_pass):
+                if probs is None:
+                    meter.update(logits, labels)
+                else:
+                    meter.update_probs(probs, labels)
+            return meter.compute()
+
+        try:
+            report = measured(count_compiled)
+        except ValueError:
+            with contextlib.suppress(ValueError):
+                measured(count_in_torch)
+                raise AssertionError("only the compiled pass refuses it") from None
+            raise
+        scores, device = report.scores, measured(count_in_torch)
+        if report.protocol.pixels:
             assert 0 <= scores["ece"] <= 1 and 0 <= scores["accuracy"] <= 1, scores
             assert 0 <= scores["nll"] < math.inf, scores
+        # A value within rounding of an edge may be in the bin beside it; see docs/conventions.md.
+        assert abs(report.top.count - device.top.count).sum() <= 2, "other bins than in torch"
+        assert (report.confusion == device.confusion).all(), "other classes than in torch"
 
 
 _DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
