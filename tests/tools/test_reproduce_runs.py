@@ -276,6 +276,8 @@ def test_a_bare_machine_has_every_small_table(tmp_path):
     pacs = find_sweep("paper/pacs", bare, words)
     assert pacs.configs == ("small/digits_resnet8",)
     assert pacs.shifts() == ["rotation:15", "rotation:45", "rotation:75"]
+    where = "(small/digits_resnet8 under rotation:15, rotation:45, rotation:75)"
+    assert where in command._stand_in(pacs)
     assert {"mdca", "fl"} <= {part for e in pacs.entries for part in e.loss.split("+")}
     assert pacs.entries[-1].hyper == {"beta": (1, 10), "gamma": (3, 1)}  # of the first version
 

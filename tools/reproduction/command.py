@@ -24,7 +24,6 @@ from segcal.sweep.worker import TrainingWorker
 from segcal.training.loader import WorkerDied
 
 FIGURES = {"opening": opening.OPENING, **figures.FIGURES}
-STAND_IN = "A small stand-in on a CPU: not comparable with the paper's numbers."
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -135,7 +134,9 @@ def _write(
             return []
         return write_figures(lambda: FIGURES[entry.name].draw(results), entry.name, options.out)
     mark = f"reproduce {entry.name} --scale {options.scale}"
-    said = [*[STAND_IN] * options.small, weights_remark(first.sweep, worker, first.store)]
+    said = [weights_remark(first.sweep, worker, first.store)]
+    if options.small:
+        said.insert(0, _stand_in(first.sweep))
     if isinstance(entry, paper.OwnTable):
         return write_sweep(first, options.out, command, said, options.into, mark)
     said = [*first.remarks(), *said]
@@ -143,3 +144,10 @@ def _write(
     if options.into is not None:
         put_into(options.into, mark, sheet_markdown(sheet))
     return write_sheet(sheet, options.out)
+
+
+def _stand_in(sweep: Sweep) -> str:
+    """What was trained and evaluated instead."""
+    made = ", ".join(dict.fromkeys(sweep.configs))
+    shifted = f" under {', '.join(sweep.shifts())}" if sweep.shifts() else ""
+    return f"Stand-ins for a CPU ({made}{shifted}): not comparable with the paper's numbers."
