@@ -293,6 +293,10 @@ class CalibrationMeter:
             return self
         device = distributed.communication_device()
         self._sums = self._sums.to(device)
+        unknown = torch.tensor(int(not len(self._sums.class_fine_correct)), device=device)
+        distributed.sum_(unknown)
+        if unknown:  # to a rank that took over the state of an earlier version
+            self._sums.drop_by_class()
         distributed.sum_(*self._sums.tensors().values())
         if self.settings.per_image:
             images = self.image_sums().tensors().items()

@@ -116,9 +116,14 @@ class Sums:
         for name, tensor in self.tensors().items():
             more = getattr(other, name)
             if name.startswith("class_fine") and len(more) != len(tensor):
-                setattr(self, name, tensor[:0])  # known of a part alone is not known
+                self.drop_by_class()
             elif more.numel():
                 tensor += more.to(tensor.device)
+
+    def drop_by_class(self) -> None:
+        """Forget the fine histogram by class: known of a part of the pixels, it is not known."""
+        self.class_fine_correct = self.class_fine_correct[:0]
+        self.class_fine_wrong = self.class_fine_wrong[:0]
 
     def to(self, device: torch.device | str, *, copy: bool = False) -> Sums:
         """The sums on `device`; with `copy`, they share nothing with these."""

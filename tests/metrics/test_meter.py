@@ -388,6 +388,25 @@ def test_over_ranks_is_one_shot():
             assert_same(synced, whole)
 
 
+def _take_over(rank):
+    meter = measured(*batch(rank), per_image=True)
+    if rank:
+        meter.load_state_dict(of_an_earlier_version(meter.state_dict()))
+    return meter.sync().state_dict()
+
+
+def test_a_rank_with_a_state_of_an_earlier_version_makes_it_one_for_all():
+    expected = measured(*batch(0), per_image=True)
+    earlier = measured(*batch(1), per_image=True)
+    earlier.load_state_dict(of_an_earlier_version(earlier.state_dict()))
+    expected += earlier
+    assert expected.compute().class_fine is None
+    for state in run_on_ranks(_take_over):
+        synced = CalibrationMeter(5, per_image=True)
+        synced.load_state_dict({**state, "synced": torch.tensor(False)})
+        assert_same(synced, expected)
+
+
 def test_synced_meter_takes_no_updates_until_reset():
     meter = measured(*batch(0))
     meter.load_state_dict({**meter.state_dict(), "synced": torch.tensor(True)})
