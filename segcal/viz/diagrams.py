@@ -252,7 +252,8 @@ def _draw_strip(ax: Axes, tables: list[BinTable], ylabel: str) -> None:
             style = run_style(index)
             style.pop("marker")
             strip.stairs(shares, 100 * bins.edges, baseline=None, **style)
-    strip.set(yscale="log", ylim=(_LEAST, 130), ylabel=ylabel)
+    strip.set(yscale="log", ylim=(_LEAST, 130))
+    strip.set_ylabel(ylabel, loc="top")  # which may be longer than the strip is high
     strip.yaxis.set_major_locator(FixedLocator([0.01, 1, 100]))
     strip.yaxis.set_minor_locator(NullLocator())
     strip.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -230,7 +230,8 @@ def differences_table(comparison: Comparison) -> dict[str, Any]:
             best = comparison.best.get(score.name) == model
             cells.append(TableCell(0.0, value, interval, best))
         rows.append({"name": model, "seeds": seeds, "cells": cells})
-    return {"first": first, "columns": scores, "rows": rows}
+    several = any(seeds > 1 for seeds in comparison.seeds.values())
+    return {"first": first, "columns": scores, "rows": rows, "seeds": several}
 
 
 def _rows(

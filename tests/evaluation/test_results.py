@@ -223,6 +223,9 @@ def test_seeds_are_compared_together_on_the_page(tmp_path):
     ]
     assert found.differences["calm"] == paired_differences(meters[:2], meters[2:])
     page = render_page([r.entry for r in results], comparison=found, static=True)
+    heading = '<th scope="col">seeds</th>'
+    single = render_page([r.entry for r in results[1:]], comparison=compare_results(results[1:]))
+    assert heading in page and 'id="differences"' in single and heading not in single
     texts = found.differences["calm"]["ece"].texts(SCORES["ece"])
     value, interval = (text.replace("-", "−") for text in texts)
     assert f'{value}<span class="aside"> (best)</span><span class="interval">[{interval}]' in page

@@ -2,6 +2,7 @@
 
 import pytest
 
+from segcal.cli import main
 from segcal.config import load_config
 from segcal.data.predictions import PredictionFolder
 from segcal.files import BadFile, read_yaml
@@ -43,6 +44,23 @@ def test_manifests_and_settings_go_through_it(tmp_path, case):
     (folder / "manifest.yaml").write_text(HOSTILE[case][0])
     with pytest.raises(BadFile, match=r"manifest\.yaml: Expected YAML"):
         PredictionFolder(folder)
+
+
+@pytest.mark.parametrize("case", ["deep list", "deep mapping"])
+def test_commands_refuse_it_in_one_line(tmp_path, capsys, case):
+    (tmp_path / "c.yaml").write_text(HOSTILE[case][0])
+    folder = save_folder(tmp_path / "in", 1)
+    (folder / "manifest.yaml").write_text(HOSTILE[case][0])
+    out = tmp_path / "out"
+    for command in (
+        ["train", "--config", str(tmp_path / "c.yaml"), "--out", str(out)],
+        ["eval", "--predictions", str(folder), "--out", str(out)],
+    ):
+        assert main(command) == 2
+        said = capsys.readouterr()
+        assert not said.out and len(said.err.splitlines()) == 1
+        assert "Expected YAML" in said.err and "more than 32 levels" in said.err
+    assert not out.exists()
 
 
 def test_what_is_read(tmp_path):

@@ -331,6 +331,28 @@ def test_masked_classes_have_no_probability_or_are_refused(loss, mask):
         assert float(value.detach()) == pytest.approx(float(without), abs=1e-6)
 
 
+@every_loss
+@pytest.mark.parametrize("low", [-2e38, 0.0])
+def test_huge_logits_have_a_finite_loss_or_are_refused(loss, low):
+    """A difference of 4e38 is more than float32 holds."""
+    logits = torch.tensor([[2e38, low, 0.0], [low, 2e38, 0.0], [2e38, low, 1.0]])
+    logits = logits.T.reshape(1, 3, 1, 3).clone().requires_grad_()
+    labels = torch.tensor([[[0, 1, 1]]])
+    try:
+        value = loss.build()(logits, labels)
+    except ValueError as error:
+        assert str(error).startswith("Expected l") and "\n" not in str(error)
+        return
+    value.backward()
+    assert value.isfinite() and logits.grad.isfinite().all()
+
+
+@every_loss
+def test_labels_may_be_of_16_bits(loss):
+    logits, labels = batch(3, 4)
+    assert torch.equal(loss.build()(logits, labels.to(torch.uint16)), loss.build()(logits, labels))
+
+
 @pytest.mark.parametrize("spec", ["nll", "fl", "dual", "svls", "dicece"])
 def test_a_label_of_a_masked_class_is_refused(spec):
     logits, labels = batch(3, 4, dtype=torch.float32)

@@ -106,6 +106,21 @@ def test_fits_on_masked_classes_are_refused_with_the_remedy(name, value):
         make_scaler(name).fit([(logits, labels), *others])
 
 
+@every_scaler
+def test_huge_logits_have_probabilities(name, fitted):
+    logits = random_holdout()[0][0].clone()
+    logits[:, 0], logits[:, 1] = 2e38, -2e38
+    found = fitted[name](logits).softmax(1)
+    assert (found[:, 0] > 0.99).all() and (found >= 0).all()
+    torch.testing.assert_close(found.sum(1), torch.ones_like(found[:, 0]))
+
+
+@every_scaler
+def test_labels_may_be_of_16_bits(name, fitted):
+    again = make_scaler(name).fit([(z, y.to(torch.uint16)) for z, y in random_holdout()])
+    assert again.nll_after_ == pytest.approx(fitted[name].nll_after_, rel=1e-6)
+
+
 @pytest.mark.parametrize("ignore_index", [None, 1.5, "255"])
 def test_an_ignore_index_is_a_number(ignore_index):
     with pytest.raises(ValueError, match="Expected ignore_index to be an integer, but got"):

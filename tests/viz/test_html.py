@@ -270,6 +270,35 @@ def test_browser_never_scrolls_the_page_sideways(opened, width):
     assert opened.execute_script("return document.documentElement.scrollWidth") <= width
 
 
+def test_browser_leaves_no_figure_alone_in_its_row(opened):
+    rows = opened.execute_script(
+        "document.querySelectorAll('details').forEach(d => d.open = true);"
+        "return [...document.querySelectorAll('.figures')].filter(f => f.children.length > 1)"
+        ".map(f => [...f.children].map(c => c.getBoundingClientRect().top))"
+    )
+    assert any(len(tops) == 4 for tops in rows)
+    assert all(tops.count(tops[-1]) > 1 for tops in rows)
+
+
+def test_browser_shades_wide_figures_until_their_end_is_seen(opened):
+    shade = """
+        document.querySelectorAll("details").forEach(d => d.open = true);
+        const pans = [...document.querySelectorAll(".pan")];
+        const wide = pans.filter(p => p.scrollWidth > p.clientWidth);
+        wide.forEach(p => p.scrollLeft = arguments[0] * p.scrollWidth);
+        await new Promise(requestAnimationFrame);
+        await new Promise(requestAnimationFrame);
+        const shades = some => some.map(p => Number(getComputedStyle(p, "::after").opacity));
+        return [shades(wide), shades(pans.filter(p => !wide.includes(p)))];
+    """
+    resize(opened, 390)
+    for at, opacity in ((0, 1), (1, 0)):
+        wide, others = opened.execute_script(
+            f"return (async () => {{{shade}}})()".replace("arguments[0]", str(at))
+        )
+        assert wide and set(wide) == {opacity} and not any(others)
+
+
 @pytest.mark.parametrize(("scheme", "dark"), [("light", False), ("dark", True)])
 def test_browser_follows_light_and_dark(opened, scheme, dark):
     set_scheme(opened, scheme)
