@@ -149,7 +149,7 @@ def test_ignored_labels_are_of_their_class_alone():
     logits[:, 1] = torch.nan
     report = measured(logits, labels, per_image=True).compute()
     others = measured(logits[:, ::2], labels[:, ::2], per_image=True).compute()
-    for name in set(SCORES) - {"class_ece", "class_ace", "class_iou", "class_dice"}:
+    for name in (name for name in SCORES if not name.startswith("class_")):
         assert getattr(report, name) == pytest.approx(getattr(others, name), rel=1e-12), name
     assert np.isnan(report.class_ece[1]) and np.isnan(report.class_iou[1])
     assert report.class_ece[::2].tolist() == others.class_ece.tolist()
