@@ -72,7 +72,7 @@ def _place(p: Tensor, bins: int, soft: bool) -> tuple[Tensor, Tensor]:
     if not soft:
         return scaled.ceil_().clamp_(1, bins).sub_(1).long(), p
     edge = scaled.detach().round()
-    return edge.long(), scaled - edge
+    return edge.long(), scaled.sub_(edge)
 
 
 def _shared(amount: Tensor, product: Tensor) -> Tensor:
@@ -106,13 +106,14 @@ class _Moments(torch.autograd.Function):
         n, k, length = probs.shape
         planes, places, kept = probs.reshape(n * k, length), bins + soft, 2 + soft
         sums = torch.zeros(kept, n * k, places, dtype=accumulator(probs), device=probs.device)
+        one = sums.new_ones(())
         lanes = torch.arange(length, device=probs.device) % _LANES * places
         for rows, columns in _pieces(planes):
             place, offset = _place(planes[rows, columns], bins, soft)
             place += lanes[columns]
             offset = offset.to(sums.dtype)
             part = sums.new_zeros(kept, len(place), _LANES * places)
-            part[0].scatter_add_(1, place, torch.ones_like(offset))
+            part[0].scatter_add_(1, place, one.expand_as(place))
             part[1].scatter_add_(1, place, offset)
             if soft:
                 part[2].scatter_add_(1, place, offset.square_())

@@ -51,11 +51,11 @@ def run(arguments: argparse.Namespace) -> None:
 
         return once
 
-    specs = arguments.specs or [*BASE_LOSSES, *(f"nll+{name}" for name in AUXILIARY_LOSSES)]
+    every = [*BASE_LOSSES, *(f"nll+{name}" for name in AUXILIARY_LOSSES), *VARIANTS]
     work = {BASELINE: step(lambda z, y: F.cross_entropy(z, y, ignore_index=255))}
-    work |= {spec: step(build_loss(spec)) for spec in specs}
-    if not arguments.specs:
-        work |= {name: step(build_loss(spec, **hyper)) for name, (spec, hyper) in VARIANTS.items()}
+    for name in arguments.specs or every:
+        spec, hyper = VARIANTS.get(name, (name, {}))
+        work[name] = step(build_loss(spec, **hyper))
     threads = torch.get_num_threads()
     print(f"logits {n}×{c}×{h}×{w} float32, 5 % ignored, {arguments.device}, {threads} threads\n")
     print_ratios(time_and_memory(work, arguments.repeats, arguments.device))
