@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import signal
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from typing import Any
 
 import torch
 
@@ -52,7 +54,7 @@ class Processes:
         self._executor = ProcessPoolExecutor(
             size,
             multiprocessing.get_context("spawn"),
-            torch.set_num_threads,
+            _prepare,
             (max((os.cpu_count() or 1) // size, 1),),
         )
 
@@ -62,7 +64,7 @@ class Processes:
 
     def submit(self, task: OpenTask, store: Store, worker: Worker) -> Outcome:
         """Give the task to a process."""
-        return self._executor.submit(do, task, store, worker)
+        return self._executor.submit(_do, task, store, worker)
 
     def wait(self, handles: Sequence[Outcome]) -> list[tuple[Outcome, str | None]]:
         """Wait for the first; what it raised becomes its reason."""
@@ -71,13 +73,42 @@ class Processes:
 
     def stop(self, handles: Sequence[Outcome]) -> None:
         """Ask every process to save its run, and wait until all have ended."""
-        for process in multiprocessing.active_children():
+        processes = multiprocessing.active_children()
+        for process in processes:
             process.terminate()
-        self.close()
+        try:
+            self.close()
+        except KeyboardInterrupt:  # a second signal
+            for process in processes:
+                process.kill()
+            raise
 
     def close(self) -> None:
         """End the processes."""
         self._executor.shutdown(cancel_futures=True)
+
+
+def _prepare(threads: int) -> None:
+    """Begin a process of the pool.
+
+    Signals interrupt its tasks alone: a process that died between two of them would take the
+    others with it, before they have saved their runs.
+    """
+    torch.set_num_threads(threads)
+    _set_signals(signal.SIG_IGN)
+
+
+def _do(task: OpenTask, store: Store, worker: Worker) -> str | None:
+    _set_signals(signal.default_int_handler)
+    try:
+        return do(task, store, worker)
+    finally:
+        _set_signals(signal.SIG_IGN)
+
+
+def _set_signals(handler: Any) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
 
 
 def _outcome(future: Outcome) -> str | None:
