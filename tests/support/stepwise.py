@@ -21,6 +21,7 @@ class Stepwise:
         seconds: of a step.
         dies: run whose process kills itself, once, after the second step.
         gate: file that a run waits for after its first step.
+        slow: run that is half a second behind the others after each step.
         fails: by run, the exception that it raises, or "dies" for a process that always dies.
     """
 
@@ -28,6 +29,7 @@ class Stepwise:
     seconds: float = 0.0
     dies: str = ""
     gate: Path | None = None
+    slow: str = ""
     fails: tuple[tuple[str, object], ...] = ()
 
     def train(self, run, store):
@@ -50,6 +52,7 @@ class Stepwise:
                     file.write(f"{run.name} {step} {os.getpid()} {node()}\n")
                 while self.gate and not self.gate.exists() and not stop.received:
                     time.sleep(0.02)
+                time.sleep(0.5 if run.name == self.slow else 0)
                 if run.name == self.dies and step == 1:
                     os.kill(os.getpid(), signal.SIGKILL)
         gamma = dict(run.hyper).get("gamma", 0)

@@ -162,34 +162,41 @@ from segcal.sweep.store import Store
 from segcal.training.loader import WorkerDied
 from tests.support.stepwise import Stepwise
 if __name__ == "__main__":
-    runs, log, seconds = sys.argv[1:]
-    worker = Stepwise(Path(log), float(seconds))
+    runs, log, gate = map(Path, sys.argv[1:])
+    worker = Stepwise(log, gate=gate, slow="tiny-nll-seed1")
     try:
-        work([Method("tiny", "nll", seeds=(0, 1, 2))], Store(Path(runs)), worker, Processes(2))
+        work([Method("tiny", "nll", seeds=(0, 1, 2))], Store(runs), worker, Processes(2))
     except KeyboardInterrupt:
         sys.exit(130)
 """
 
 
-def test_ctrl_c_saves_the_runs_of_every_process(tmp_path):
+@pytest.mark.parametrize("reached", ["every process", "one process"])
+def test_ctrl_c_saves_the_runs_of_every_process(tmp_path, reached):
+    """Also of one that is within a step when another has saved and ended."""
     (tmp_path / "stopped.py").write_text(STOPPED)
-    log = tmp_path / "log"
+    log, gate = tmp_path / "log", tmp_path / "gate"
 
-    def start(seconds):
+    def start():
         return subprocess.Popen(
-            [sys.executable, tmp_path / "stopped.py", tmp_path / "runs", log, seconds],
+            [sys.executable, tmp_path / "stopped.py", tmp_path / "runs", log, gate],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             start_new_session=True,
         )
 
-    first = start("0.3")
+    first = start()
     while not log.exists() or len({line.split()[0] for line in log.read_text().splitlines()}) < 2:
         assert first.poll() is None
         time.sleep(0.05)
-    os.killpg(first.pid, signal.SIGINT)  # as a terminal does
+    if reached == "every process":
+        os.killpg(first.pid, signal.SIGINT)  # as a terminal does
+    else:
+        steps = [line.split() for line in log.read_text().splitlines()]
+        os.kill(next(int(s[2]) for s in steps if s[0] == "tiny-nll-seed0"), signal.SIGINT)
     assert first.wait(timeout=60) == 130
     assert len(list(tmp_path.glob("runs/*/saved"))) == 2
-    assert start("0").wait(timeout=60) == 0
+    gate.touch()
+    assert start().wait(timeout=60) == 0
     steps = [line.split()[:2] for line in log.read_text().splitlines()]
     wanted = [[f"tiny-nll-seed{seed}", str(step)] for seed in (0, 1, 2) for step in range(STEPS)]
     assert sorted(steps) == wanted  # each once
