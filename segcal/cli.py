@@ -184,8 +184,8 @@ def _stopped(error: Exception, save_memory: str) -> int:
     # Not at the top of the file: whatever raised such an error has loaded torch already.
     from torch import OutOfMemoryError
 
+    from segcal.data.samples import WorkerDied
     from segcal.runtime import Interrupted
-    from segcal.training.loader import WorkerDied
     from segcal.training.log import Diverged
 
     if isinstance(error, Interrupted):

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import yaml
 from jsonargparse import ArgumentParser
 
-from segcal.data import registry as datasets
+from segcal.data import build as datasets
 from segcal.data.options import DataConfig
 from segcal.files import atomic_write, read_yaml
 from segcal.losses import (

@@ -26,7 +26,6 @@ from segcal.config import (
     with_defaults,
 )
 from segcal.data.build import Splits, build_data, build_shifted
-from segcal.data.samples import LabelCounts
 from segcal.data.shift import Shift
 from segcal.evaluation.sources import EVERYTHING, SplitPredictions, shard_of
 from segcal.files import Busy, locked
@@ -34,11 +33,11 @@ from segcal.losses import build_loss
 from segcal.models.build import build_model
 from segcal.runtime import choose_device, process_group, seed_everything
 from segcal.training import checkpoint
+from segcal.training.labels import look_at_labels
 from segcal.training.log import Record
 from segcal.training.trainer import LOG, Trainer
 
 log = logging.getLogger(__name__)
-_MAX_LISTED = 8  # classes named in a warning
 
 # Settings that a resumed run may change: they do not touch what it learns. `epochs` does, through
 # the schedule, but going on for longer is what people want.
@@ -159,7 +158,7 @@ def _build(config: TrainConfig, device: torch.device, *, restored: bool) -> Trai
     seed_everything(config.seed)
     data = build_data(config.data, seed=config.seed)
     if not restored:
-        _look_at_labels(data)
+        look_at_labels(data)
     settings = replace(config.model, encoder_weights=None) if restored else config.model
     return Trainer(
         build_model(settings, num_classes=data.num_classes, words=data.words),
@@ -181,40 +180,6 @@ def _build(config: TrainConfig, device: torch.device, *, restored: bool) -> Trai
         folder=config.folder,
         config=to_dict(config),
     )
-
-
-def _look_at_labels(data: Splits) -> None:
-    """Say what is odd about the labels; raise if there is nothing to learn or evaluate from."""
-    for name, part in (("training", data.train), ("hold-out", data.holdout)):
-        found = part.count_labels(data.num_classes, data.ignore_index, multilabel=data.multilabel)
-        if found.ignored == found.total and found.items == len(part):
-            raise ValueError(
-                f"Expected labels in the {name} images, but got only {data.ignore_index}, the "
-                f"label that is ignored{_hint(data, found)}"
-            )
-        if name == "training" and distributed.rank() == 0:
-            _describe_labels(data, found)
-
-
-def _describe_labels(data: Splits, found: LabelCounts) -> None:
-    absent = [n for n, count in zip(data.class_names, found.classes, strict=True) if not count]
-    where = f"in {found.items} of {len(data.train)} training images"
-    if found.ignored:
-        print(f"labels {where}: {found.ignored / found.total:.1%} are ignored")
-    if absent:
-        shown = ", ".join(absent[:_MAX_LISTED]) + ", …" * (len(absent) > _MAX_LISTED)
-        log.warning(
-            "no label %s is of %d of the %d classes: %s%s",
-            *(where, len(absent), data.num_classes, shown, _hint(data, found)),
-        )
-
-
-def _hint(data: Splits, found: LabelCounts) -> str:
-    """What may have happened to a binary mask of 0 and 255."""
-    binary = data.multilabel or data.num_classes == 2
-    if binary and data.ignore_index == 255 and found.ignored:
-        return "; if 255 is the foreground in the masks, write it as 1: 255 is ignored"
-    return ""
 
 
 def _class_weights(config: TrainConfig, data: Splits) -> tuple[float, ...] | None:

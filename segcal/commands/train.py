@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 from segcal.config import TrainConfig, recipes
-from segcal.data.registry import DATASETS
+from segcal.data.build import DATASETS
 from segcal.run import train_run
 from segcal.runtime import Interrupted
 from segcal.training.log import describe_scores

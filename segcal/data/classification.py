@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from segcal.data.options import DataConfig
-from segcal.data.raw import ArrayPart, RawDataset
+from segcal.data.samples import ArrayPart, RawDataset
 from segcal.data.transforms import Augmentation
 from segcal.files import one_line
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from segcal.data.image_files import FilePart, find_images, one_size
 from segcal.data.options import DataConfig
-from segcal.data.raw import AbsentPart, RawDataset, or_absent
+from segcal.data.samples import AbsentPart, RawDataset, or_absent
 from segcal.data.voc import palette
 from segcal.files import check_num_classes, naming
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from segcal.data.raw import ArrayPart, Label, Part
+from segcal.data.samples import ArrayPart, Label, Part
 from segcal.files import BadFile, image_size, read_mask, read_rgb, utf8
 
 log = logging.getLogger(__name__)

@@ -1,23 +1,155 @@
-"""The torch data set that training and evaluation read, of any part of any data set."""
+"""The parts of a data set as they are read, the torch data set over them, and its loader."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
-from segcal.data.image_files import FilePart
-from segcal.data.raw import ArrayPart, Part
-from segcal.data.shift import Shift, ShiftedPart
-from segcal.data.transforms import Augmenter, normalise, resize_square
+from segcal import distributed
+from segcal.data.transforms import Augmentation, Augmenter, normalise, resize_square
+
+# (H, W) class of each pixel, (K, H, W) presence of each class, or the class of the image
+Label = np.ndarray | int
+Batch = tuple[Tensor, Tensor]
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_DIED = re.compile(r"DataLoader worker \(pid[^.]*")  # how torch's message begins
+
+
+class Part(Protocol):
+    """One part of a data set (train, say), before any transform."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What each sample is called in reports."""
+        ...
+
+    def image(self, index: int) -> np.ndarray:
+        """(H, W, 3) uint8 RGB."""
+        ...
+
+    def read(self, index: int) -> tuple[np.ndarray, Label]:
+        """The image (H, W, 3) uint8 or the text (L,), and its label: (H, W) uint8 or an int."""
+        ...
+
+
+@dataclass(frozen=True)
+class ArrayPart:
+    """A part held in memory.
+
+    Attributes:
+        images: (n, H, W, 3) or, for grey images, (n, H, W) uint8.
+        labels: (n, H, W) uint8 or (n,) of an integer dtype.
+        names: n names.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    names: Sequence[str]
+
+    def image(self, index: int) -> np.ndarray:
+        """(H, W, 3) uint8 RGB."""
+        image = self.images[index]
+        return image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=2)
+
+    def read(self, index: int) -> tuple[np.ndarray, Label]:
+        """The image and its label."""
+        label = self.labels[index]
+        return self.image(index), label if label.ndim else int(label)
+
+
+@dataclass(frozen=True)
+class AbsentPart:
+    """A part that cannot be read, which raises the reason when it is asked for.
+
+    So the test part of a folder can be used where there is nothing to train on.
+
+    Attributes:
+        reason: one line.
+    """
+
+    reason: str
+
+    @property
+    def names(self) -> Sequence[str]:
+        """None."""
+        raise ValueError(self.reason)
+
+    def image(self, index: int) -> np.ndarray:
+        """None."""
+        raise ValueError(self.reason)
+
+    def read(self, index: int) -> tuple[np.ndarray, Label]:
+        """None."""
+        raise ValueError(self.reason)
+
+
+_P = TypeVar("_P", bound=Part)
+
+
+def or_absent(read: Callable[[], _P]) -> _P | AbsentPart:
+    """The part that `read` returns, or one that raises later what `read` raised."""
+    try:
+        return read()
+    except ValueError as error:
+        return AbsentPart(str(error))
+
+
+@dataclass(frozen=True)
+class RawDataset:
+    """A data set as the function of its entry in `DATASETS` returns it.
+
+    Attributes:
+        train: what is trained on, before the hold-out is taken from it.
+        test: what is tested on.
+        class_names: one name a class.
+        mean: of each channel, on a 0-1 scale.
+        std: of each channel, on a 0-1 scale.
+        holdout: the hold-out, for data sets that make their own (`train` then excludes it).
+        augmentation: the recipe for training images.
+        resize: square side that images of all parts are resized to.
+        palette: (num_classes, 3) uint8 colours to draw the classes in.
+        uniform: whether all images of a part have one size.
+        words: the vocabulary of a text, in the order of its numbers; none for images.
+    """
+
+    train: Part
+    test: Part
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    holdout: Part | None = None
+    augmentation: Augmentation = Augmentation()
+    resize: int | None = None
+    palette: np.ndarray | None = None
+    uniform: bool = True
+    words: tuple[str, ...] = ()
+
+
+def split(n: int, *, holdout: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Split 0..n-1 at random into (kept, held out), both sorted and neither of them empty."""
+    if not 0 < holdout < 1:
+        raise ValueError(f"Expected holdout to be a share between 0 and 1, but got {holdout}")
+    if n < 2:
+        raise ValueError(f"Expected at least 2 training images to hold some out, but got {n}")
+    size = min(max(round(n * holdout), 1), n - 1)
+    order = np.random.default_rng(seed).permutation(n)
+    return np.sort(order[size:]), np.sort(order[:size])
+
+
+def spread(indices: np.ndarray, limit: int | None) -> np.ndarray:
+    """At most `limit` of the indices, evenly spaced: sorted folders keep all their classes."""
+    if limit is None or limit >= len(indices):
+        return indices
+    return indices[np.linspace(0, len(indices) - 1, limit).round().astype(int)]
 
 
 class Samples(Dataset[tuple[Tensor, Tensor]]):
@@ -80,54 +212,11 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         )
         return part
 
-    def shifted(self, shift: Shift, *, seed: int = 0) -> Samples:
-        """The same items, their images changed by a shift before they are resized."""
+    def with_part(self, part: Part) -> Samples:
+        """The same items, read from another part."""
         changed = copy.copy(self)
-        changed.part = ShiftedPart(self.part, shift, seed)
+        changed.part = part
         return changed
-
-    def fingerprint(self) -> str:
-        """A digest that changes when the items do: their names, and sizes and times of files."""
-        part = self.part
-        while isinstance(part, ShiftedPart):
-            part = part.part
-        digest = hashlib.sha256("\0".join(self.names).encode("utf-8", "surrogatepass"))
-        if isinstance(part, FilePart):
-            for path in (*part.images, *part.mask_files):
-                found = path.stat()
-                digest.update(
-                    f"{path} {found.st_size} {found.st_mtime_ns}\0".encode("utf-8", "replace")
-                )
-        elif isinstance(part, ArrayPart):
-            for array in (part.images, part.labels):
-                digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
-
-    def count_labels(
-        self, num_classes: int, ignore_index: int, *, multilabel: bool = False, most: int = 500
-    ) -> LabelCounts:
-        """Count the labels of at most `most` items, evenly spaced; files of images are not read.
-
-        Args:
-            num_classes: K.
-            ignore_index: the label that is not counted.
-            multilabel: labels are the presence, 0 or 1, of each class.
-            most: items to look at.
-        """
-        some = spread(np.asarray(self.indices), most).tolist()
-
-        def count(index: int) -> np.ndarray:
-            labels = _labels(self.part, index, multilabel=multilabel)
-            ignored = sum(int((label == ignore_index).sum()) for label in labels)
-            total = sum(label.size for label in labels)
-            if multilabel:
-                return np.array([*(int((label == 1).sum()) for label in labels), ignored, total])
-            kept = labels[0][labels[0] != ignore_index].astype(np.int64)
-            return np.array([*np.bincount(kept, minlength=num_classes), ignored, total])
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders let other threads run
-            found = sum(pool.map(count, some), np.zeros(num_classes + 2, dtype=np.int64))
-        return LabelCounts(found[:-2], int(found[-2]), int(found[-1]), len(some))
 
     def image(self, index: int) -> np.ndarray:
         """(H, W, 3) uint8 RGB of an item, not augmented, to draw on."""
@@ -151,33 +240,98 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         return normalise(image, self._mean, self._std), target
 
 
-@dataclass(frozen=True)
-class LabelCounts:
-    """How often labels occur.
+class MapDataset(Protocol):
+    """A map-style data set of (image, label); training sets are indexed by `(epoch, index)`."""
 
-    Attributes:
-        classes: (K,) labels of each class.
-        ignored: labels that are not counted.
-        total: all labels.
-        items: how many images or texts were looked at.
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: Any, /) -> Batch: ...
+
+
+class WorkerDied(RuntimeError):
+    """A worker of a data loader ended without an error of its own: killed, or out of memory."""
+
+
+class Batches:
+    """A data loader that raises its workers' errors as they were raised, without their tracebacks.
+
+    The death of a worker raises `WorkerDied`.
+
+    Args:
+        dataset: what is read.
+        workers: processes that read.
+        pin: put batches into memory that a GPU copies from quickly.
+        before_each: called before each batch is yielded; may raise.
+        **options: of torch's `DataLoader`.
     """
 
-    classes: np.ndarray
-    ignored: int
-    total: int
-    items: int
+    def __init__(
+        self,
+        dataset: MapDataset,
+        *,
+        workers: int,
+        pin: bool,
+        before_each: Callable[[], object] | None = None,
+        **options: Any,
+    ) -> None:
+        self.dataset, self._before_each = dataset, before_each
+        self._loader = DataLoader(
+            cast("Dataset[Batch]", dataset),
+            num_workers=workers,
+            pin_memory=pin,
+            worker_init_fn=_leave_signals_to_the_trainer if workers else None,
+            # A generator of its own, so that a new loader takes no numbers from the run's.
+            generator=torch.Generator(),
+            **options,
+        )
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        try:
+            for batch in self._loader:
+                if self._before_each is not None:
+                    self._before_each()
+                yield batch
+        except Exception as error:
+            name, text = type(error).__name__, str(error)
+            # The cause, where there is one, knows the signal.
+            died = _DIED.match(str(error.__cause__)) or _DIED.match(text)
+            if died:
+                raise WorkerDied(
+                    f"{died[0]}; if memory or shared memory ran out, lower --workers or "
+                    "--batch-size"
+                ) from None
+            if not text.startswith(f"Caught {name} in DataLoader worker"):
+                raise
+            raise type(error)(text.rpartition(f"{name}: ")[2].strip()) from None
 
 
-def _labels(part: Part, index: int, *, multilabel: bool) -> list[np.ndarray]:
-    """The label of a sample, or that of each class."""
-    if isinstance(part, FilePart):
-        return part.read_labels(index)
-    label = np.asarray(part.labels[index] if isinstance(part, ArrayPart) else part.read(index)[1])
-    return [*label] if multilabel else [label]
+def eval_loader(
+    dataset: MapDataset,
+    *,
+    batch_size: int,
+    workers: int,
+    pin: bool,
+    before_each: Callable[[], object] | None = None,
+) -> Batches:
+    """This process's share of `dataset`, in order: each sample is read by exactly one process.
+
+    Shares are not padded to equal length as by DistributedSampler, which would count samples twice.
+    """
+    share = range(distributed.rank(), len(dataset), distributed.world_size())
+    return Batches(
+        dataset,
+        workers=workers,
+        pin=pin,
+        before_each=before_each,
+        batch_size=batch_size,
+        sampler=share,
+    )
 
 
-def spread(indices: np.ndarray, limit: int | None) -> np.ndarray:
-    """At most `limit` of the indices, evenly spaced: sorted folders keep all their classes."""
-    if limit is None or limit >= len(indices):
-        return indices
-    return indices[np.linspace(0, len(indices) - 1, limit).round().astype(int)]
+def _leave_signals_to_the_trainer(_: int) -> None:
+    """Leave the process group, to which Ctrl-C is sent: the trainer alone handles it."""
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from segcal.data.options import DataConfig
-from segcal.data.raw import ArrayPart, RawDataset, split
+from segcal.data.samples import ArrayPart, RawDataset, split
 from segcal.data.transforms import Augmentation
 
 SIDE = 48

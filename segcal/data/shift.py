@@ -14,7 +14,7 @@ from PIL import Image
 
 from segcal.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from segcal.data.options import DataConfig
-from segcal.data.raw import Label, Part
+from segcal.data.samples import Label, Part
 
 ROTATION, DOMAIN, DATA = "rotation", "domain", "data"
 ALL = "all"  # every corruption

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from segcal.data.options import DataConfig
-from segcal.data.raw import Label, RawDataset
+from segcal.data.samples import Label, RawDataset
 from segcal.files import one_line
 
 FOLDERS = {"train": "20news-bydate-train", "test": "20news-bydate-test"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from segcal.data.image_files import FilePart, find_images
 from segcal.data.options import DataConfig
-from segcal.data.raw import IMAGENET_MEAN, IMAGENET_STD, RawDataset
+from segcal.data.samples import IMAGENET_MEAN, IMAGENET_STD, RawDataset
 from segcal.data.transforms import Augmentation
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -57,19 +58,24 @@ class Augmenter:
     """
 
     def __init__(self, recipe: Augmentation, *, ignore_index: int) -> None:
+        self._recipe, self._ignore_index = recipe, ignore_index
+
+    @cached_property  # built when it is first used: evaluations augment nothing
+    def _compose(self) -> Any:
+        recipe = self._recipe
         # albumentations asks PyPI for its newest version when imported. The switch stays set so
         # that worker processes started later do not ask either; a user's own setting wins.
         os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
         import albumentations as A
         import cv2
 
-        padding = {"border_mode": cv2.BORDER_CONSTANT, "fill": 0, "fill_mask": ignore_index}
+        padding = {"border_mode": cv2.BORDER_CONSTANT, "fill": 0, "fill_mask": self._ignore_index}
         steps: list[Any] = []
         if recipe.base_size is not None:
             low, high = (round(recipe.base_size * factor) for factor in recipe.scale)
             steps += [
                 A.SmallestMaxSize(
-                    range_list(low, high),
+                    list(range(low, high + 1)),
                     area_for_downscale="image",
                     # OpenCV's plain nearest shifts a mask half a pixel against its image.
                     mask_interpolation=cv2.INTER_NEAREST_EXACT,
@@ -83,7 +89,7 @@ class Augmenter:
             steps += [A.RandomCrop(side, side)]
         if recipe.flip:
             steps += [A.HorizontalFlip(p=recipe.flip)]
-        self._compose = A.Compose(steps)
+        return A.Compose(steps)
 
     def __call__(
         self, image: np.ndarray, mask: np.ndarray | None, *, seed: tuple[int, ...]
@@ -106,11 +112,6 @@ class Augmenter:
             return out["image"], np.stack(out["masks"])
         out = self._compose(image=image, mask=mask)
         return out["image"], out["mask"]
-
-
-def range_list(low: int, high: int) -> list[int]:
-    """[low, ..., high], both included."""
-    return list(range(low, high + 1))
 
 
 def resize_square(image: np.ndarray, side: int) -> np.ndarray:

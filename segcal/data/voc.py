@@ -9,7 +9,7 @@ import numpy as np
 
 from segcal.data.image_files import FilePart
 from segcal.data.options import DataConfig
-from segcal.data.raw import Part, RawDataset, or_absent
+from segcal.data.samples import Part, RawDataset, or_absent
 from segcal.data.transforms import Augmentation
 from segcal.files import naming, one_line
 

@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import segcal
 from segcal import distributed
 from segcal.data.corruptions import CORRUPTIONS
-from segcal.data.shift import Shift
+from segcal.data.image_files import FilePart
+from segcal.data.samples import ArrayPart, Samples
+from segcal.data.shift import Shift, ShiftedPart
 from segcal.evaluation.evaluate import measure, require_pixels
 from segcal.evaluation.results import (
     REPORT,
@@ -61,7 +64,14 @@ def evaluate_shift(
     """
     corruption = CORRUPTIONS.get(shift.name)
     numbers = None if corruption is None else (corruption.large, corruption.small)
-    about = (segcal.__version__, key, source.fingerprint(), shift.name, str(shift.value), numbers)
+    about = (
+        segcal.__version__,
+        key,
+        _fingerprint(source.samples),
+        shift.name,
+        str(shift.value),
+        numbers,
+    )
     keys = {
         name: digest(*about, num_bins, resamples, _learned(scaler))
         for name, scaler in scalers.items()
@@ -91,6 +101,22 @@ def evaluate_shift(
                 found.whole.save(place / STATE)
                 write_result(Result(f"{run}, {shift}", name, entry), (), place, key=keys[name])
     return {name: report for name, report in kept.items() if report is not None}
+
+
+def _fingerprint(samples: Samples) -> str:
+    """A digest that changes when the items do: their names, and sizes and times of files."""
+    part = samples.part
+    while isinstance(part, ShiftedPart):
+        part = part.part
+    found = hashlib.sha256("\0".join(samples.names).encode("utf-8", "surrogatepass"))
+    if isinstance(part, FilePart):
+        for path in (*part.images, *part.mask_files):
+            about = path.stat()
+            found.update(f"{path} {about.st_size} {about.st_mtime_ns}\0".encode("utf-8", "replace"))
+    elif isinstance(part, ArrayPart):
+        for array in (part.images, part.labels):
+            found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()
 
 
 def digest(*parts: Any) -> str:

@@ -15,9 +15,9 @@ from torch.nn.functional import interpolate, pad
 
 from segcal import distributed
 from segcal.data.predictions import Kind, PredictionFolder, Predictions
+from segcal.data.samples import eval_loader
 from segcal.files import BadFile
 from segcal.pixels import multilabel_labels
-from segcal.training.loader import eval_loader
 
 if TYPE_CHECKING:  # they load every data set there is
     from segcal.data.build import Splits
@@ -186,10 +186,10 @@ class SplitPredictions(LoaderPredictions):
         )
         self.num_images, self.palette = len(samples), data.palette
         self.skipped = dict(samples.skipped)
-        self._samples = samples
+        self.samples = samples
 
     def __getitem__(self, index: int) -> Predictions:
-        image, label = self._samples[index]
+        image, label = self.samples[index]
         return self._predict(image[None], label[None], [self.names[index]])
 
     def parts(self, index: int) -> Iterator[Predictions]:
@@ -198,11 +198,7 @@ class SplitPredictions(LoaderPredictions):
 
     def image(self, index: int) -> np.ndarray | None:
         """(H, W, 3) uint8 RGB."""
-        return self._samples.image(index)
-
-    def fingerprint(self) -> str:
-        """A digest that changes when the images or labels do."""
-        return self._samples.fingerprint()
+        return self.samples.image(index)
 
 
 class SavedPredictions:

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from segcal.data.samples import WorkerDied
 from segcal.sweep.runner import OpenTask, Pool, Worker, do
 from segcal.sweep.store import Store
-from segcal.training.loader import WorkerDied
 
 Outcome = Future[str | None]  # of `do`
 

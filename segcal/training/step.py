@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from segcal import distributed
+from segcal.data.samples import Batch
 from segcal.losses import Criterion
-from segcal.training.loader import Batch
 from segcal.training.optim import build_optimizer, set_lr
 from segcal.training.options import TrainOptions
 

@@ -17,13 +17,13 @@ import torch.distributed as dist
 from torch import nn
 
 from segcal import distributed
+from segcal.data.samples import Batch, Batches, MapDataset, eval_loader
 from segcal.evaluation.evaluate import evaluate
 from segcal.losses import Criterion
 from segcal.metrics import Report
 from segcal.metrics.scores import LOGGED, SCORES
 from segcal.runtime import Interrupted, StopSignals
 from segcal.training import checkpoint, log
-from segcal.training.loader import Batch, EpochOrder, MapDataset, eval_loader, train_loader
 from segcal.training.log import (
     Diverged,
     Progress,
@@ -35,6 +35,7 @@ from segcal.training.log import (
 )
 from segcal.training.optim import lr_factor
 from segcal.training.options import TrainOptions
+from segcal.training.order import EpochOrder
 from segcal.training.step import Learner
 
 LOG = "log.jsonl"
@@ -130,11 +131,11 @@ class Trainer:
         tensorboard = None
         if self.options.tensorboard and self.folder is not None and distributed.rank() == 0:
             tensorboard = TensorBoardLog(self.folder, self.learner.steps)
-        loader = train_loader(
+        loader = Batches(  # over all epochs: workers start once, and read ahead across epochs
             self.train_set,
-            self._order(self.learner.steps),
             workers=self.options.workers,
             pin=self.device.type == "cuda",
+            batch_sampler=self._order(self.learner.steps),
         )
         stream = iter(loader)
         try:

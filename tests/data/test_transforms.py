@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from segcal.data.raw import ArrayPart
-from segcal.data.samples import Samples
+from segcal.data.samples import ArrayPart, Samples
 from segcal.data.transforms import Augmentation, Augmenter, normalise, resize_square
 
 RECIPE = Augmentation(base_size=40, scale=(0.5, 2.0), crop_size=36, flip=0.5)

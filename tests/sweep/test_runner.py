@@ -8,13 +8,13 @@ import time
 
 import pytest
 
+from segcal.data.samples import WorkerDied
 from segcal.files import locked
 from segcal.sweep.plan import Evaluation, Method, Training, merge_methods
 from segcal.sweep.pools import Alone, Processes
 from segcal.sweep.progress import Progress
 from segcal.sweep.runner import work
 from segcal.sweep.store import Store
-from segcal.training.loader import WorkerDied
 from tests.support import ROOT
 from tests.support.stepwise import STEPS, Stepwise
 
@@ -159,7 +159,7 @@ from segcal.sweep.plan import Method
 from segcal.sweep.pools import Processes
 from segcal.sweep.runner import work
 from segcal.sweep.store import Store
-from segcal.training.loader import WorkerDied
+from segcal.data.samples import WorkerDied
 from tests.support.stepwise import Stepwise
 if __name__ == "__main__":
     runs, log, gate = map(Path, sys.argv[1:])

@@ -15,10 +15,10 @@ import segcal
 from segcal.metrics.scores import LOGGED, SCORES
 from segcal.runtime import seed_everything
 from segcal.training import checkpoint
-from segcal.training.loader import permutation
 from segcal.training.log import Diverged
 from segcal.training.optim import lr_factor
 from segcal.training.options import OptimConfig, ScheduleConfig, TrainOptions
+from segcal.training.order import permutation
 from segcal.training.step import partners
 from segcal.training.trainer import best_record
 from tests.support.tiny import OPTIONS, Patches, Uneven, network, steady_network, trainer

@@ -14,12 +14,13 @@ import torch
 from benchmarks.measure import print_ratios, time_and_memory
 from segcal.config import TrainConfig, parse_train
 from segcal.data.build import build_data
+from segcal.data.samples import Batch, Batches
 from segcal.losses import build_loss
 from segcal.models.build import build_model
 from segcal.runtime import seed_everything
-from segcal.training.loader import Batch, EpochOrder, train_loader
 from segcal.training.log import Progress
 from segcal.training.optim import build_optimizer
+from segcal.training.order import EpochOrder
 from segcal.training.trainer import Trainer
 
 BASELINE = "plain loop"
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> None:
     order = EpochOrder(
         len(data.train), batch_size=config.batch_size, epochs=config.epochs, seed=config.seed
     )
-    loader = train_loader(data.train, order, workers=0, pin=False)
+    loader = Batches(data.train, workers=0, pin=False, batch_sampler=order)
     batches = [
         (images.to(arguments.device), labels.to(arguments.device))
         for images, labels in itertools.islice(loader, min(arguments.steps, 8))
@@ -76,7 +77,7 @@ def run(arguments: argparse.Namespace) -> None:
     used = arguments.steps * config.batch_size / rows[1].seconds
     print(f"\nthe steps use {used:.0f} images/s; the loader provides")
     for workers in (0, 1, 2):
-        stream = iter(train_loader(data.train, order, workers=workers, pin=False))
+        stream = iter(Batches(data.train, workers=workers, pin=False, batch_sampler=order))
         print(f"  {images_per_second(stream, config):.0f} images/s with {workers} workers")
 
 

@@ -13,6 +13,7 @@ from reproduction import figures, opening, paper
 from reproduction.render import make_sheet, numbers
 from segcal.commands.options import add_grid_options, spell
 from segcal.commands.sweep import find_sweep, make, weights_remark, worker_of, write_sweep
+from segcal.data.samples import WorkerDied
 from segcal.sweep.definition import Sweep
 from segcal.sweep.figures import write_figures
 from segcal.sweep.plan import merge_methods
@@ -21,7 +22,6 @@ from segcal.sweep.render import put_into, sheet_markdown, write_sheet
 from segcal.sweep.results import Results
 from segcal.sweep.store import Store
 from segcal.sweep.worker import TrainingWorker
-from segcal.training.loader import WorkerDied
 
 FIGURES = {"opening": opening.OPENING, **figures.FIGURES}
 

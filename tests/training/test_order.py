@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
-from segcal.training.loader import EpochOrder, eval_loader, permutation, train_loader
+from segcal.data.samples import Batches, eval_loader
+from segcal.training.order import EpochOrder, permutation
 
 
 def order(samples=23, *, epochs=3, seed=1, batch_size=4, **options):
@@ -89,7 +90,8 @@ class Numbers(Dataset):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loader_keeps_the_order_and_draws_no_random_numbers(workers):
     before = torch.get_rng_state()
-    labels = [y.tolist() for _, y in train_loader(Numbers(), order(), workers=workers, pin=False)]
+    batches = Batches(Numbers(), workers=workers, pin=False, batch_sampler=order())
+    labels = [y.tolist() for _, y in batches]
     assert labels == [[index for _, index in batch] for batch in order()]
     assert torch.equal(torch.get_rng_state(), before)
 
