@@ -18,7 +18,7 @@ from PIL import Image
 
 from segcal.cli import COMMANDS, SAVE_MEMORY, main, run_command
 from segcal.commands.options import spell
-from segcal.data.predictions import KINDS
+from segcal.evaluation.saved import KINDS
 from segcal.metrics.operating import TARGETS
 from segcal.metrics.protocols import PROTOCOLS
 from segcal.metrics.regions import REGIONS

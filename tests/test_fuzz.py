@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import segcal
 from segcal.config import load_config
-from segcal.data.predictions import read_manifest
 from segcal.evaluation import results
+from segcal.evaluation.saved import read_manifest
 from segcal.losses import build_loss
 from tests.fuzz.files import Payload, pt
 from tests.fuzz.guard import Escaped, guarded

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import segcal
 from segcal.cli import main
 from segcal.config import load_config
-from segcal.data.predictions import PredictionFolder
 from segcal.evaluation import results
+from segcal.evaluation.saved import PredictionFolder
 from segcal.files import BadFile
 from segcal.losses import build_loss
 from segcal.metrics import meter as meter_module

@@ -11,9 +11,8 @@ import ray
 from ray.cluster_utils import Cluster
 
 from segcal.cli import main
-from segcal.data.predictions import PredictionFolder
 from segcal.evaluation import on_ray
-from segcal.evaluation.sources import SavedPredictions
+from segcal.evaluation.saved import PredictionFolder
 from segcal.metrics import CalibrationMeter, Report
 from segcal.runtime import join_ray
 from segcal.sweep.plan import Method
@@ -185,7 +184,7 @@ def end_process(*_):
 
 def test_a_task_that_always_dies_is_one_line(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(on_ray, "RETRIES", 0)
-    source = SavedPredictions(PredictionFolder(save_folder(tmp_path / "files", 1)))
+    source = PredictionFolder(save_folder(tmp_path / "files", 1))
     settings = {"regions": {}, "protocols": (), "num_bins": 15, "per_image": False}
     with pytest.raises(ChildProcessError, match="a task of the Ray cluster ended early: .") as told:
         on_ray.measure_on_ray(

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from segcal import distributed
-from segcal.data.predictions import PredictionFolder
 from segcal.data.shift import DATA, Shift
 from segcal.evaluation.calibrate import fit_scalers
-from segcal.evaluation.evaluate import measure, require_pixels
+from segcal.evaluation.evaluate import NONE, measure, require_pixels
 from segcal.evaluation.on_ray import measure_on_ray
 from segcal.evaluation.overlays import (
     RANDOM,
@@ -45,21 +44,20 @@ from segcal.evaluation.results import (
     write_pages,
     write_result,
 )
+from segcal.evaluation.saved import PredictionFolder
 from segcal.evaluation.shifted import digest, evaluate_shift, file_digest
 from segcal.evaluation.sources import (
     EVERYTHING,
     NamedPredictions,
-    SavedPredictions,
     SplitPredictions,
     shard_of,
 )
-from segcal.evaluation.triage import choose_on_holdout
+from segcal.evaluation.triage import Triage, choose_on_holdout
 from segcal.metrics import Report
-from segcal.metrics.regions import named_regions
-from segcal.metrics.scores import SCORES
+from segcal.metrics.regions import Region, named_regions
+from segcal.metrics.rows import describe_report
 from segcal.posthoc import Scaler
 from segcal.runtime import choose_device, process_group
-from segcal.training.log import describe_scores
 from segcal.viz import Entry, Overlay, Shifted, shift_text
 
 _STATED = (
@@ -84,7 +82,7 @@ class Subject:
         source: the predictions to evaluate.
         holdout: makes the predictions to fit post-hoc methods on.
         shifted: makes the predictions under a shift.
-        key: a digest of the network and its settings.
+        key: makes a digest of the network and its settings.
         config: the settings of the run, YAML.
         history: its log, one record an epoch.
     """
@@ -94,7 +92,7 @@ class Subject:
     source: NamedPredictions
     holdout: Callable[[], NamedPredictions]
     shifted: Callable[[Shift], SplitPredictions]
-    key: str = ""
+    key: Callable[[], str] = str
     config: str = ""
     history: Sequence[Mapping[str, Any]] = ()
 
@@ -132,7 +130,7 @@ def run_subject(folder: Path, options: argparse.Namespace, device: torch.device)
         source=split(options.split, options.shard),
         holdout=lambda: split("holdout", EVERYTHING),
         shifted=lambda shift: split("test", options.shard, shift),
-        key=digest(
+        key=lambda: digest(
             file_digest(folder / f"{options.weights}.pt"), settings["data"], settings["model"]
         ),
         config=(folder / CONFIG).read_text(encoding="utf-8"),
@@ -145,11 +143,9 @@ def saved_subject(path: Path, fit: Path | None, options: argparse.Namespace) -> 
     stated = {name: getattr(options, name) for name in _STATED}
     stated = {name: value for name, value in stated.items() if value is not None}
 
-    def saved(path: Path, shard: tuple[int, int]) -> SavedPredictions:
-        folder = _reader(options.format)(path, **stated)
-        return SavedPredictions(
-            shard_of(folder, shard, f"files in {path}"), skip_bad=options.skip_bad
-        )
+    def saved(path: Path, shard: tuple[int, int]) -> PredictionFolder:
+        folder = _reader(options.format)(path, skip_bad=options.skip_bad, **stated)
+        return shard_of(folder, shard, f"files in {path}")
 
     def shifted(shift: Shift) -> SplitPredictions:
         raise ValueError(f"Expected a run to evaluate under {shift}, but got predictions in {path}")
@@ -278,15 +274,18 @@ def _evaluate_one(
     shifted = {shift: subject.shifted(shift) for shift in shifts}
     require_images(options.overlays, subject.source)
     multilabel = subject.source.multilabel
-    regions = named_regions(options.regions, subject.source.num_classes, multilabel=multilabel)
-    scalers = fit_scalers(options.posthoc, subject.holdout, title=f"{subject.name}: hold-out")
-    triage = choose_on_holdout(
-        subject.holdout,
-        scalers,
-        targets=options.operate,
-        misses=options.conformal,
-        title=f"{subject.name}: hold-out",
-    )
+    regions: Mapping[str, Region] = {}
+    if options.regions:
+        regions = named_regions(options.regions, subject.source.num_classes, multilabel=multilabel)
+    title = f"{subject.name}: hold-out"
+    scalers: Mapping[str, Scaler | None] = {NONE: None}
+    if options.posthoc:
+        scalers = fit_scalers(options.posthoc, subject.holdout, title=title)
+    triage: Mapping[str, Triage] = {}
+    if options.operate or options.conformal:
+        triage = choose_on_holdout(
+            subject.holdout, scalers, targets=options.operate, misses=options.conformal, title=title
+        )
     settings: dict[str, Any] = {
         "regions": regions,
         "protocols": options.protocol,
@@ -294,7 +293,7 @@ def _evaluate_one(
         "per_image": options.resamples > 0,
     }
     observers = {method: chosen.observers for method, chosen in triage.items()}
-    if options.ray is not None and isinstance(subject.source, SavedPredictions):
+    if options.ray is not None and isinstance(subject.source, PredictionFolder):
         measured = measure_on_ray(
             subject.source, scalers, cluster=options.ray, observers=observers, **settings
         )
@@ -355,6 +354,7 @@ def _evaluate_shifts(
 ) -> dict[str, dict[Shift, Report]]:
     """The reports of one model under each shift, by post-hoc method and shift."""
     found: dict[str, dict[Shift, Report]] = {method: {} for method in scalers}
+    key = subject.key() if shifted else ""
     for shift, source in shifted.items():
         reports = evaluate_shift(
             source,
@@ -362,7 +362,7 @@ def _evaluate_shifts(
             folder / SHIFT / shift.folder,
             run=subject.name,
             shift=shift,
-            key=subject.key,
+            key=key,
             num_bins=options.num_bins,
             resamples=options.resamples,
         )
@@ -404,12 +404,6 @@ def _shift_overlay(
     chosen = [sorted(same, key=str)[len(same) // 2] for same in kinds.values()]
     sources = {str(shift): shifted[shift] for shift in chosen}
     return draw_shifts(subject.source, sources, indices[0], scalers)
-
-
-def describe_report(report: Report) -> str:
-    """The scores of a report in one line."""
-    dense = report.protocol.pixels > report.protocol.images  # not one label per image
-    return describe_scores({n: v for n, v in report.scores.items() if dense or not SCORES[n].dense})
 
 
 def _say_shifts(results: Sequence[Result]) -> None:

@@ -10,7 +10,6 @@ from functools import reduce
 from operator import add
 from pathlib import Path
 
-from segcal.commands.evaluate import describe_report
 from segcal.evaluation.evaluate import require_pixels
 from segcal.evaluation.results import (
     PAGE,
@@ -26,7 +25,7 @@ from segcal.evaluation.results import (
     write_result,
 )
 from segcal.metrics import CalibrationMeter, Report
-from segcal.metrics.rows import pixels_or_decisions
+from segcal.metrics.rows import describe_report, pixels_or_decisions
 from segcal.viz import Entry
 
 

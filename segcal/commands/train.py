@@ -9,9 +9,9 @@ from pathlib import Path
 
 from segcal.config import TrainConfig, recipes
 from segcal.data.build import DATASETS
+from segcal.metrics.rows import describe_scores
 from segcal.run import train_run
 from segcal.runtime import Interrupted
-from segcal.training.log import describe_scores
 from segcal.training.trainer import best_record
 
 VOC_RECIPE = "voc2012_deeplabv3plus_xception65"

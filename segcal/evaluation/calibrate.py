@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from segcal import distributed
-from segcal.data.predictions import Predictions
 from segcal.evaluation.evaluate import NONE, with_progress
-from segcal.evaluation.sources import PredictionSource, SavedPredictions
+from segcal.evaluation.saved import PredictionFolder
+from segcal.evaluation.sources import Predictions, PredictionSource
 from segcal.posthoc import SCALERS, Scaler
 from segcal.posthoc.registry import require_multilabel
 
@@ -78,7 +78,7 @@ def fit_scalers(
 def _rereadable(
     source: PredictionSource, *, images: bool, title: str
 ) -> Iterator[Iterable[tuple[Tensor, ...]]]:
-    if isinstance(source, SavedPredictions):  # is in files already
+    if isinstance(source, PredictionFolder):  # is in files already
         yield _Files(source)
         return
     with tempfile.TemporaryDirectory(prefix="segcal-") as folder:
@@ -88,7 +88,7 @@ def _rereadable(
 class _Files:
     """Saved predictions as batches of (logits, labels)."""
 
-    def __init__(self, source: SavedPredictions) -> None:
+    def __init__(self, source: PredictionFolder) -> None:
         self._source = source
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:

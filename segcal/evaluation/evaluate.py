@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from segcal import distributed
-from segcal.data.predictions import Predictions
-from segcal.evaluation.sources import LoaderPredictions, PredictionSource, eval_mode
+from segcal.evaluation.sources import LoaderPredictions, Predictions, PredictionSource, eval_mode
 from segcal.metrics import CalibrationMeter, Report, update_together
 from segcal.metrics.protocols import (
     FOREGROUND,
@@ -77,6 +76,8 @@ class Measured:
             for name, meter in self.regions.items()
         }
         report = replace(self.whole.compute(resamples=resamples), regions=parts)
+        if not self.protocols:
+            return report
         return replace(report, protocols=scores_by_protocol(self.protocols, report, self.whole))
 
 
@@ -191,15 +192,18 @@ def measure(
         progress: show a bar; by default if stderr is a terminal.
     """
     regions, observers = dict(regions or {}), observers or {}
-    if FOREGROUND in check_protocols(protocols):
-        regions[FOREGROUND] = any_present if source.multilabel else foreground
+    needed = False  # whether there is no way without sums of each image
+    if protocols:
+        needed = need_image_sums(check_protocols(protocols))
+        if FOREGROUND in protocols:
+            regions[FOREGROUND] = any_present if source.multilabel else foreground
     if WHOLE_IMAGE in regions:
         raise ValueError(
             f"Expected other names for regions than {WHOLE_IMAGE!r}, which is the whole image"
         )
-    needed = need_image_sums(protocols)
-    per_image = per_image or needed
-    per_image = per_image and image_sums_fit(source, num_bins * len(scalers) * (1 + len(regions)))
+    per_image = (per_image or needed) and image_sums_fit(
+        source, num_bins * len(scalers) * (1 + len(regions))
+    )
     if needed and not per_image:
         raise ValueError(
             "Expected sums of each image to fit into memory for the protocols "

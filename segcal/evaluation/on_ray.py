@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from segcal.evaluation.evaluate import LogitMap, Measured, image_sums_fit, measure
-from segcal.evaluation.sources import SavedPredictions
+from segcal.evaluation.saved import PredictionFolder
 from segcal.metrics import CalibrationMeter
 from segcal.metrics.conformal import SetCounts
 from segcal.metrics.operating import AcceptedPixels
@@ -22,7 +22,7 @@ States = tuple[list[dict[str, Tensor]], list[str]]  # of the meters, and the nam
 
 
 def measure_on_ray(
-    source: SavedPredictions,
+    source: PredictionFolder,
     scalers: Mapping[str, LogitMap | None],
     *,
     cluster: str,
@@ -74,7 +74,7 @@ def measure_on_ray(
 
 
 def _measure_shard(
-    source: SavedPredictions, shared: tuple[dict[str, LogitMap | None], Counts, dict[str, Any]]
+    source: PredictionFolder, shared: tuple[dict[str, LogitMap | None], Counts, dict[str, Any]]
 ) -> tuple[dict[str, States], Counts, dict[str, str]]:
     """The states of the meters and the counts of a shard, and the files that were left out."""
     scalers, observers, settings = shared

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from segcal.data.predictions import Predictions
 from segcal.evaluation.evaluate import LogitMap, calibrated, count_batch, new_meter
-from segcal.evaluation.sources import NamedPredictions
+from segcal.evaluation.sources import NamedPredictions, Predictions
 from segcal.files import BadFile
 from segcal.metrics import Report
 from segcal.viz import Overlay, ShiftView, shift_panel

@@ -1,30 +1,109 @@
-"""Sources of predictions to evaluate: a network with its data, or files of saved predictions."""
+"""Predictions to evaluate, and their sources: a network with any loader, or with its data.
+
+`saved.PredictionFolder` is the source of predictions in files.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
 from segcal import distributed
-from segcal.data.predictions import Kind, PredictionFolder, Predictions
-from segcal.data.samples import eval_loader
-from segcal.files import BadFile
+from segcal.data.build import Splits
+from segcal.data.samples import Samples, eval_loader
 from segcal.pixels import multilabel_labels
 
-if TYPE_CHECKING:  # they load every data set there is
-    from segcal.data.build import Splits
-    from segcal.data.samples import Samples
+if TYPE_CHECKING:
+    from segcal.evaluation.saved import PredictionFolder
 
+Kind = Literal["logits", "probs", "sigmoid_logits", "sigmoid_probs"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 EVERYTHING = (0, 1)  # the shard that leaves nothing out
-_Sharded = TypeVar("_Sharded", PredictionFolder, "Samples")
+_Sharded = TypeVar("_Sharded", "PredictionFolder", Samples)
+
+
+def is_sigmoid(kind: Kind | None) -> bool:
+    """Whether predictions of a kind are of sigmoid outputs."""
+    return kind in ("sigmoid_logits", "sigmoid_probs")
+
+
+@dataclass(frozen=True)
+class Part:
+    """The place of some slices in their volume.
+
+    Attributes:
+        labels: (1, D, H, W) of the whole volume, of any integer dtype; (1, K, D, H, W) of sigmoids.
+        start: the first slice.
+    """
+
+    labels: Tensor
+    start: int
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a network said of N images, at the resolution of their labels.
+
+    Attributes:
+        names: N names, or None.
+        kind: whether `values` are logits or probabilities, and of what.
+        values: (N, C, *S) floating; S = (H, W) for segmentation, (D, H, W) for volumes, () for
+            classification.
+        labels: (N, *S) int64; (N, C, *S) for sigmoid outputs.
+        images: (N, 3, H, W) what the network saw, where it is known.
+        part: where these slices lie in a volume that is read in parts; None for all else.
+    """
+
+    names: Sequence[str] | None
+    kind: Kind
+    values: Tensor
+    labels: Tensor
+    images: Tensor | None = None
+    part: Part | None = None
+
+    @property
+    def continued(self) -> bool:
+        """Whether this is a part of the same volume as the predictions before."""
+        return self.part is not None and self.part.start > 0
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether the values are of sigmoid outputs."""
+        return is_sigmoid(self.kind)
+
+    @property
+    def are_probs(self) -> bool:
+        """Whether the values are probabilities."""
+        return self.kind in ("probs", "sigmoid_probs")
+
+    @property
+    def logits(self) -> Tensor:
+        """(N, C, *S) logits; of probabilities, those whose softmax or sigmoids they are."""
+        if not self.are_probs:
+            return self.values
+        wide = self.values.to(torch.promote_types(self.values.dtype, torch.float32))
+        if self.multilabel:
+            return wide.double().logit(torch.finfo(torch.float64).eps).to(wide)
+        return wide.clamp_min(torch.finfo(wide.dtype).tiny).log()
+
+    @property
+    def probs(self) -> Tensor:
+        """(N, C, *S) probabilities."""
+        if self.are_probs:
+            return self.values
+        return self.values.sigmoid() if self.multilabel else self.values.softmax(1)
+
+    def with_logits(self, logits: Tensor) -> Predictions:
+        """The same with other (N, C, *S) logits."""
+        kind: Kind = "sigmoid_logits" if self.multilabel else "logits"
+        return replace(self, kind=kind, values=logits)
 
 
 class PredictionSource(Protocol):
@@ -33,10 +112,22 @@ class PredictionSource(Protocol):
     Iterating gives this process's share: of all processes together, every image once.
     """
 
-    num_classes: int
-    ignore_index: int
-    multilabel: bool  # the predictions are of sigmoid outputs
     skipped: dict[str, str]  # why, by name, for images that were left out
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        ...
+
+    @property
+    def ignore_index(self) -> int:
+        """The label that is not counted."""
+        ...
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether the predictions are of sigmoid outputs."""
+        ...
 
     @property
     def num_images(self) -> int | None:
@@ -199,82 +290,6 @@ class SplitPredictions(LoaderPredictions):
     def image(self, index: int) -> np.ndarray | None:
         """(H, W, 3) uint8 RGB."""
         return self.samples.image(index)
-
-
-class SavedPredictions:
-    """Saved predictions, read file by file: the next one while this one is looked at.
-
-    Args:
-        folder: where they are.
-        skip_bad: leave out files that cannot be used, and list them in `skipped`.
-    """
-
-    palette: np.ndarray | None = None
-
-    def __init__(self, folder: PredictionFolder, *, skip_bad: bool = False) -> None:
-        self.names: Sequence[str] = folder.names
-        self.num_images = folder.num_images
-        self.num_classes, self.class_names = folder.num_classes, folder.class_names
-        self.ignore_index, self.multilabel = folder.ignore_index, folder.multilabel
-        self.skipped: dict[str, str] = {}
-        self._folder, self._skip_bad = folder, skip_bad
-
-    def __iter__(self) -> Iterator[Predictions]:
-        self.skipped = {}
-        indices = range(distributed.rank(), len(self.names), distributed.world_size())
-        batches = (batch for index in indices for batch in self._read(index))
-        with ThreadPoolExecutor(1) as reader:  # reads the next batch while this one is counted
-            coming = [reader.submit(next, batches, None)]
-            while (batch := coming.pop().result()) is not None:
-                coming = [reader.submit(next, batches, None)]
-                yield batch
-                del batch  # two batches are in memory at most
-
-    def shard(self, number: int, count: int) -> SavedPredictions:
-        """Every `count`-th file from file `number` on."""
-        return SavedPredictions(self._folder.shard(number, count), skip_bad=self._skip_bad)
-
-    def _read(self, index: int) -> Iterator[Predictions]:
-        """A file's predictions; nothing if it is bad and such files are left out."""
-        try:
-            parts = self._folder.parts(index)
-            first = next(parts)
-            if first.part is not None and self._skip_bad:
-                for _ in parts:  # what is counted cannot be taken back: look at all of it first
-                    pass
-                parts = self._folder.parts(index)
-                first = next(parts)
-        except BadFile as error:
-            if not self._skip_bad:
-                raise
-            self.skipped[self.names[index]] = str(error)
-            return
-        yield first
-        del first
-        yield from parts
-
-    def __getitem__(self, index: int) -> Predictions:
-        return self._folder[index]
-
-    def parts(self, index: int) -> Iterator[Predictions]:
-        """What indexing gives; a large volume in parts."""
-        return self._folder.parts(index)
-
-    def image(self, index: int) -> np.ndarray | None:
-        """As `PredictionFolder.image`, at the size of the labels."""
-        image = self._folder.image(index)
-        if image is None:
-            return None
-        found = next(self._folder.parts(index))
-        size = found.values.shape[2:] if found.part is None else found.part.labels.shape[-3:]
-        if len(size) == 3:
-            if image.shape[:3] != size:
-                raise BadFile(
-                    f"{self.names[index]}: Expected an image of shape {tuple(size)}, "
-                    f"but got {image.shape}"
-                )
-            return image
-        return np.asarray(Image.fromarray(image).resize((size[1], size[0])))
 
 
 def shard_of(whole: _Sharded, shard: tuple[int, int], what: str) -> _Sharded:

@@ -60,20 +60,18 @@ def choose_on_holdout(
     """Choose thresholds and class sets after each scaler, in one pass over the hold-out.
 
     Args:
-        holdout: makes the predictions to choose on; not called if nothing is asked for.
+        holdout: makes the predictions to choose on.
         scalers: by name; None leaves the predictions as they are.
         targets: of operating points.
         misses: promised miss rates of class sets.
         title: of the progress bar.
 
     Returns:
-        By the name of the scaler; {} if nothing is asked for.
+        By the name of the scaler.
 
     Raises:
         ValueError: the hold-out has no labelled pixels, or too few images for a miss rate.
     """
-    if not (targets or misses):
-        return {}
     source = holdout()
     ignore, multilabel = source.ignore_index, source.multilabel
     if misses and multilabel:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from segcal.data.predictions import NIFTI, Kind, PredictionFolder, whole_numbers
+from segcal.evaluation.saved import NIFTI, Kind, PredictionFolder, whole_numbers
 from segcal.files import BadFile, Nifti, Npz, naming, read_slabs, read_yaml
 from segcal.integrations import missing
 from segcal.losses import build_loss
@@ -129,7 +129,7 @@ class NnunetFolder(PredictionFolder):
                 f"but {100 * other:.0f} % of the foreground differs: are axes flipped?"
             )
 
-    def image(self, index: int) -> np.ndarray | None:
+    def _image(self, index: int) -> np.ndarray | None:
         """(D, H, W) numbers: the first channel of the image; None without `images`."""
         if self.format.images is None:
             return None

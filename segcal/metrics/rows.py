@@ -1,4 +1,4 @@
-"""Tables of reports as text: one row per report, units in the header, the protocol below."""
+"""Reports as text: in one line, and as tables with units in the header and the protocol below."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from segcal.metrics.protocols import PROTOCOL_SCORES, describe_protocol
-from segcal.metrics.scores import SCORES, Score, number
+from segcal.metrics.scores import LOGGED, SCORES, Score, number
 
 if TYPE_CHECKING:
     from segcal.metrics.report import Report
@@ -35,6 +35,18 @@ class TableCell(NamedTuple):
     text: str
     interval: str = ""
     best: bool = False
+
+
+def describe_scores(scores: Mapping[str, Any], prefix: str = "") -> str:
+    """Those of `scores` that are logged, in one line, with their units."""
+    found = [(score, scores.get(prefix + score.name)) for score in LOGGED]
+    return ", ".join(f"{s.label} {s.text(value)}" for s, value in found if value is not None)
+
+
+def describe_report(report: Report) -> str:
+    """The scores of a report in one line."""
+    dense = report.protocol.pixels > report.protocol.images  # not one label per image
+    return describe_scores({n: v for n, v in report.scores.items() if dense or not SCORES[n].dense})
 
 
 def to_markdown(reports: Mapping[str, Report]) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from segcal.files import atomic_write
-from segcal.metrics.scores import LOGGED
+from segcal.metrics.rows import describe_scores
 from segcal.metrics.tables import finite
 
 Record = dict[str, Any]  # one epoch: plain numbers by name, e.g. "train/loss", "holdout/ece"
@@ -108,12 +108,6 @@ def describe_epoch(record: Record, epochs: int) -> str:
         parts.append("hold-out " + describe_scores(record, "holdout/"))
     parts += [f"lr {record['lr']:.2g}", f"{record['seconds']:.1f} s"]
     return " · ".join(parts) + (" · best" if record.get("best") else "")
-
-
-def describe_scores(scores: Mapping[str, Any], prefix: str = "") -> str:
-    """Those of `scores` that are logged, in one line, with their units."""
-    found = [(score, scores.get(prefix + score.name)) for score in LOGGED]
-    return ", ".join(f"{s.label} {s.text(value)}" for s, value in found if value is not None)
 
 
 def _losses(terms: Mapping[str, float]) -> str:

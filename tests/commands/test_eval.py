@@ -13,7 +13,7 @@ from PIL import Image
 
 import segcal
 from segcal.cli import main
-from segcal.data.predictions import PredictionFolder
+from segcal.evaluation.saved import PredictionFolder
 from segcal.metrics.operating import accepted
 from tests.support import ROOT
 from tests.support.evaluations import QUICK, draw_nothing

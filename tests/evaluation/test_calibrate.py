@@ -7,10 +7,9 @@ import pytest
 import torch
 
 import segcal
-from segcal.data.predictions import PredictionFolder
 from segcal.evaluation import calibrate
 from segcal.evaluation.calibrate import fit_scalers, method_names, record
-from segcal.evaluation.sources import SavedPredictions
+from segcal.evaluation.saved import PredictionFolder
 from tests.support.networks import Network, network_source
 from tests.support.saved import save_folder
 
@@ -52,7 +51,7 @@ def test_nothing_is_made_without_methods():
 
 def test_saved_predictions_recover_the_temperature_they_were_made_with(tmp_path):
     save_folder(tmp_path, 12, size=32, temperature=2.5)
-    fitted = fit_scalers(("ts",), lambda: SavedPredictions(PredictionFolder(tmp_path)))["ts"]
+    fitted = fit_scalers(("ts",), lambda: PredictionFolder(tmp_path))["ts"]
     assert float(fitted.temperature_) == pytest.approx(2.5, rel=0.05)
 
 
@@ -64,7 +63,7 @@ def test_what_a_fit_warns_of_is_logged_in_one_line(tmp_path, caplog, monkeypatch
 
     monkeypatch.setitem(calibrate.SCALERS, "ts", Hesitant)
     save_folder(tmp_path)
-    fit_scalers(("ts",), lambda: SavedPredictions(PredictionFolder(tmp_path)))
+    fit_scalers(("ts",), lambda: PredictionFolder(tmp_path))
     assert [record.getMessage() for record in caplog.records] == ["no better than before"]
 
 

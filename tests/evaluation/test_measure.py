@@ -10,10 +10,10 @@ import torch
 
 import segcal
 from segcal.data.build import DataConfig, build_data
-from segcal.data.predictions import PredictionFolder
 from segcal.evaluation import evaluate as evaluating
 from segcal.evaluation.evaluate import measure, require_pixels
-from segcal.evaluation.sources import SavedPredictions, SplitPredictions
+from segcal.evaluation.saved import PredictionFolder
+from segcal.evaluation.sources import SplitPredictions
 from segcal.files import BadFile
 from segcal.metrics.regions import boundary, interior
 from tests.support.evaluated import reports
@@ -32,7 +32,7 @@ def everything(count=6, scale=1.0):
 
 
 def test_one_pass_measures_every_scaler(tmp_path):
-    source = SavedPredictions(PredictionFolder(save_folder(tmp_path)))
+    source = PredictionFolder(save_folder(tmp_path))
     found = reports(source, {"none": None, "half": Halve()})
     assert found["none"] == everything()
     assert found["half"] == everything(scale=0.5)
@@ -43,7 +43,7 @@ def test_probabilities_are_counted_as_such_and_scaled_through_their_logarithm(tm
         logits, labels = map(torch.from_numpy, logits_and_labels(index))
         probs = logits.double().softmax(0)
         np.savez(tmp_path / f"im{index:03d}.npz", probs=probs, labels=labels)
-    found = reports(SavedPredictions(PredictionFolder(tmp_path)), {"none": None, "half": Halve()})
+    found = reports(PredictionFolder(tmp_path), {"none": None, "half": Halve()})
     for name, scale in (("none", 1.0), ("half", 0.5)):
         expected = everything(scale=scale)
         for score in ("ece", "sce", "nll", "brier", "accuracy"):
@@ -55,7 +55,7 @@ def test_classification_goes_the_same_way(tmp_path):
     logits = np.concatenate([x.reshape(CLASSES, -1).T for x, _ in pairs])
     labels = np.concatenate([y.ravel() for _, y in pairs])
     np.savez(tmp_path / "table.npz", logits=logits, labels=labels)
-    report = reports(SavedPredictions(PredictionFolder(tmp_path)))["none"]
+    report = reports(PredictionFolder(tmp_path))["none"]
     expected = everything()
     assert report.ece == pytest.approx(expected.ece, rel=1e-12)
     assert report.protocol.images == report.protocol.pixels == expected.protocol.pixels
@@ -80,8 +80,8 @@ def test_a_bad_file_ends_it_unless_skipped(tmp_path):
     save_folder(tmp_path)
     (tmp_path / "im002.npz").write_bytes(b"broken")
     with pytest.raises(BadFile, match=r"im002\.npz"):
-        reports(SavedPredictions(PredictionFolder(tmp_path)))
-    source = SavedPredictions(PredictionFolder(tmp_path), skip_bad=True)
+        reports(PredictionFolder(tmp_path))
+    source = PredictionFolder(tmp_path, skip_bad=True)
     assert reports(source)["none"].protocol.images == 5
     assert list(source.skipped) == ["im002"]
 
@@ -89,7 +89,7 @@ def test_a_bad_file_ends_it_unless_skipped(tmp_path):
 def test_no_pixels_are_an_error(tmp_path):
     logits, labels = logits_and_labels(0)
     np.savez(tmp_path / "a.npz", logits=logits, labels=np.full_like(labels, 255))
-    report = reports(SavedPredictions(PredictionFolder(tmp_path)))["none"]
+    report = reports(PredictionFolder(tmp_path))["none"]
     with pytest.raises(ValueError, match="Expected labelled pixels in it, but got none"):
         require_pixels(report, "it")
 
@@ -106,13 +106,13 @@ def test_the_file_at_hand_and_the_next_one_are_in_memory(tmp_path, monkeypatch):
         return batch
 
     monkeypatch.setattr(PredictionFolder, "__getitem__", watched)
-    source = SavedPredictions(PredictionFolder(save_folder(tmp_path)))
+    source = PredictionFolder(save_folder(tmp_path))
     reports(source, {"none": None, "half": Halve()})
     assert len(alive) == 6
 
 
 def test_sums_of_images_are_not_kept_where_they_would_not_fit(tmp_path, monkeypatch, caplog):
-    source = SavedPredictions(PredictionFolder(save_folder(tmp_path)))
+    source = PredictionFolder(save_folder(tmp_path))
     assert reports(source)["none"].intervals
     assert not reports(source, resamples=0)["none"].intervals
     monkeypatch.setattr(evaluating, "_MAX_IMAGE_SUMS", 1000)
@@ -121,7 +121,7 @@ def test_sums_of_images_are_not_kept_where_they_would_not_fit(tmp_path, monkeypa
 
 
 def test_regions_are_counted_in_the_same_pass_after_every_scaler(tmp_path):
-    source = SavedPredictions(PredictionFolder(save_folder(tmp_path)))
+    source = PredictionFolder(save_folder(tmp_path))
     regions = {"border": boundary(1), "inside": interior(1)}
     measured = measure(source, {"none": None, "half": Halve()}, regions=regions)
     for scale, found in ((1.0, measured["none"]), (0.5, measured["half"])):

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from segcal.data.predictions import PredictionFolder
 from segcal.data.shift import Shift
 from segcal.evaluation.calibrate import fit_scalers
 from segcal.evaluation.evaluate import measure
+from segcal.evaluation.saved import PredictionFolder
 from segcal.evaluation.shifted import evaluate_shift
-from segcal.evaluation.sources import SavedPredictions
 from segcal.evaluation.triage import choose_on_holdout
 from segcal.metrics.operating import Target
 from tests.support.evaluated import reports
@@ -18,7 +17,7 @@ from tests.support.saved import save_folder
 
 
 def everything(rank, folder):
-    source = SavedPredictions(PredictionFolder(folder), skip_bad=True)
+    source = PredictionFolder(folder, skip_bad=True)
     scalers = fit_scalers(("ts", "vs"), lambda: source)
     found = reports(source, scalers, protocols=["image", "foreground", "batch:3"])
     triage = choose_on_holdout(

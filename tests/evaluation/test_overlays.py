@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from segcal.data.predictions import PredictionFolder
 from segcal.evaluation.overlays import choose, draw, require_images
-from segcal.evaluation.sources import SavedPredictions
+from segcal.evaluation.saved import PredictionFolder
 from tests.support.evaluated import reports
 from tests.support.networks import Halve
 from tests.support.saved import SIDE, logits_and_labels, save_folder
@@ -16,7 +15,7 @@ from tests.support.saved import SIDE, logits_and_labels, save_folder
 
 @pytest.fixture
 def evaluated(tmp_path):
-    source = SavedPredictions(PredictionFolder(save_folder(tmp_path)), skip_bad=True)
+    source = PredictionFolder(save_folder(tmp_path), skip_bad=True)
     (tmp_path / "im001.npz").write_bytes(b"")
     return source, reports(source)["none"]
 
@@ -77,7 +76,7 @@ def test_images_of_another_size_are_fitted_to_the_labels(tmp_path):
     logits, labels = logits_and_labels(0)
     image = np.zeros((2 * SIDE, 3 * SIDE, 3), np.uint8)
     np.savez(tmp_path / "a.npz", logits=logits, labels=labels, image=image)
-    source = SavedPredictions(PredictionFolder(tmp_path))
+    source = PredictionFolder(tmp_path)
     (drawn,) = draw(source, [0], {"none": None})["none"]
     assert drawn.arrays["image"].shape == (SIDE, SIDE, 3)
 
@@ -86,7 +85,7 @@ def test_an_unreadable_image_costs_only_itself(tmp_path, caplog):
     save_folder(tmp_path, 1)
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "im000.png").write_bytes(b"no image")
-    source = SavedPredictions(PredictionFolder(tmp_path, images=tmp_path / "images"))
+    source = PredictionFolder(tmp_path, images=tmp_path / "images")
     (drawn,) = draw(source, [0], {"none": None})["none"]
     assert "image" not in drawn.arrays
     assert "im000.png" in caplog.text
@@ -94,5 +93,5 @@ def test_an_unreadable_image_costs_only_itself(tmp_path, caplog):
 
 def test_nothing_is_drawn_of_classification(tmp_path):
     np.savez(tmp_path / "a.npz", logits=np.zeros((4, 3), np.float32), labels=np.arange(4) % 3)
-    source = SavedPredictions(PredictionFolder(tmp_path))
+    source = PredictionFolder(tmp_path)
     assert draw(source, [0], {"none": None}) == {"none": []}

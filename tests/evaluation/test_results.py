@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from segcal.data.predictions import PredictionFolder
 from segcal.evaluation.overlays import draw
 from segcal.evaluation.results import (
     Result,
@@ -21,7 +20,7 @@ from segcal.evaluation.results import (
     state_path,
     write_result,
 )
-from segcal.evaluation.sources import SavedPredictions
+from segcal.evaluation.saved import PredictionFolder
 from segcal.metrics import CalibrationMeter, paired_differences
 from segcal.metrics.scores import SCORES
 from segcal.viz import Entry
@@ -34,7 +33,7 @@ from tests.support.synthetic_reports import images, measured
 
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory):
-    source = SavedPredictions(PredictionFolder(save_folder(tmp_path_factory.mktemp("saved"))))
+    source = PredictionFolder(save_folder(tmp_path_factory.mktemp("saved")))
     scalers = {"none": None, "ts": Halve()}
     return reports_of(source, scalers), draw(source, [0, 1], scalers)
 

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from segcal.cli import main
-from segcal.data import predictions as reading
-from segcal.data.predictions import PredictionFolder
+from segcal.evaluation import saved as reading
 from segcal.evaluation.calibrate import fit_scalers
 from segcal.evaluation.evaluate import measure
 from segcal.evaluation.overlays import Plane, draw, worst_planes
-from segcal.evaluation.sources import SavedPredictions
+from segcal.evaluation.saved import PredictionFolder
 from segcal.metrics import CalibrationMeter, Report
 from segcal.metrics.regions import named_regions
 from tests.support.framework_batches import CLASSES, batches
@@ -94,9 +93,9 @@ def test_every_format_is_read_as_it_was_saved(form, tmp_path):
 @pytest.mark.parametrize("form", FORMATS)
 def test_parts_give_what_whole_volumes_give(form, tmp_path, request):
     stated = save(tmp_path, form, block=True)
-    whole = report_of(SavedPredictions(PredictionFolder(tmp_path, **stated)))
+    whole = report_of(PredictionFolder(tmp_path, **stated))
     request.getfixturevalue("in_parts")
-    source = SavedPredictions(PredictionFolder(tmp_path, **stated))
+    source = PredictionFolder(tmp_path, **stated)
     assert [batch.labels.shape[1] for batch in source] == [2] * 6 * 3
     assert_same(report_of(source), whole)
     assert whole.protocol.images == 3
@@ -134,7 +133,7 @@ def test_sigmoid_volumes_in_parts_give_what_whole_ones_give(form, tmp_path, requ
     stated = save_sigmoids(tmp_path / "files", form)
 
     def opened():
-        return SavedPredictions(PredictionFolder(tmp_path / "files", **stated))
+        return PredictionFolder(tmp_path / "files", **stated)
 
     def report_and_temperature():
         names = ["boundary:3", "interior:3", "classes:1", "foreground"]
@@ -154,7 +153,7 @@ def test_one_sigmoid_may_have_labels_without_the_axis_of_classes(tmp_path, in_pa
     rng = np.random.default_rng(0)
     logits, labels = rng.normal(size=(1, *SIZE)), rng.integers(0, 2, SIZE)
     np.savez(tmp_path / "a.npz", sigmoid_logits=logits, labels=labels)
-    source = SavedPredictions(PredictionFolder(tmp_path))
+    source = PredictionFolder(tmp_path)
     report = measure(source, {"none": None})["none"].report()
     right = (logits[0] > 0) == (labels == 1)
     assert report.accuracy == pytest.approx(right.mean()) and len(list(source)) > 1
@@ -169,7 +168,7 @@ def test_a_temperature_fitted_on_parts_is_that_of_whole_volumes(tmp_path, reques
     for fixture in (None, "in_parts"):
         if fixture:
             request.getfixturevalue(fixture)
-        scalers = fit_scalers(["ts"], lambda: SavedPredictions(PredictionFolder(tmp_path)))
+        scalers = fit_scalers(["ts"], lambda: PredictionFolder(tmp_path))
         found.append(float(scalers["ts"].temperature_))
     assert found[0] == pytest.approx(found[1], rel=1e-6)
     assert found[0] == pytest.approx(2, rel=0.1)  # what the labels were drawn with
@@ -182,8 +181,8 @@ def test_a_bad_part_leaves_out_its_whole_volume(tmp_path, in_parts):
     logits[:, -1] = np.nan
     np.save(tmp_path / "case1.npy", logits)
     with pytest.raises(ValueError, match=r"case1\.npy: Expected finite logits"):
-        report_of(SavedPredictions(PredictionFolder(tmp_path, **stated)))
-    source = SavedPredictions(PredictionFolder(tmp_path, **stated), skip_bad=True)
+        report_of(PredictionFolder(tmp_path, **stated))
+    source = PredictionFolder(tmp_path, **stated, skip_bad=True)
     report = report_of(source)
     assert report.protocol.images == 2 and list(source.skipped) == ["case1"]
     assert sorted(image.name for image in report.worst_images) == ["case0", "case2"]
@@ -230,7 +229,7 @@ def test_the_worst_plane_of_each_axis_is_drawn(fixture, tmp_path, request):
     if fixture:
         request.getfixturevalue(fixture)
     save(tmp_path)
-    source = SavedPredictions(PredictionFolder(tmp_path))
+    source = PredictionFolder(tmp_path)
     (logits, labels) = volumes()[1]
     planes = worst_planes(source, 1)
     assert planes == [Plane(axis, literal_worst(logits, labels, axis)) for axis in range(3)]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import segcal
-from segcal.data.predictions import PredictionFolder
+from segcal.evaluation.saved import PredictionFolder
 from segcal.files import is_distribution
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from segcal.cli import main
-from segcal.data import predictions as reading
+from segcal.evaluation import saved as reading
 from segcal.evaluation.evaluate import measure
-from segcal.evaluation.sources import SavedPredictions
 from segcal.integrations.nnunet import ChannelLabels, NnunetFolder, mdca_trainer
 from segcal.losses import build_loss
 from segcal.metrics import CalibrationMeter, Report
@@ -80,7 +79,7 @@ def test_parts_give_what_whole_volumes_give(case, monkeypatch):
     out, labels, _, _ = case
 
     def report():
-        source = SavedPredictions(NnunetFolder(out, labels=labels))
+        source = NnunetFolder(out, labels=labels)
         return measure(source, {"none": None})["none"].report()
 
     whole = report()
@@ -156,13 +155,13 @@ def test_regions_are_sigmoid_outputs(case, monkeypatch):
         meter.update_probs(values, torch.from_numpy(target)[None], names=[name])
     folder = NnunetFolder(out, labels=labels)
     assert folder.class_names == ("whole", "tumour") and folder.multilabel
-    report = measure(SavedPredictions(folder), {"none": None})["none"].report()
+    report = measure(folder, {"none": None})["none"].report()
     expected = meter.compute()
     assert report.ece == expected.ece and report.protocol.pixels == expected.protocol.pixels
     assert report.protocol.images == 2 and report.protocol.multilabel
     monkeypatch.setattr(reading, "_WHOLE_VOXELS", 0)
     monkeypatch.setattr(reading, "_PART_VOXELS", 3 * 2 * SIZE[1] * SIZE[2])
-    source = SavedPredictions(NnunetFolder(out, labels=labels))
+    source = NnunetFolder(out, labels=labels)
     assert len(list(source)) > 2
     parts = measure(source, {"none": None})["none"].report()
     assert parts.ece == pytest.approx(expected.ece, rel=1e-9)

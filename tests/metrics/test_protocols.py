@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from segcal import CalibrationMeter, Report
-from segcal.data.predictions import Predictions
 from segcal.evaluation.evaluate import measure
+from segcal.evaluation.sources import Predictions
 from segcal.metrics.protocols import (
     PROTOCOLS,
     check_protocols,

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 
 from benchmarks.measure import print_ratios, time_and_memory
 from segcal import CalibrationMeter
-from segcal.data.predictions import PredictionFolder
-from segcal.evaluation.sources import SavedPredictions
+from segcal.evaluation.saved import PredictionFolder
 
 HERE = Path(__file__).resolve().parents[2]
 IGNORE = 255
@@ -80,11 +79,11 @@ def _work(saved: Path, out: Path) -> dict[str, Callable[[], object]]:
                 arrays["labels"].sum()
 
     def read() -> None:
-        for _ in SavedPredictions(PredictionFolder(saved)):
+        for _ in PredictionFolder(saved):
             pass
 
     def count() -> None:
-        source = SavedPredictions(PredictionFolder(saved))
+        source = PredictionFolder(saved)
         batch = next(iter(source))
         meter = CalibrationMeter(source.num_classes, ignore_index=IGNORE, per_image=True)
         for _ in source.names:

@@ -1,20 +1,24 @@
-"""Saved predictions of any framework: their format, their manifest, and a folder of them."""
+"""Predictions that any framework saved: their format, their manifest, and a folder of them."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from segcal import distributed
+from segcal.evaluation.sources import KINDS, Kind, Part, Predictions, is_sigmoid
 from segcal.files import (
     BadFile,
     Nifti,
@@ -35,8 +39,6 @@ from segcal.files import (
 )
 from segcal.pixels import Pixels, flatten
 
-Kind = Literal["logits", "probs", "sigmoid_logits", "sigmoid_probs"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 Layout = Literal["chw", "hwc"]
 MANIFESTS = ("manifest.yaml", "manifest.yml", "manifest.json")  # JSON is YAML too
 
@@ -102,11 +104,6 @@ class PredictionFormat:
                 raise ValueError(f"Expected {name} to be a folder, but {folder} is none")
 
 
-def is_sigmoid(kind: Kind | None) -> bool:
-    """Whether predictions of a kind are of sigmoid outputs."""
-    return kind in ("sigmoid_logits", "sigmoid_probs")
-
-
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The fields of `PredictionFormat` that the manifest in `folder` states; {} without one."""
     paths = [folder / name for name in MANIFESTS if (folder / name).is_file()]
@@ -143,93 +140,26 @@ _WHOLE_VOXELS = 2**27  # numbers that a volume may have to be read whole, 512 Mi
 _PART_VOXELS = 2**23  # numbers in a part of a larger one
 
 
-@dataclass(frozen=True)
-class Part:
-    """The place of some slices in their volume.
-
-    Attributes:
-        labels: (1, D, H, W) of the whole volume, of any integer dtype; (1, K, D, H, W) of sigmoids.
-        start: the first slice.
-    """
-
-    labels: Tensor
-    start: int
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """What a network said of N images, at the resolution of their labels.
-
-    Attributes:
-        names: N names, or None.
-        kind: whether `values` are logits or probabilities, and of what.
-        values: (N, C, *S) floating; S = (H, W) for segmentation, (D, H, W) for volumes, () for
-            classification.
-        labels: (N, *S) int64; (N, C, *S) for sigmoid outputs.
-        images: (N, 3, H, W) what the network saw, where it is known.
-        part: where these slices lie in a volume that is read in parts; None for all else.
-    """
-
-    names: Sequence[str] | None
-    kind: Kind
-    values: Tensor
-    labels: Tensor
-    images: Tensor | None = None
-    part: Part | None = None
-
-    @property
-    def continued(self) -> bool:
-        """Whether this is a part of the same volume as the predictions before."""
-        return self.part is not None and self.part.start > 0
-
-    @property
-    def multilabel(self) -> bool:
-        """Whether the values are of sigmoid outputs."""
-        return is_sigmoid(self.kind)
-
-    @property
-    def are_probs(self) -> bool:
-        """Whether the values are probabilities."""
-        return self.kind in ("probs", "sigmoid_probs")
-
-    @property
-    def logits(self) -> Tensor:
-        """(N, C, *S) logits; of probabilities, those whose softmax or sigmoids they are."""
-        if not self.are_probs:
-            return self.values
-        wide = self.values.to(torch.promote_types(self.values.dtype, torch.float32))
-        if self.multilabel:
-            return wide.double().logit(torch.finfo(torch.float64).eps).to(wide)
-        return wide.clamp_min(torch.finfo(wide.dtype).tiny).log()
-
-    @property
-    def probs(self) -> Tensor:
-        """(N, C, *S) probabilities."""
-        if self.are_probs:
-            return self.values
-        return self.values.sigmoid() if self.multilabel else self.values.softmax(1)
-
-    def with_logits(self, logits: Tensor) -> Predictions:
-        """The same with other (N, C, *S) logits."""
-        kind: Kind = "sigmoid_logits" if self.multilabel else "logits"
-        return replace(self, kind=kind, values=logits)
-
-
 class PredictionFolder:
-    """Predictions and labels in files, in the order of their names.
+    """Predictions and labels in files, in the order of their names: a `NamedPredictions`.
 
-    Indexing reads and checks one file, and keeps nothing of it. Whatever is wrong with a file
+    Indexing reads and checks one file, and keeps nothing of it. Iterating reads this process's
+    share of the files, the next one while this one is looked at. Whatever is wrong with a file
     raises `BadFile`: one line that names it.
 
     Args:
         path: the folder, or a single file.
+        skip_bad: when iterating, leave out files that cannot be used, and list them in `skipped`.
         **stated: fields of `PredictionFormat`; they go before those in the folder's manifest.
     """
 
-    def __init__(self, path: str | Path, **stated: Any) -> None:
-        self.path = Path(path)
+    palette: np.ndarray | None = None
+
+    def __init__(self, path: str | Path, *, skip_bad: bool = False, **stated: Any) -> None:
+        self.path, self.skip_bad = Path(path), skip_bad
+        self.skipped: dict[str, str] = {}
         self._files = self._list()
-        self.names = [utf8(_stem(file)) for file in self._files]
+        self.names: Sequence[str] = [utf8(_stem(file)) for file in self._files]
         self.folder = self.path if self.path.is_dir() else self.path.parent
         manifest = read_manifest(self.path) if self.path.is_dir() else {}
         with naming(self.path):
@@ -242,6 +172,7 @@ class PredictionFolder:
     def shard(self, number: int, count: int) -> PredictionFolder:
         """Every `count`-th file from file `number` on: what one of `count` machines looks at."""
         part = copy.copy(self)
+        part.skipped = {}
         part._files, part.names = self._files[number::count], self.names[number::count]
         return part
 
@@ -249,7 +180,34 @@ class PredictionFolder:
         return len(self._files)
 
     def __iter__(self) -> Iterator[Predictions]:
-        return (self[index] for index in range(len(self)))
+        self.skipped = {}
+        indices = range(distributed.rank(), len(self), distributed.world_size())
+        batches = (batch for index in indices for batch in self._usable_parts(index))
+        with ThreadPoolExecutor(1) as reader:  # reads the next batch while this one is counted
+            coming = [reader.submit(next, batches, None)]
+            while (batch := coming.pop().result()) is not None:
+                coming = [reader.submit(next, batches, None)]
+                yield batch
+                del batch  # two batches are in memory at most
+
+    def _usable_parts(self, index: int) -> Iterator[Predictions]:
+        """A file's predictions; nothing if it is bad and such files are left out."""
+        try:
+            parts = self.parts(index)
+            first = next(parts)
+            if first.part is not None and self.skip_bad:
+                for _ in parts:  # what is counted cannot be taken back: look at all of it first
+                    pass
+                parts = self.parts(index)
+                first = next(parts)
+        except BadFile as error:
+            if not self.skip_bad:
+                raise
+            self.skipped[self.names[index]] = str(error)
+            return
+        yield first
+        del first
+        yield from parts
 
     @cached_property
     def _first(self) -> tuple[Kind, tuple[int, ...]]:
@@ -355,10 +313,26 @@ class PredictionFolder:
             del x, y, values, pixels
 
     def image(self, index: int) -> np.ndarray | None:
-        """What to draw a file's predictions on, or None if it has no image.
+        """What to draw a file's predictions on, at the size of its labels; None without an image.
 
         (H, W, 3) uint8 RGB, or of a volume (D, H, W) or (D, H, W, 3) of any numbers.
         """
+        image = self._image(index)
+        if image is None:
+            return None
+        found = next(self.parts(index))
+        size = found.values.shape[2:] if found.part is None else found.part.labels.shape[-3:]
+        if len(size) == 3:
+            if image.shape[:3] != size:
+                raise BadFile(
+                    f"{self.names[index]}: Expected an image of shape {tuple(size)}, "
+                    f"but got {image.shape}"
+                )
+            return image
+        return np.asarray(Image.fromarray(image).resize((size[1], size[0])))
+
+    def _image(self, index: int) -> np.ndarray | None:
+        """The image as it is stored."""
         file = self._files[index]
         if self.format.images is not None:
             path = _sibling(file, self.format.images, _IMAGE_SUFFIXES, "image")

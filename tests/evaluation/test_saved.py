@@ -15,7 +15,7 @@ from PIL import Image
 from torch.nn.functional import interpolate
 
 from segcal import files
-from segcal.data.predictions import PredictionFolder
+from segcal.evaluation.saved import PredictionFolder
 from segcal.files import BadFile
 
 C, H, W = 4, 6, 8
