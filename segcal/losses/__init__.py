@@ -2,8 +2,15 @@
 
 from segcal.losses.auxiliary import AUXILIARY_LOSSES
 from segcal.losses.base import BASE_LOSSES
-from segcal.losses.criterion import Criterion, build_loss
-from segcal.losses.terms import Term, all_terms, hyper_names, parse_spec, term
+from segcal.losses.criterion import (
+    Criterion,
+    Term,
+    all_terms,
+    build_loss,
+    hyper_names,
+    parse_spec,
+    term,
+)
 
 __all__ = [
     "AUXILIARY_LOSSES",

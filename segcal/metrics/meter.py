@@ -18,7 +18,6 @@ from segcal import distributed
 from segcal.files import is_distribution
 from segcal.metrics.bootstrap import image_statistics
 from segcal.metrics.counting import count
-from segcal.metrics.counting.multilabel import count_multilabel
 from segcal.metrics.faults import explain_labels, explain_multilabel_values, explain_values
 from segcal.metrics.report import Report
 from segcal.metrics.state import (
@@ -426,16 +425,7 @@ def update_together(
     if names is not None and (isinstance(names, str) or len(names) != n):
         raise ValueError(f"Expected {n} names, one an image, but got {names!r}")
     try:
-        batches = (count_multilabel if s.multilabel else count)(
-            values,
-            labels,
-            inside,
-            ignore_index=s.ignore_index,
-            num_bins=s.num_bins,
-            edge_rule=s.edge_rule,
-            logits=not probs,
-            per_image=s.per_image,
-        )
+        batches = count(values, labels, inside, s, logits=not probs)
     except ValueError as error:
         raise ValueError(
             explain_labels(values, labels, s.ignore_index, multilabel=s.multilabel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
@@ -41,6 +42,30 @@ def class_edges() -> Tensor:
     """(CLASS_BINS + 1,) float64 edges of the fine histogram by class."""
     edges = fine_edges()
     return torch.cat([edges[:-1:CLASS_STEP], edges[-1:]])
+
+
+@functools.lru_cache(maxsize=64)
+def bin_edges(num_bins: int, edge_rule: str, dtype: torch.dtype) -> Tensor:
+    """(B + 1,) edges of bins (lo, hi] over [0, 1] in float32 at least; the outer ones are infinite.
+
+    A bin [lo, hi) holds the same numbers as (lo, hi] with lo and hi one step of the dtype smaller,
+    so that the comparison is the same for both rules.
+
+    Args:
+        num_bins: B.
+        edge_rule: "right" for (lo, hi], "left" for [lo, hi).
+        dtype: of the probabilities; k/B is rounded to it, so that a probability written as k/B
+            lies on the edge whatever its precision.
+
+    Returns:
+        The same tensor for the same arguments: not to be changed.
+    """
+    edges = torch.arange(num_bins + 1, dtype=torch.float64) / num_bins
+    edges = edges.to(dtype).to(torch.promote_types(dtype, torch.float32))
+    if edge_rule == "left":
+        edges = edges.nextafter(-torch.ones_like(edges))
+    edges[0], edges[-1] = -torch.inf, torch.inf
+    return edges
 
 
 @dataclass

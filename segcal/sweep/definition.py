@@ -12,8 +12,7 @@ from segcal.data.shift import parse_shifts
 from segcal.evaluation.calibrate import method_names
 from segcal.evaluation.evaluate import NONE
 from segcal.files import one_line, read_yaml
-from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES
-from segcal.losses.terms import parse_spec
+from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES, parse_spec
 from segcal.metrics.scores import LOGGED, SCORES
 from segcal.sweep.plan import (
     Evaluation,

@@ -17,10 +17,9 @@ from torch.nn.functional import interpolate
 from segcal import CalibrationMeter
 from segcal.metrics import counting, sums, update_together
 from segcal.metrics.counting import compiled, cpu
-from segcal.metrics.counting.bins import bin_edges, fine_bin
 from segcal.metrics.counting.cpu import count_compiled
-from segcal.metrics.counting.device import count_in_torch
-from segcal.metrics.sums import fine_edges
+from segcal.metrics.counting.device import count_in_torch, fine_bin
+from segcal.metrics.sums import bin_edges, fine_edges
 
 IGNORE = 255
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -72,8 +71,10 @@ def labels_for(logits, ignored=0.1):
 
 
 def count(way, values, labels, inside=(None,), **options):
-    settings = {"ignore_index": IGNORE, "num_bins": 15, "edge_rule": "right", "logits": True}
-    return PASSES[way](values, labels, inside, **{**settings, "per_image": True, **options})
+    logits = options.pop("logits", True)
+    options = {"per_image": True, "ignore_index": IGNORE, **options}
+    settings = CalibrationMeter(values.shape[1], **options).settings
+    return PASSES[way](values, labels, inside, settings, logits=logits)
 
 
 def near_edges(probs, edges, ulps=2):

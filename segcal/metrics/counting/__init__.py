@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import ModuleType
 
 from torch import Tensor
 
 from segcal.metrics.counting.device import count_in_torch
+from segcal.metrics.state import Settings
 from segcal.metrics.sums import BatchSums
+from segcal.pixels import fold_multilabel
 
 log = logging.getLogger(__name__)
 
@@ -20,13 +23,10 @@ _MOST_MASKS = 8  # in one walk: the compiled pass keeps them in the bits of a by
 def count(
     values: Tensor,
     labels: Tensor,
-    inside: Sequence[Tensor | None] = (None,),
+    inside: Sequence[Tensor | None],
+    settings: Settings,
     *,
-    ignore_index: int,
-    num_bins: int,
-    edge_rule: str,
     logits: bool,
-    per_image: bool,
 ) -> list[BatchSums]:
     """The sums of one batch, for each mask in `inside`; probabilities are computed once.
 
@@ -35,27 +35,45 @@ def count(
 
     Args:
         values: (N, K, *S) logits, or probabilities if `logits` is False.
-        labels: (N, *S).
-        inside: (N, *S) bool each, which pixels to count; None for all.
-        ignore_index: the label that means "do not count this pixel".
-        num_bins: B.
-        edge_rule: see `bins.bin_edges`.
-        logits: whether a softmax is still to be taken.
-        per_image: whether to keep `ImageSums`.
+        labels: (N, *S); of sigmoid outputs (N, K, *S).
+        inside: bool of the labels' shape each, what to count; None for all.
+        settings: of the meter.
+        logits: whether a softmax, or sigmoids, are still to be taken.
     """
+    if settings.multilabel:
+        return _count_multilabel(values, labels, inside, settings, logits=logits)
     counted: list[BatchSums] = []
     for first in range(0, len(inside), _MOST_MASKS):
-        counted += counting_pass(values.device.type)(
-            values,
-            labels,
-            inside[first : first + _MOST_MASKS],
-            ignore_index=ignore_index,
-            num_bins=num_bins,
-            edge_rule=edge_rule,
-            logits=logits,
-            per_image=per_image,
-        )
+        masks = inside[first : first + _MOST_MASKS]
+        one_pass = counting_pass(values.device.type)
+        counted += one_pass(values, labels, masks, settings, logits=logits)
     return counted
+
+
+def _count_multilabel(
+    values: Tensor,
+    labels: Tensor,
+    inside: Sequence[Tensor | None],
+    settings: Settings,
+    *,
+    logits: bool,
+) -> list[BatchSums]:
+    """The same of sigmoid outputs: each class is counted as a two-class problem."""
+    two = replace(settings, num_classes=2, class_names=None, multilabel=False)
+    problems = []
+    for c in range(values.shape[1]):
+        one = slice(c, c + 1)
+        folded = fold_multilabel(values[:, one], labels[:, one], probs=not logits)
+        masks = [None if mask is None else mask[:, c] for mask in inside]
+        problems.append(count(*folded, masks, two, logits=logits))
+    found = []
+    for mask, parts in zip(inside, zip(*problems, strict=True), strict=True):
+        counted = labels != settings.ignore_index
+        counted = counted if mask is None else counted & mask
+        batch = BatchSums.of_problems(parts, images=counted.flatten(1).any(1).sum())
+        batch.neutralise()
+        found.append(batch)
+    return found
 
 
 def counting_pass(device_type: str) -> Callable[..., list[BatchSums]]:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from segcal.files import rounding_of
-from segcal.metrics.counting.bins import Cut, as_rows, bin_edges, cut
 from segcal.metrics.counting.compiled import (
     BAD_LABELS,
     BAD_VALUES,
@@ -24,8 +23,17 @@ from segcal.metrics.counting.compiled import (
     count_pixels,
     sum_tempered,
 )
-from segcal.metrics.sums import CLASS_BINS, FINE_BINS, MOST_CLASSES, BatchSums, ImageSums, Sums
-from segcal.pixels import Pixels, flatten
+from segcal.metrics.state import Settings
+from segcal.metrics.sums import (
+    CLASS_BINS,
+    FINE_BINS,
+    MOST_CLASSES,
+    BatchSums,
+    ImageSums,
+    Sums,
+    bin_edges,
+)
+from segcal.pixels import Cut, Pixels, as_rows, cut, flatten
 
 log = logging.getLogger(__name__)
 
@@ -51,21 +59,19 @@ def count_compiled(
     values: Tensor,
     labels: Tensor,
     inside: Sequence[Tensor | None],
+    settings: Settings,
     *,
-    ignore_index: int,
-    num_bins: int,
-    edge_rule: str,
     logits: bool,
-    per_image: bool,
 ) -> list[BatchSums]:
     """See `counting.count`."""
+    num_bins, per_image = settings.num_bins, settings.per_image
     values = values if values.dtype in _READ_AS else values.float()
     _load_counting(values.dtype)
     n, k = values.shape[:2]
     rows, flat = as_rows(values, labels)
     masks = _Masks(inside, flat)
     compute = torch.promote_types(values.dtype, torch.float32)
-    edges = bin_edges(num_bins, edge_rule, compute if logits else values.dtype).numpy()
+    edges = bin_edges(num_bins, settings.edge_rule, compute if logits else values.dtype).numpy()
     rounding = rounding_of(values.dtype)
     largest = float(k) if logits else 1 / torch.finfo(compute).tiny
 
@@ -73,7 +79,7 @@ def count_compiled(
         share = _Share(masks, n, k, num_bins, per_image=per_image)
         for images, part in cuts:
             target = flat[images, part].flatten(1).numpy().astype(np.int64, copy=False)  # (n, l)
-            code = masks.code(target != ignore_index, images, part)
+            code = masks.code(target != settings.ignore_index, images, part)
             tables = share.tables(len(code))
             cells = np.empty(0 if tables.confusion.size else code.size, dtype=np.int64)
             counted = count_pixels(
@@ -93,7 +99,7 @@ def count_compiled(
                 share.seen[images],
             )
             if counted == BAD_LABELS:
-                flatten(rows[images, :, part], flat[images, part], ignore_index)  # raises
+                flatten(rows[images, :, part], flat[images, part], settings.ignore_index)  # raises
             if counted == BAD_VALUES:
                 share.refused = True
                 break

@@ -14,17 +14,21 @@ import torch
 from torch import Tensor
 
 from segcal.files import is_distribution
-from segcal.metrics.counting.bins import as_rows, bin_edges, bin_of, cut, fine_bin
+from segcal.metrics.state import Settings
 from segcal.metrics.sums import (
     CLASS_BINS,
     CLASS_STEP,
     FINE_BINS,
+    FINE_CELLS,
+    FINE_STEPS,
     MOST_NLL,
+    OCTAVES,
     BatchSums,
     ImageSums,
     Sums,
+    bin_edges,
 )
-from segcal.pixels import Pixels, flatten
+from segcal.pixels import Pixels, as_rows, cut, flatten
 
 PIECE = 2**21  # probabilities worked on at a time
 _SPARE = 1024  # slots for what is not counted; many, so that atomic additions do not queue up
@@ -56,18 +60,16 @@ def count_in_torch(
     values: Tensor,
     labels: Tensor,
     inside: Sequence[Tensor | None],
+    settings: Settings,
     *,
-    ignore_index: int,
-    num_bins: int,
-    edge_rule: str,
     logits: bool,
-    per_image: bool,
 ) -> list[BatchSums]:
     """See `counting.count`. Where faults were met, all sums but those are 0."""
     n, k = values.shape[:2]
+    num_bins, per_image = settings.num_bins, settings.per_image
     place = values.device
     compute = torch.promote_types(values.dtype, torch.float32)
-    edges = bin_edges(num_bins, edge_rule, compute if logits else values.dtype).to(place)
+    edges = bin_edges(num_bins, settings.edge_rule, compute if logits else values.dtype).to(place)
     rows, flat = as_rows(values, labels)
     masks = [None if mask is None else mask.reshape(flat.shape) for mask in inside]
     most_images = max(PIECE // (k * num_bins), 1) if per_image else n
@@ -85,7 +87,7 @@ def count_in_torch(
     counted: list[list[Tensor]] = [[] for _ in inside]
     pixels = torch.zeros(len(inside), n, dtype=torch.int64, device=place)
     for images, part in cut(rows.shape, max(PIECE // k, 1), most_images=most_images):
-        piece = flatten(rows[images, :, part], flat[images, part], ignore_index)
+        piece = flatten(rows[images, :, part], flat[images, part], settings.ignore_index)
         seen = _predictions(piece, values.dtype, logits=logits)
         cells.append(seen.target * k + seen.predicted)
         for i, batch in enumerate(found):
@@ -187,6 +189,24 @@ def _tally(seen: _Predictions, valid: Tensor, edges: Tensor, batch: BatchSums, a
         slot = slot.masked_fill(~correct, g * k)
         images.intersection[at] += _histogram(slot, g * k).view(g, k)
     return classes.count
+
+
+def bin_of(probs: Tensor, edges: Tensor) -> Tensor:
+    """Number of each probability's bin, 0..B-1."""
+    return torch.bucketize(probs, edges[1:-1])
+
+
+def fine_bin(confidence: Tensor) -> Tensor:
+    """Number of the fine bin of each confidence p; next to 1 from the leading bits of 1 - p."""
+    q = 1 - confidence
+    if confidence.dtype == torch.float64:
+        bits, mantissa, bias = q.view(torch.int64), 52, 1023
+    else:
+        bits, mantissa, bias = q.view(torch.int32), 23, 127
+    step = (bits >> (mantissa - FINE_STEPS.bit_length() + 1)).long()
+    step = (FINE_BINS - 2 + (bias - OCTAVES) * FINE_STEPS - step).clamp_(max=FINE_BINS - 1)
+    cell = (q * FINE_CELLS).long()
+    return torch.where(cell < FINE_STEPS, step, (FINE_CELLS - 1 - cell).clamp_(min=0))
 
 
 def _group(valid: Tensor) -> Tensor:
