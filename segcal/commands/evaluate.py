@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ from segcal.evaluation.results import (
     write_pages,
     write_result,
 )
-from segcal.evaluation.saved import PredictionFolder
+from segcal.evaluation.saved import PredictionFolder, PredictionFormat
 from segcal.evaluation.shifted import digest, evaluate_shift, file_digest
 from segcal.evaluation.sources import (
     EVERYTHING,
@@ -59,17 +59,6 @@ from segcal.metrics.rows import describe_report
 from segcal.posthoc import Scaler
 from segcal.runtime import choose_device, process_group
 from segcal.viz import Entry, Overlay, Shifted, shift_text
-
-_STATED = (
-    "kind",
-    "layout",
-    "labels",
-    "images",
-    "num_classes",
-    "class_names",
-    "ignore_index",
-    "align_corners",
-)
 
 
 @dataclass(frozen=True)
@@ -140,7 +129,7 @@ def run_subject(folder: Path, options: argparse.Namespace, device: torch.device)
 
 def saved_subject(path: Path, fit: Path | None, options: argparse.Namespace) -> Subject:
     """The predictions in `path`, with those in `fit` as hold-out."""
-    stated = {name: getattr(options, name) for name in _STATED}
+    stated = {field.name: getattr(options, field.name) for field in fields(PredictionFormat)}
     stated = {name: value for name, value in stated.items() if value is not None}
 
     def saved(path: Path, shard: tuple[int, int]) -> PredictionFolder:

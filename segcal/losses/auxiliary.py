@@ -18,8 +18,7 @@ from segcal.losses.binned import ace
 from segcal.losses.means import pixel_mean, problem_mean, require
 from segcal.losses.neighbourhood import nacl
 from segcal.losses.sampled import dece, mmce
-from segcal.losses.slopes import with_slope
-from segcal.losses.softmax import accumulator, blocks
+from segcal.losses.softmax import accumulator, blocks, with_slope
 from segcal.pixels import Pixels
 
 

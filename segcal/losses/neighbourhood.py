@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from segcal.losses.means import pixel_mean, require
-from segcal.losses.slopes import with_slope
-from segcal.losses.softmax import blocks, first_order
+from segcal.losses.softmax import blocks, first_order, with_slope
 from segcal.pixels import Pixels
 
 

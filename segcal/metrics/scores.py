@@ -2,8 +2,9 @@
 
 The functions are pure: numpy sums in, fractions out. A bin table is three arrays with the B bins on
 the last axis: `count` of pixels, `hits` among them (pixels where the predicted event occurred) and
-`confidence`, the sum of their probabilities. Leading axes (classes, resamples) are kept. A score of
-no pixels is NaN.
+`confidence`, the sum of their probabilities. Leading axes (classes, resamples) are kept. The fine
+histogram of the predicted class is (F,) arrays by rising confidence: `correct` and `wrong` pixels,
+and the sum of the `confidence` of both. A score of no pixels is NaN.
 
 `ScoreTable` at the end lists the scores. To add one, add an entry there: `Report` gets it as an
 attribute, and report.json, tables, page, log and docs/conventions.md follow.
@@ -120,12 +121,6 @@ def adaptive_ece(correct: Array, wrong: Array, confidence: Array, num_bins: int)
 
     Approximate: the pixels of a fine bin count as equal, so a quantile inside a fine bin splits its
     pixels, hits and confidence in proportion. docs/conventions.md reports the error.
-
-    Args:
-        correct: (F,) correctly predicted pixels of each fine bin, by rising confidence.
-        wrong: (F,) wrongly predicted pixels.
-        confidence: (F,) sum of the confidence of both.
-        num_bins: number of bins of equal mass.
     """
     count = _cumulate(correct + wrong)
     total = count[-1]
@@ -145,11 +140,6 @@ def smece(correct: Array, wrong: Array, confidence: Array) -> float:
 
     Grids and steps are those of the authors' package relplot, so that numbers compare with theirs.
     Approximate: the pixels of a fine bin lie at their mean. docs/conventions.md reports the error.
-
-    Args:
-        correct: (F,) correctly predicted pixels of each fine bin, by rising confidence.
-        wrong: (F,) wrongly predicted pixels.
-        confidence: (F,) sum of the confidence of both.
     """
     count = correct + wrong
     if not count.any():
@@ -189,11 +179,6 @@ def ks(correct: Array, wrong: Array, confidence: Array) -> float:
 
     The largest |Σ (confidence - correctness)| / n over the pixels up to any confidence.
     Approximate: it is looked for at the edges of the fine bins.
-
-    Args:
-        correct: (F,) correctly predicted pixels of each fine bin, by rising confidence.
-        wrong: (F,) wrongly predicted pixels.
-        confidence: (F,) sum of the confidence of both.
     """
     return float(ratio(np.abs(_cumulate(confidence - correct)).max(), (correct + wrong).sum()))
 
@@ -203,10 +188,6 @@ def auroc(correct: Array, wrong: Array) -> float:
 
     The probability that a correct pixel has higher confidence than a wrong one; ties count one
     half. Approximate: the pixels of a fine bin are ties. NaN without correct or wrong pixels.
-
-    Args:
-        correct: (F,) correctly predicted pixels of each fine bin, by rising confidence.
-        wrong: (F,) wrongly predicted pixels.
     """
     pairs = float(correct.sum()) * float(wrong.sum())
     below = _cumulate(wrong)[:-1] + wrong / 2
@@ -218,10 +199,6 @@ def aurc(correct: Array, wrong: Array) -> float:
 
     The mean over m = 1..n of the error rate among the m most confident pixels. Approximate: the
     pixels of a fine bin are ties in random order, and the expected value is returned.
-
-    Args:
-        correct: (F,) correctly predicted pixels of each fine bin, by rising confidence.
-        wrong: (F,) wrongly predicted pixels.
     """
     count, errors = risk_coverage(correct, wrong)
     if len(count) == 1:
@@ -239,10 +216,6 @@ def augrc(correct: Array, wrong: Array) -> float:
 
     The mean over m = 1..n of the share of all pixels that are wrong and among the m most confident.
     Approximate as `aurc`.
-
-    Args:
-        correct: (F,) correctly predicted pixels of each fine bin, by rising confidence.
-        wrong: (F,) wrongly predicted pixels.
     """
     count, errors = risk_coverage(correct, wrong)
     size, new = np.diff(count), np.diff(errors)
@@ -252,12 +225,7 @@ def augrc(correct: Array, wrong: Array) -> float:
 def risk_at_coverage(correct: Array, wrong: Array, coverage: float) -> float:
     """The error rate among the most confident pixels, a share `coverage` of all.
 
-    Approximate as `aurc`.
-
-    Args:
-        correct: (F,) correctly predicted pixels of each fine bin, by rising confidence.
-        wrong: (F,) wrongly predicted pixels.
-        coverage: of the pixels, in (0, 1].
+    Approximate as `aurc`. `coverage` is in (0, 1].
     """
     count, errors = risk_coverage(correct, wrong)
     accepted = coverage * count[-1]
@@ -267,12 +235,7 @@ def risk_at_coverage(correct: Array, wrong: Array, coverage: float) -> float:
 def coverage_at_risk(correct: Array, wrong: Array, risk: float) -> float:
     """The largest share of pixels, most confident first, with an error rate of at most `risk`.
 
-    Approximate as `aurc`.
-
-    Args:
-        correct: (F,) correctly predicted pixels of each fine bin, by rising confidence.
-        wrong: (F,) wrongly predicted pixels.
-        risk: error rate allowed, in [0, 1).
+    Approximate as `aurc`. `risk` is in [0, 1).
     """
     count, errors = risk_coverage(correct, wrong)
     if len(count) == 1:
@@ -288,10 +251,6 @@ def coverage_at_risk(correct: Array, wrong: Array, risk: float) -> float:
 
 def risk_coverage(correct: Array, wrong: Array) -> tuple[Array, Array]:
     """The risk-coverage curve at the edges of the fine bins that hold pixels.
-
-    Args:
-        correct: (F,) correctly predicted pixels of each fine bin, by rising confidence.
-        wrong: (F,) wrongly predicted pixels.
 
     Returns:
         (G + 1,) pixels accepted, most confident first, from 0 on, and (G + 1,) the wrong ones.

@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any
 from segcal.posthoc.registry import ENTRIES
 
 if TYPE_CHECKING:
-    from segcal.posthoc.affine import MatrixScaling, VectorScaling
-    from segcal.posthoc.beta import BetaCalibration
+    from segcal.posthoc.affine import DirichletCalibration, MatrixScaling, VectorScaling
     from segcal.posthoc.classwise import (
         ClasswiseTemperatureScaling,
         DistributionAwareTemperatureScaling,
     )
-    from segcal.posthoc.dirichlet import DirichletCalibration
     from segcal.posthoc.interface import Scaler
-    from segcal.posthoc.isotonic import IsotonicCalibration
     from segcal.posthoc.loading import SCALERS, load
     from segcal.posthoc.local import LocalTemperatureScaling
+    from segcal.posthoc.onevsrest import BetaCalibration, IsotonicCalibration
     from segcal.posthoc.selective import SelectiveScaling
     from segcal.posthoc.temperature import TemperatureScaling
 

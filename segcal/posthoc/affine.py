@@ -1,9 +1,10 @@
-"""Scalers that are one linear map: vector and matrix scaling, and the fit that they share."""
+"""Scalers that are one linear map, and the fit that they share: vector, matrix, Dirichlet."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,10 @@ from segcal.posthoc.convex import Objective, choose_penalty, minimise
 from segcal.posthoc.pixelwise import MAX_PIXELS, PixelScaler, unmasked
 from segcal.posthoc.sample import PixelSampler
 from segcal.posthoc.stream import Stream, Survey
+
+# The grid of the paper, 13 × 5 pairs.
+LAMBDAS = (0.0, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+MUS = (0.0, 0.01, 0.1, 1.0, 10.0)
 
 
 class AffineScaler(PixelScaler):
@@ -31,8 +36,8 @@ class AffineScaler(PixelScaler):
     the map does not generalise to new images, and the scaler is the identity.
 
     Args:
-        lambdas: values of λ to choose from.
-        mus: values of μ to choose from.
+        lambdas: values of λ to choose from; by default those of the class, 0 alone.
+        mus: values of μ to choose from; likewise.
         max_pixels: size of the sample; 8·C bytes a pixel.
         seed: of the sample.
         ignore_index: the label that means "do not count this pixel".
@@ -45,7 +50,8 @@ class AffineScaler(PixelScaler):
         mu_: the μ chosen.
     """
 
-    option_names = ("lambdas", "mus", "max_pixels", "seed", "ignore_index", "sync")
+    usual_lambdas: ClassVar[tuple[float, ...]] = (0.0,)
+    usual_mus: ClassVar[tuple[float, ...]] = (0.0,)
 
     weight_: Tensor
     bias_: Tensor
@@ -55,19 +61,20 @@ class AffineScaler(PixelScaler):
     def __init__(
         self,
         *,
-        lambdas: Sequence[float] = (0.0,),
-        mus: Sequence[float] = (0.0,),
+        lambdas: Sequence[float] | None = None,
+        mus: Sequence[float] | None = None,
         max_pixels: int = MAX_PIXELS,
         seed: int = 0,
         ignore_index: int = 255,
         sync: bool = True,
     ) -> None:
         super().__init__(max_pixels=max_pixels, seed=seed, ignore_index=ignore_index, sync=sync)
-        for name, values in (("lambdas", lambdas), ("mus", mus)):
+        self.lambdas = self.usual_lambdas if lambdas is None else tuple(lambdas)
+        self.mus = self.usual_mus if mus is None else tuple(mus)
+        for name in ("lambdas", "mus"):
+            values = getattr(self, name)
             if not values or not all(value >= 0 for value in values):
                 raise ValueError(f"Expected {name} to be numbers >= 0, but got {values}")
-        self.lambdas = tuple(lambdas)
-        self.mus = tuple(mus)
 
     def _fit(self, stream: Stream) -> tuple[Survey, float, float]:
         sampler = PixelSampler(self.max_pixels, self.seed)
@@ -151,3 +158,32 @@ class MatrixScaling(AffineScaler):
     """
 
     name = "ms"
+
+
+class DirichletCalibration(AffineScaler):
+    """Dirichlet calibration with ODIR (Kull et al. 2019): softmax(W · log p + b), p = softmax(z).
+
+    Fitted as `AffineScaler` says. W = I/T with b = 0 is temperature scaling. The objective is
+    convex, so L-BFGS converges to the minimum that the Adam of the original approaches. The
+    predicted class may change.
+
+    Args:
+        lambdas: values of λ to choose from; by default the paper's 13.
+        mus: values of μ to choose from; by default the paper's 5.
+        max_pixels: size of the sample of pixels; 8·C bytes a pixel.
+        seed: of the sample.
+        ignore_index: the label that means "do not count this pixel".
+        sync: sum over all ranks; False fits this rank's share alone.
+
+    Attributes:
+        weight_: (C, C) W.
+        bias_: (C,) b.
+        lambda_: the λ chosen.
+        mu_: the μ chosen.
+    """
+
+    name = "dc"
+    usual_lambdas, usual_mus = LAMBDAS, MUS
+
+    def _features(self, logits: Tensor) -> Tensor:
+        return logits.log_softmax(-2)

@@ -52,7 +52,6 @@ class ClasswiseTemperatureScaling(SampledScaler):
     """
 
     name = "cts"
-    option_names = ("shares", "max_pixels", "seed", "ignore_index", "sync", "multilabel")
 
     temperature_: Tensor
     temperatures_: Tensor
@@ -154,7 +153,6 @@ class DistributionAwareTemperatureScaling(SampledScaler):
     """
 
     name = "cdats"
-    option_names = ("strength", "max_pixels", "seed", "ignore_index", "sync")
 
     temperature_: Tensor
     temperatures_: Tensor

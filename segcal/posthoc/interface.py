@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import warnings
@@ -51,7 +52,6 @@ class Scaler(nn.Module):
     """
 
     name: ClassVar[str]  # the short name, key of `SCALERS`
-    option_names: ClassVar[tuple[str, ...]] = ("ignore_index", "sync")
     reads_images: ClassVar[bool] = False  # whether images beside the logits help it
 
     num_classes_: int
@@ -120,13 +120,18 @@ class Scaler(nn.Module):
         metadata = {
             "format": FORMAT,
             "scaler": self.name,
-            "options": json.dumps({name: getattr(self, name) for name in self.option_names}),
+            "options": json.dumps(self._options()),
             "learned": json.dumps(self.numbers()),
         }
         tensors = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
         content = safetensors.torch.save(tensors, metadata)
         with atomic_write(path, "wb") as file:
             file.write(content)
+
+    def _options(self) -> dict[str, Any]:
+        """The arguments that make a scaler like this one; each is kept under its own name."""
+        names = inspect.signature(type(self)).parameters
+        return {name: getattr(self, name) for name in names}
 
     def numbers(self) -> dict[str, Any]:
         """The learned values that are plain numbers, by name."""

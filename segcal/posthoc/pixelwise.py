@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -40,10 +39,6 @@ class PixelScaler(Scaler):
         sync: sample over all ranks; False fits this rank's share alone.
         multilabel: the logits are of K sigmoid outputs.
     """
-
-    option_names: ClassVar[tuple[str, ...]] = (
-        *("max_pixels", "seed", "ignore_index", "sync", "multilabel"),
-    )
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ ENTRIES: dict[str, ScalerEntry] = {
     ),
     "vs": ScalerEntry("affine", "VectorScaling", "vector scaling"),
     "ms": ScalerEntry("affine", "MatrixScaling", "matrix scaling"),
-    "dc": ScalerEntry("dirichlet", "DirichletCalibration", "Dirichlet calibration"),
+    "dc": ScalerEntry("affine", "DirichletCalibration", "Dirichlet calibration"),
     "lts": ScalerEntry("local", "LocalTemperatureScaling", "local temperature scaling"),
     "cts": ScalerEntry(
         "classwise",
@@ -44,9 +44,9 @@ ENTRIES: dict[str, ScalerEntry] = {
         "DistributionAwareTemperatureScaling",
         "class-distribution-aware temperature scaling",
     ),
-    "beta": ScalerEntry("beta", "BetaCalibration", "beta calibration", "a curve for each"),
+    "beta": ScalerEntry("onevsrest", "BetaCalibration", "beta calibration", "a curve for each"),
     "isotonic": ScalerEntry(
-        "isotonic", "IsotonicCalibration", "isotonic regression", "a curve for each"
+        "onevsrest", "IsotonicCalibration", "isotonic regression", "a curve for each"
     ),
     "selective": ScalerEntry("selective", "SelectiveScaling", "selective scaling"),
 }

@@ -47,7 +47,6 @@ class SelectiveScaling(SampledScaler):
     """
 
     name = "selective"
-    option_names = ("epochs", "repeats", "lr", "max_pixels", "seed", "ignore_index", "sync")
 
     epoch_: int
     temperature_: Tensor

@@ -62,7 +62,6 @@ class TemperatureScaling(Scaler):
     """
 
     name = "ts"
-    option_names = ("method", "ignore_index", "sync", "multilabel")
 
     temperature_: Tensor
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from segcal.data import DataConfig, build_data
-from segcal.data.pacs import CLASS_NAMES, DOMAINS
+from segcal.data.benchmarks import DOMAINS, PACS_CLASSES
 from tests.support.datasets import pacs_colour, write_pacs
 
 
@@ -25,7 +25,7 @@ def domains_of(*parts):
 
 def test_trained_on_photo_and_tested_on_the_others(root):
     data = build(root)
-    assert data.class_names == CLASS_NAMES == tuple(sorted(CLASS_NAMES))
+    assert data.class_names == PACS_CLASSES == tuple(sorted(PACS_CLASSES))
     assert len(data.train) + len(data.holdout) == 21 and len(data.test) == 63
     assert domains_of(data.train, data.holdout) == {"photo"}
     assert domains_of(data.test) == {"art_painting", "cartoon", "sketch"}

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import segcal
+from segcal.posthoc.local import SIDE, TileSampler, image_planes
 from segcal.posthoc.stream import Stream
-from segcal.posthoc.tiles import SIDE, TileSampler, image_planes
 from tests.support.holdouts import draw, nll, random_holdout, whole
 
 

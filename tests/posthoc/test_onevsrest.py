@@ -9,9 +9,7 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 import segcal
-from segcal.posthoc.beta import fit_beta
-from segcal.posthoc.isotonic import LIMIT, PER_UNIT
-from segcal.posthoc.onevsrest import OneVsRestScaler, log_probs
+from segcal.posthoc.onevsrest import LIMIT, PER_UNIT, OneVsRestScaler, fit_beta, log_probs
 from tests.support.holdouts import draw, nll, random_holdout
 
 ONE_VS_REST = [

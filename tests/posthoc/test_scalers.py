@@ -277,7 +277,7 @@ def test_saved_and_loaded_it_is_the_same(name, fitted, tmp_path):
     assert type(loaded) is type(scaler)
     assert torch.equal(loaded(z), scaler(z))
     assert loaded.numbers() == scaler.numbers()
-    for option in scaler.option_names:
+    for option in scaler._options():
         ours, theirs = getattr(scaler, option), getattr(loaded, option)
         assert theirs == (tuple(ours) if isinstance(ours, list) else ours)
     assert loaded.fit(random_holdout()).nll_after_ == scaler.nll_after_

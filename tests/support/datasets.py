@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 from torchvision import datasets
 
-from segcal.data.pacs import CLASS_NAMES, DOMAINS
+from segcal.data.benchmarks import DOMAINS, PACS_CLASSES
 
 
 def write_masks(root, count=12, side=16):
@@ -47,7 +47,7 @@ def pacs_colour(domain, label, number):
 def write_pacs(folder):
     """Three plain images of each class in each domain, in `folder`/PACS."""
     for domain in DOMAINS:
-        for label, name in enumerate(CLASS_NAMES):
+        for label, name in enumerate(PACS_CLASSES):
             images = folder / "PACS" / domain / name
             images.mkdir(parents=True)
             for number in range(3):
