@@ -1,18 +1,22 @@
-"""Device, process group, seeds and signals of a run, and Ray clusters."""
+"""Device, processes, seeds and signals of a run, work that processes share, and Ray clusters."""
 
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import random
 import re
 import signal
 import socket
+import sys
 import threading
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +24,7 @@ import torch.distributed as dist
 
 from segcal import distributed
 
+T = TypeVar("T")
 RETRIES = 5  # of a task on Ray whose worker or node died
 _OBJECT_STORE = 200 * 2**20  # bytes; what tasks return is kilobytes
 
@@ -174,3 +179,41 @@ def _expect_listener(address: str) -> None:
         socket.create_connection((found[1].strip("[]"), int(found[2])), timeout=5).close()
     except (OSError, ValueError) as error:
         raise ValueError(f"Expected a Ray cluster at {address}, but got {error}") from None
+
+
+def in_processes(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """What independent calls return, on as many cores as torch may use.
+
+    Copies of this process take their shares, so the calls need not be picklable, only what they
+    return. They must not compute with torch, whose threads a copy lacks. A share whose process
+    fails is worked on here, and raises what there is to raise.
+    """
+    threads = torch.get_num_threads() if sys.platform == "linux" else 1
+    workers = max(1, min(threads, len(calls)))
+    fork = multiprocessing.get_context("fork" if workers > 1 else None)
+    shares = [calls[first::workers] for first in range(1, workers)]
+    pipes = []
+    for share in shares:
+        ours, theirs = fork.Pipe(duplex=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # other threads, which may wait
+            fork.Process(target=_work, args=(share, theirs), daemon=True).start()
+        theirs.close()
+        pipes.append(ours)
+    found: list[Any] = [None] * len(calls)
+    found[::workers] = [call() for call in calls[::workers]]
+    for first, (share, pipe) in enumerate(zip(shares, pipes, strict=True), start=1):
+        try:
+            found[first::workers] = pipe.recv()
+        except EOFError:
+            found[first::workers] = [call() for call in share]
+    return found
+
+
+def _work(share: Sequence[Callable[[], Any]], pipe: Connection) -> None:
+    """Send what the calls return; nothing if one fails or nobody waits for it any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process stops all
+    try:
+        pipe.send([call() for call in share])
+    except Exception:
+        pipe.close()

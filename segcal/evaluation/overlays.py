@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from segcal.evaluation.evaluate import LogitMap, calibrated, count_batch, new_me
 from segcal.evaluation.sources import NamedPredictions, Predictions
 from segcal.files import BadFile
 from segcal.metrics import Report
+from segcal.runtime import in_processes
 from segcal.viz import Overlay, ShiftView, shift_panel
 from segcal.viz.heatmap import gap_of, predictions
 from segcal.viz.panel import draw_panel
@@ -81,7 +83,7 @@ def draw(
     Of sigmoid outputs, the class that is calibrated worst in the image is drawn. Of a volume three
     planes are drawn, one an axis: see `worst_planes`.
     """
-    drawn: dict[str, list[Drawn]] = {name: [] for name in scalers}
+    planned: list[tuple[str, Drawn, Callable[[], bytes]]] = []
     for index in indices:
         batch = next(source.parts(index))
         if batch.values.ndim == 5 and not batch.multilabel:
@@ -90,11 +92,17 @@ def draw(
                 shown = None if image is None else _grey(plane.of(image))
                 for name, scaler in scalers.items():
                     cut = plane.cut(source, index, scaler)
-                    drawn[name].append(_draw(source, index, shown, cut))
+                    planned.append((name, *_plan(source, index, shown, cut)))
         elif batch.values.ndim == 4:
             image = _image(source, index)
             for name, scaler in scalers.items():
-                drawn[name].append(_draw(source, index, image, calibrated(batch, scaler)))
+                found = calibrated(batch, scaler)
+                planned.append((name, *_plan(source, index, image, found)))
+    panels = in_processes([panel for *_, panel in planned])
+    drawn: dict[str, list[Drawn]] = {name: [] for name in scalers}
+    for (name, image_drawn, _), panel in zip(planned, panels, strict=True):
+        overlay = replace(image_drawn.overlay, png=panel)
+        drawn[name].append(replace(image_drawn, overlay=overlay))
     return drawn
 
 
@@ -221,9 +229,10 @@ def _image(source: NamedPredictions, index: int) -> np.ndarray | None:
         return None
 
 
-def _draw(
+def _plan(
     source: NamedPredictions, index: int, image: np.ndarray | None, batch: Predictions
-) -> Drawn:
+) -> tuple[Drawn, Callable[[], bytes]]:
+    """An image without its panel, and what draws the panel."""
     assert batch.names is not None  # images are drawn by name
     meter = new_meter(source)
     count_batch([meter], batch)
@@ -237,7 +246,8 @@ def _draw(
         probs, labels = np.stack([1 - probs[c], probs[c]]), labels[c]
     seen = predictions(probs, labels, ignore_index=source.ignore_index)
     gap = gap_of(*seen, ignore_index=source.ignore_index)
-    png = draw_panel(
+    panel = partial(
+        draw_panel,
         image,
         *seen,
         gap,
@@ -261,4 +271,5 @@ def _draw(
     if image is not None:
         arrays["image"] = image
     names = tuple(class_names) if batch.multilabel else ()
-    return Drawn(Overlay(name, png, report.ece, arrays, names, source.names[index]), arrays)
+    overlay = Overlay(name, b"", report.ece, arrays, names, source.names[index])
+    return Drawn(overlay, arrays), panel

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from segcal.files import atomic_write
 from segcal.metrics.scores import SCORES
+from segcal.runtime import in_processes
 from segcal.viz.diagrams import (
     classwise_reliability,
     confidence_histogram,
@@ -250,14 +251,20 @@ def write_figures(
     for name, own in zip(names, drawings.own, strict=True):
         place = folder / name if len(entries) > 1 else folder
         planned += [(place, drawing) for drawing in own]
+    drawn = in_processes([partial(_draw, drawing) for _, drawing in planned])
     written = []
-    for place, drawing in planned:
-        for suffix, content in ((".png", png(drawing.figure)), (".svg", drawing.svg)):
+    for (place, drawing), files in zip(planned, drawn, strict=True):
+        vars(drawing)["svg"] = files[".svg"]  # for the page, if another process drew it
+        for suffix, content in files.items():
             path = place / (drawing.stem + suffix)
             with atomic_write(path, "wb") as file:
                 file.write(content)
             written.append(path)
     return written
+
+
+def _draw(drawing: Drawing) -> dict[str, bytes]:
+    return {".png": png(drawing.figure), ".svg": drawing.svg}
 
 
 def _slug(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import colorsys
 import io
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -148,6 +149,13 @@ def svg(figure: Figure) -> bytes:
     with themed():  # matplotlib makes ticks only when it draws them
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
+
+
+def svg_size(drawn: bytes) -> tuple[int, int]:
+    """The width and height of an SVG of `svg`, in pixels of a page."""
+    sizes = re.search(rb'<svg[^>]* width="([\d.]+)pt" height="([\d.]+)pt"', drawn)
+    assert sizes is not None
+    return round(float(sizes[1]) * 96 / 72), round(float(sizes[2]) * 96 / 72)
 
 
 def adaptive_svg(drawn: bytes) -> bytes:

@@ -38,7 +38,7 @@ from segcal.viz.drawings import (
     entry_drawings,
 )
 from segcal.viz.entry import Entry, Heading, Overlay, distinct
-from segcal.viz.figure import adaptive_svg, run_style
+from segcal.viz.figure import adaptive_svg, run_style, svg_size
 from segcal.viz.interactive import page_numbers, plot_library, to_json
 from segcal.viz.shifts import mean_over_shifts, mean_table, score_tables, shifted, shifts_of
 
@@ -414,7 +414,7 @@ def _view(entry: Entry, drawings: Sequence[Drawing], inspected: set[str]) -> dic
 
 
 def _figure(drawing: Drawing) -> dict[str, Any]:
-    width, height = (round(96 * inches) for inches in drawing.figure.get_size_inches())
+    width, height = svg_size(drawing.svg)
     return {
         "title": drawing.title,
         "caption": drawing.caption,

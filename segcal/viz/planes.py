@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -46,32 +47,33 @@ def inspected(entries: Sequence[Entry]) -> list[dict[str, Any]]:
 
 
 def _images(entries: Sequence[Entry], coarser: int) -> list[dict[str, Any]]:
+    shown = [
+        (index, overlay, overlay.arrays)
+        for index, entry in enumerate(entries)
+        for overlay in entry.overlays
+        if overlay.arrays is not None
+    ]
+    steps = [coarser * -(-max(a["labels"].shape) // LONGEST) for *_, a in shown]
+    with ThreadPoolExecutor() as pool:  # compressing holds no lock of the interpreter
+        planes = list(pool.map(lambda s, step: _planes(s[1], entries[s[0]], step), shown, steps))
     groups: list[tuple[NDArray[Any], dict[str, Any]]] = []
-    for index, entry in enumerate(entries):
-        for overlay in entry.overlays:
-            arrays = overlay.arrays
-            if arrays is None:
-                continue
-            labels = arrays["labels"]
-            step = coarser * -(-max(labels.shape) // LONGEST)
-            group = next(
-                (g for seen, g in groups if g["name"] == overlay.name and _equal(seen, labels)),
-                None,
-            )
-            if group is None:
-                image = arrays.get("image")
-                group = {
-                    "name": overlay.name,
-                    "of": overlay.image,
-                    "step": step,
-                    "size": [labels.shape[1], labels.shape[0]],
-                    "image": None if image is None else _webp(image[::step, ::step]),
-                    "models": [],
-                }
-                groups.append((labels, group))
-            group["models"].append(
-                {"model": index, "ece": overlay.ece, **_planes(overlay, entry, step)}
-            )
+    for (index, overlay, arrays), step, found in zip(shown, steps, planes, strict=True):
+        labels = arrays["labels"]
+        group = next(
+            (g for seen, g in groups if g["name"] == overlay.name and _equal(seen, labels)), None
+        )
+        if group is None:
+            image = arrays.get("image")
+            group = {
+                "name": overlay.name,
+                "of": overlay.image,
+                "step": step,
+                "size": [labels.shape[1], labels.shape[0]],
+                "image": None if image is None else _webp(image[::step, ::step]),
+                "models": [],
+            }
+            groups.append((labels, group))
+        group["models"].append({"model": index, "ece": overlay.ece, **found})
     return [group for _, group in groups]
 
 
