@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import gc
 import io
@@ -150,6 +151,7 @@ def run_command(command: Command, arguments: Sequence[str], prog: str) -> int:
     128 + n: stopped by signal n. SEGCAL_TRACEBACK=1 in the environment shows where an error arose.
     """
     _log_to_stderr()
+    atexit.register(gc.freeze)  # else Python looks for garbage once more: half a second with torch
     if isinstance(sys.stdout, io.TextIOWrapper):  # the path of a result may be any bytes
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

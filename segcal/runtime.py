@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any, TypeVar
@@ -184,36 +184,43 @@ def _expect_listener(address: str) -> None:
 def in_processes(calls: Sequence[Callable[[], T]]) -> list[T]:
     """What independent calls return, on as many cores as torch may use.
 
-    Copies of this process take their shares, so the calls need not be picklable, only what they
-    return. They must not compute with torch, whose threads a copy lacks. A share whose process
-    fails is worked on here, and raises what there is to raise.
+    They begin in their order, so the longest should be the first. Copies of this process help, so
+    calls need not be picklable, only what they return. They must not compute with torch, whose
+    threads a copy lacks. What a copy fails to do is done here, and raises what there is to raise.
     """
     threads = torch.get_num_threads() if sys.platform == "linux" else 1
-    workers = max(1, min(threads, len(calls)))
-    fork = multiprocessing.get_context("fork" if workers > 1 else None)
-    shares = [calls[first::workers] for first in range(1, workers)]
+    helpers = max(0, min(threads, len(calls)) - 1)
+    context = multiprocessing.get_context("fork" if helpers else None)
+    following = context.Value("i", 0)
     pipes = []
-    for share in shares:
-        ours, theirs = fork.Pipe(duplex=False)
+    for _ in range(helpers):
+        ours, theirs = context.Pipe(duplex=False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # other threads, which may wait
-            fork.Process(target=_work, args=(share, theirs), daemon=True).start()
+            context.Process(target=_help, args=(calls, following, theirs), daemon=True).start()
         theirs.close()
         pipes.append(ours)
-    found: list[Any] = [None] * len(calls)
-    found[::workers] = [call() for call in calls[::workers]]
-    for first, (share, pipe) in enumerate(zip(shares, pipes, strict=True), start=1):
-        try:
-            found[first::workers] = pipe.recv()
-        except EOFError:
-            found[first::workers] = [call() for call in share]
-    return found
+    found = _call_some(calls, following)
+    for pipe in pipes:
+        with suppress(EOFError):
+            found |= pipe.recv()
+    return [found[i] if i in found else call() for i, call in enumerate(calls)]
 
 
-def _work(share: Sequence[Callable[[], Any]], pipe: Connection) -> None:
-    """Send what the calls return; nothing if one fails or nobody waits for it any more."""
+def _call_some(calls: Sequence[Callable[[], T]], following: Any) -> dict[int, T]:
+    """What the calls return that no other process has taken, by their place."""
+    found = {}
+    while True:
+        with following.get_lock():
+            i = following.value
+            following.value += 1
+        if i >= len(calls):
+            return found
+        found[i] = calls[i]()
+
+
+def _help(calls: Sequence[Callable[[], Any]], following: Any, pipe: Connection) -> None:
+    """Send what some of the calls return; nothing if one fails or nobody waits any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process stops all
-    try:
-        pipe.send([call() for call in share])
-    except Exception:
-        pipe.close()
+    with suppress(Exception):
+        pipe.send(_call_some(calls, following))

@@ -251,6 +251,7 @@ def write_figures(
     for name, own in zip(names, drawings.own, strict=True):
         place = folder / name if len(entries) > 1 else folder
         planned += [(place, drawing) for drawing in own]
+    planned.sort(key=lambda each: not each[1].wide)  # what takes longest is begun first
     drawn = in_processes([partial(_draw, drawing) for _, drawing in planned])
     written = []
     for (place, drawing), files in zip(planned, drawn, strict=True):
