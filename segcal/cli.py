@@ -39,12 +39,13 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _collect_less() -> None:
-    """Look for garbage less often.
+    """Look for garbage less often, and not once more at the end.
 
     Imports and figures make millions of objects that stay; looking through them each time some more
-    are there takes a tenth of a short command.
+    are there takes a tenth of a short command, and half a second before Python ends.
     """
     gc.set_threshold(100_000, 20, 100)
+    atexit.register(gc.freeze)
 
 
 def train_command(arguments: Sequence[str], prog: str) -> None:
@@ -151,7 +152,6 @@ def run_command(command: Command, arguments: Sequence[str], prog: str) -> int:
     128 + n: stopped by signal n. SEGCAL_TRACEBACK=1 in the environment shows where an error arose.
     """
     _log_to_stderr()
-    atexit.register(gc.freeze)  # else Python looks for garbage once more: half a second with torch
     if isinstance(sys.stdout, io.TextIOWrapper):  # the path of a result may be any bytes
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

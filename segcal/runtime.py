@@ -182,7 +182,12 @@ def _expect_listener(address: str) -> None:
 
 
 def in_processes(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """What independent calls return, on as many cores as torch may use.
+    """What independent calls return, on as many cores as torch may use; see `begin`."""
+    return begin(calls)()
+
+
+def begin(calls: Sequence[Callable[[], T]]) -> Callable[[], list[T]]:
+    """Begin with independent calls in other processes; what ends them and gives their results.
 
     They begin in their order, so the longest should be the first. Copies of this process help, so
     calls need not be picklable, only what they return. They must not compute with torch, whose
@@ -200,16 +205,20 @@ def in_processes(calls: Sequence[Callable[[], T]]) -> list[T]:
             context.Process(target=_help, args=(calls, following, theirs), daemon=True).start()
         theirs.close()
         pipes.append(ours)
-    found = _call_some(calls, following)
-    for pipe in pipes:
-        with suppress(EOFError):
-            found |= pipe.recv()
-    return [found[i] if i in found else call() for i, call in enumerate(calls)]
+
+    def end() -> list[T]:
+        found = _call_some(calls, following)
+        for pipe in pipes:
+            with suppress(EOFError):
+                found |= pipe.recv()
+        return [found[i] if i in found else call() for i, call in enumerate(calls)]
+
+    return end
 
 
 def _call_some(calls: Sequence[Callable[[], T]], following: Any) -> dict[int, T]:
     """What the calls return that no other process has taken, by their place."""
-    found = {}
+    found: dict[int, T] = {}
     while True:
         with following.get_lock():
             i = following.value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ from segcal.metrics.rows import describe_report
 from segcal.posthoc import Scaler
 from segcal.runtime import choose_device, process_group
 from segcal.viz import Entry, Overlay, Shifted, shift_text
+from segcal.viz.drawings import Drawings
 
 
 @dataclass(frozen=True)
@@ -300,34 +301,36 @@ def _evaluate_one(
     under = _evaluate_shifts(subject, shifted, scalers, folder, options)
     if distributed.rank() != 0:
         return []
+    skipped = list(subject.source.skipped.values())
+    entries = {
+        method: Entry(
+            entry_name(subject.name, method),
+            report,
+            subject.history if scalers[method] is None else (),  # drawn once a run
+            subject.config + (f"# post-hoc: {scalers[method]}\n" if scalers[method] else ""),
+            skipped=skipped,
+            shifts=[Shifted(shift, found) for shift, found in under[method].items()],
+        )
+        for method, report in reports.items()
+    }
+    drawings = Drawings(list(entries.values()))
+    drawings.begin()
     indices = choose(options.overlays, options.num_overlays, subject.source, reports["none"])
     panel = _shift_overlay(subject, shifted, scalers, reports["none"], options)
+    entries["none"] = replace(entries["none"], shift_overlay=panel)
     drawn = draw(subject.source, indices, scalers)
-    skipped = list(subject.source.skipped.values())
     results = []
     with new_contents(folder) as staging:
-        for method, report in reports.items():
-            name = entry_name(subject.name, method)
+        for method, entry in entries.items():
             scaler = scalers[method]
             place = staging if scaler is None else staging / POSTHOC / method
-            config = subject.config if scaler is None else f"{subject.config}# post-hoc: {scaler}\n"
-            history = subject.history if scaler is None else ()  # drawn once a run
-            entry = Entry(
-                name,
-                report,
-                history,
-                config,
-                skipped=skipped,
-                shifts=[Shifted(shift, found) for shift, found in under[method].items()],
-                shift_overlay=panel if scaler is None else None,
-            )
             result = Result(subject.name, method, entry, measured[method].whole)
             results.append(write_result(result, drawn[method], place))
             if scaler is not None:
                 scaler.save(place / SCALER)
             if options.save_state or options.shard != EVERYTHING:
                 measured[method].whole.save(place / STATE)
-        write_pages(results, staging, subject.name, static=options.static)
+        write_pages(results, staging, subject.name, drawings=drawings, static=options.static)
     if skipped:
         known = {*subject.source.names, *subject.source.skipped}
         _say(f"left out {len(skipped)} of {len(known)} files; the report lists them")

@@ -198,9 +198,14 @@ def _require_own(place: Path) -> None:
 
 
 def write_pages(
-    results: Sequence[Result], folder: Path, title: str, *, static: bool = False
+    results: Sequence[Result],
+    folder: Path,
+    title: str,
+    *,
+    drawings: Drawings | None = None,
+    static: bool = False,
 ) -> None:
-    """Write page, tables and figures of `results` into `folder`; see `write_page` for `static`."""
+    """Write page, tables and figures of `results` into `folder`; see `write_page` for the rest."""
     entries = [result.entry for result in results]
     tables = comparison_markdown(entries)
     if any(result.method != "none" for result in results):
@@ -213,7 +218,7 @@ def write_pages(
         (folder / SHIFT_SCORES).write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
         (folder / "shift.md").write_text(shift_markdown(entries), encoding="utf-8")
         (folder / "shift.csv").write_text(shift_csv(entries), encoding="utf-8")
-    drawings = Drawings.of(distinct(entries))
+    drawings = drawings or Drawings(distinct(entries))
     write_figures(entries, folder / "figures", drawings=drawings)
     write_page(
         entries,

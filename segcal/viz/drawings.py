@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from segcal.files import atomic_write
 from segcal.metrics.scores import SCORES
-from segcal.runtime import in_processes
+from segcal.runtime import begin
 from segcal.viz.diagrams import (
     classwise_reliability,
     confidence_histogram,
@@ -46,7 +46,7 @@ _RISK_WORDS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Drawing:
     """A diagram that can be drawn, with its title and caption.
 
@@ -83,27 +83,44 @@ class Drawing:
         return svg(self.figure)
 
 
-@dataclass(frozen=True)
 class Drawings:
     """All diagrams of some entries; each is drawn once, for its file and for the page.
+
+    Args:
+        entries: whose names differ; a diagram is drawn when it is asked for, or after `begin`.
 
     Attributes:
         together: that show all entries, by the part of the page that they belong to.
         own: of each entry by itself.
     """
 
-    together: Mapping[str, list[Drawing]]
-    own: list[list[Drawing]]
-
-    @classmethod
-    def of(cls, entries: Sequence[Entry]) -> Drawings:
-        """The diagrams of entries whose names differ; none is drawn yet."""
-        together = {
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.together = {
             "comparison": comparison_drawings(entries),
             "training": training_drawings(entries),
             "shift": shift_drawings(entries),
         }
-        return cls(together, [entry_drawings(entry) for entry in entries])
+        self.own = [entry_drawings(entry) for entry in entries]
+        self._end: Callable[[], list[dict[str, bytes]]] | None = None
+
+    def _each(self) -> list[Drawing]:
+        """Every diagram, those that take longest first."""
+        drawings = [drawing for part in (*self.together.values(), *self.own) for drawing in part]
+        return sorted(drawings, key=lambda drawing: not drawing.wide)
+
+    def begin(self) -> None:
+        """Begin to draw in other processes, where there are cores for them."""
+        self._end = begin([partial(_files, drawing) for drawing in self._each()])
+
+    def files(self) -> dict[Drawing, dict[str, bytes]]:
+        """The content of the files of every diagram, by their suffix."""
+        if self._end is None:
+            self.begin()
+        assert self._end is not None
+        drawn = dict(zip(self._each(), self._end(), strict=True))
+        for drawing, files in drawn.items():
+            vars(drawing)["svg"] = files[".svg"]  # for the page, if another process drew it
+        return drawn
 
 
 def comparison_drawings(entries: Sequence[Entry]) -> list[Drawing]:
@@ -245,18 +262,16 @@ def write_figures(
         The paths of the files.
     """
     entries, folder = distinct(entries), Path(folder)
-    drawings = drawings or Drawings.of(entries)
+    drawings = drawings or Drawings(entries)
+    drawn = drawings.files()
     planned = [(folder, drawing) for part in drawings.together.values() for drawing in part]
     names = tell_apart([_slug(entry.name) for entry in entries])
     for name, own in zip(names, drawings.own, strict=True):
         place = folder / name if len(entries) > 1 else folder
         planned += [(place, drawing) for drawing in own]
-    planned.sort(key=lambda each: not each[1].wide)  # what takes longest is begun first
-    drawn = in_processes([partial(_draw, drawing) for _, drawing in planned])
     written = []
-    for (place, drawing), files in zip(planned, drawn, strict=True):
-        vars(drawing)["svg"] = files[".svg"]  # for the page, if another process drew it
-        for suffix, content in files.items():
+    for place, drawing in planned:
+        for suffix, content in drawn[drawing].items():
             path = place / (drawing.stem + suffix)
             with atomic_write(path, "wb") as file:
                 file.write(content)
@@ -264,7 +279,7 @@ def write_figures(
     return written
 
 
-def _draw(drawing: Drawing) -> dict[str, bytes]:
+def _files(drawing: Drawing) -> dict[str, bytes]:
     return {".png": png(drawing.figure), ".svg": drawing.svg}
 
 

@@ -326,7 +326,7 @@ def render_page(
 ) -> str:
     """The page of `write_page` as text."""
     entries = distinct(entries)
-    drawings = drawings or Drawings.of(entries)
+    drawings = drawings or Drawings(entries)
     reports = [entry.report for entry in entries]
     numbers = None if static else page_numbers(entries)
     looked_into = {each["name"] for each in numbers["inspected"]} if numbers else set()

@@ -309,7 +309,7 @@ def test_browser_follows_light_and_dark(opened, scheme, dark):
 def test_files_and_page_share_one_drawing_of_each_diagram(tmp_path):
     drawn = tmp_path / "drawn"  # a file, because other processes draw too
     entries = [Entry("a", synthetic_report())]
-    drawings = Drawings.of(entries)
+    drawings = Drawings(entries)
 
     def counted(drawing):
         def draw():
@@ -319,10 +319,8 @@ def test_files_and_page_share_one_drawing_of_each_diagram(tmp_path):
 
         return replace(drawing, draw=draw)
 
-    drawings = Drawings(
-        {part: list(map(counted, some)) for part, some in drawings.together.items()},
-        [list(map(counted, own)) for own in drawings.own],
-    )
+    drawings.together = {part: list(map(counted, some)) for part, some in drawings.together.items()}
+    drawings.own = [list(map(counted, own)) for own in drawings.own]
     write_figures(entries, tmp_path / "figures", drawings=drawings)
     write_page(entries, tmp_path / "page.html", drawings=drawings)
     written = sorted(path.stem for path in (tmp_path / "figures").glob("*.svg"))
