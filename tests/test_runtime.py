@@ -25,13 +25,13 @@ def test_results_are_in_the_order_of_the_calls(threads, number):
     assert in_processes([lambda i=i: i for i in range(number)]) == list(range(number))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are copied on Linux alone")
 def test_as_many_processes_as_threads_work(threads):
     def call():
         time.sleep(0.2)  # long enough for the others to take one too
         return os.getpid()
 
-    assert len(set(in_processes([call] * 2 * threads))) == threads
+    processes = threads if sys.platform == "linux" else 1
+    assert len(set(in_processes([call] * 2 * threads))) == processes
 
 
 @pytest.mark.parametrize("place", range(4))
