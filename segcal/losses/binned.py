@@ -42,17 +42,25 @@ def ace(
     wide = weight.dtype
     ignored = (~pixels.valid).sum(1, dtype=wide).view(-1, 1, 1)  # all of them in the first place
     weight = weight - F.pad(ignored, (0, weight.shape[2] - 1))
-    place, offset = _place(true_log_prob.exp(), bins, soft)  # (N, L)
+    true_prob = true_log_prob.exp()
+    place = _place(true_prob, bins, soft)  # (N, L)
     n, k, places = weight.shape
     cell, valid = pixels.target * places + place, pixels.valid.to(wide)
     hits = weight.new_zeros(n, k * places).scatter_add(1, cell, valid).view_as(weight)
     if soft:
-        moved = weight.new_zeros(n, k * places).scatter_add(1, cell, offset.to(wide) * valid)
+        true_total = weight.new_zeros(n, k * places).scatter_add(
+            1, cell, true_prob.to(wide) * valid
+        )
         edge = torch.arange(places, dtype=wide, device=weight.device)
-        # p = (edge + offset) / B
-        mass, product = (total + edge * weight) / bins, (squares[0] + edge * total) / bins
-        weight, total = _shared(weight, total), _shared(mass, product)
-        hits = _shared(hits, moved.view_as(hits))
+        # An offset is B p − edge: how far, in bins, p is from the edge where it is counted.
+        weight, total, hits = (
+            _shared(amount, bins * amount_times_p - edge * amount)
+            for amount, amount_times_p in (
+                (weight, total),
+                (total, squares[0]),
+                (hits, true_total.view_as(hits)),
+            )
+        )
     filled = weight >= _LIGHTEST if soft else weight > 0
     gap = (total - hits).abs() / torch.where(filled, weight, 1)
     error = (gap * filled).sum(2) / filled.sum(2).clamp_min(1)  # (N, K)
@@ -62,17 +70,10 @@ def ace(
     return (value / pairs.clamp_min(1)).to(probs.dtype)
 
 
-def _place(p: Tensor, bins: int, soft: bool) -> tuple[Tensor, Tensor]:
-    """Where each p is counted, and the number whose sums are kept there.
-
-    For hard bins that is the bin (lo, hi] and p itself. For soft bins it is the nearest edge l/B of
-    bins, l = 0 to B, and the distance from it in bins, which says how the two bins share p.
-    """
-    scaled = p * bins
-    if not soft:
-        return scaled.ceil_().clamp_(1, bins).sub_(1).long(), p
-    edge = scaled.detach().round()
-    return edge.long(), scaled.sub_(edge)
+def _place(p: Tensor, bins: int, soft: bool) -> Tensor:
+    """Where each p is counted: in the bin (lo, hi], or at the nearest of the B + 1 edges l/B."""
+    scaled = p.detach() * bins
+    return (scaled.round_() if soft else scaled.ceil_().clamp_(1, bins).sub_(1)).long()
 
 
 def _shared(amount: Tensor, product: Tensor) -> Tensor:
@@ -92,7 +93,7 @@ def _shared(amount: Tensor, product: Tensor) -> Tensor:
 
 
 def _moments(probs: Tensor, bins: int, soft: bool) -> tuple[Tensor, ...]:
-    """(N, K, B) pixels and Σ p of hard bins; (N, K, B + 1) pixels, Σ offset and Σ offset² of soft.
+    """(N, K, B) pixels and Σ p of hard bins; (N, K, B + 1) pixels, Σ p and Σ p² of soft.
 
     Ignored pixels have p = 0 here, and count in the first place.
     """
@@ -109,14 +110,14 @@ class _Moments(torch.autograd.Function):
         one = sums.new_ones(())
         lanes = torch.arange(length, device=probs.device) % _LANES * places
         for rows, columns in _pieces(planes):
-            place, offset = _place(planes[rows, columns], bins, soft)
-            place += lanes[columns]
-            offset = offset.to(sums.dtype)
+            piece = planes[rows, columns]
+            place = _place(piece, bins, soft).add_(lanes[columns])
+            amount = piece.to(sums.dtype, copy=True)
             part = sums.new_zeros(kept, len(place), _LANES * places)
             part[0].scatter_add_(1, place, one.expand_as(place))
-            part[1].scatter_add_(1, place, offset)
+            part[1].scatter_add_(1, place, amount)
             if soft:
-                part[2].scatter_add_(1, place, offset.square_())
+                part[2].scatter_add_(1, place, amount.square_())
             sums[:, rows] += part.view(kept, len(place), _LANES, places).sum(2)
         ctx.save_for_backward(probs)
         ctx.bins, ctx.soft = bins, soft
@@ -131,19 +132,19 @@ class _Moments(torch.autograd.Function):
         bins, soft = ctx.bins, ctx.soft
         n, k, length = probs.shape
         planes = probs.reshape(n * k, length)
-        # An offset is B p minus a constant, and its square has the slope 2 · offset.
-        factor = bins if soft else 1
-        tables = [
-            ((order + 1) * factor * grad).to(probs.dtype).view(len(planes), grad.shape[2])
+        tables = [  # the slopes of p and p² are 1 and 2 p
+            ((order + 1) * grad).to(probs.dtype).view(len(planes), grad.shape[2])
             for order, grad in enumerate(grads)
         ]
         out = torch.empty_like(planes)
         for rows, columns in _pieces(planes):
-            place, offset = _place(planes[rows, columns], bins, soft)
-            slope = tables[0][rows].gather(1, place)
+            piece, slope = planes[rows, columns], out[rows, columns]
+            place = _place(piece, bins, soft)
+            constant = tables[0][rows].gather(1, place)
             if soft:
-                slope.addcmul_(tables[1][rows].gather(1, place), offset)
-            out[rows, columns] = slope
+                torch.addcmul(constant, tables[1][rows].gather(1, place), piece, out=slope)
+            else:
+                slope.copy_(constant)
         return out.view_as(probs), None, None
 
 
