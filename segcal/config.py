@@ -16,6 +16,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from segcal.data import build as datasets
+from segcal.data.build import DATASETS
 from segcal.data.options import DataConfig
 from segcal.files import atomic_write, read_yaml
 from segcal.losses import (
@@ -28,7 +29,8 @@ from segcal.losses import (
     term,
 )
 from segcal.models import build as models
-from segcal.models.build import ModelConfig
+from segcal.models.build import MODELS, ModelConfig
+from segcal.registry import describe
 from segcal.training.options import TrainOptions
 
 CONFIG = "config.yaml"
@@ -187,12 +189,11 @@ def _complete_help(parser: ArgumentParser) -> None:
     """Add what data sets and networks declare: their names, and which of them take an option."""
     for action in parser._actions:
         group, _, option = action.dest.partition(".")
-        declared = {"data": datasets, "model": models}.get(group)
-        if declared is None or not option:
+        if group not in ("data", "model") or not option:
             continue
         if option == "name":
-            action.help = f"One of {declared.describe()}."
-        elif takers := declared.takers(option):
+            action.help = f"One of {describe(DATASETS if group == 'data' else MODELS)}."
+        elif takers := (datasets if group == "data" else models).takers(option):
             action.help = f"{action.help} For {takers}."
 
 

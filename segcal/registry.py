@@ -7,11 +7,11 @@ from dataclasses import fields
 from typing import Any
 
 
-def describe(about: Mapping[str, str]) -> str:
-    """The names with what each of them is, for a help text; names of one kind share its words."""
+def describe(entries: Mapping[str, Any]) -> str:
+    """The names with what each is `about`, for a help text; names of one kind share the words."""
     names: dict[str, list[str]] = {}
-    for name, words in about.items():
-        names.setdefault(words, []).append(name)
+    for name, entry in entries.items():
+        names.setdefault(entry.about, []).append(name)
     return "; ".join(f"{', '.join(group)} ({words})" for words, group in names.items())
 
 

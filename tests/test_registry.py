@@ -1,6 +1,7 @@
 """What data sets, networks and scalers declare: options are taken or refused, help is complete."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,8 +52,13 @@ def test_the_first_option_that_does_not_fit():
     assert registry.unfit_option(ModelConfig("x", width=3), ["name", "width"]) is None
 
 
+WORDS = ("red", "blue", "red")
+
+
 def test_names_of_one_kind_share_their_words():
-    described = registry.describe({"a": "red", "b": "blue", "c": "red"})
+    described = registry.describe(
+        {name: SimpleNamespace(about=words) for name, words in zip("abc", WORDS, strict=True)}
+    )
     assert described == "a, c (red); b (blue)"
 
 

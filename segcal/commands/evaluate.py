@@ -14,7 +14,7 @@ import torch
 from segcal import distributed
 from segcal.data.shift import DATA, Shift
 from segcal.evaluation.calibrate import fit_scalers
-from segcal.evaluation.evaluate import NONE, measure, require_pixels
+from segcal.evaluation.evaluate import measure, require_pixels
 from segcal.evaluation.on_ray import measure_on_ray
 from segcal.evaluation.overlays import (
     RANDOM,
@@ -57,6 +57,7 @@ from segcal.metrics import Report
 from segcal.metrics.regions import Region, named_regions
 from segcal.metrics.rows import describe_report
 from segcal.posthoc import Scaler
+from segcal.posthoc.registry import NONE
 from segcal.runtime import choose_device, process_group
 from segcal.viz import Entry, Overlay, Shifted, shift_text
 from segcal.viz.drawings import Drawings

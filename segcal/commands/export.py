@@ -9,9 +9,9 @@ from torch.nn.functional import interpolate
 
 from segcal.evaluation import export as exporting
 from segcal.evaluation.calibrate import fit_scalers
-from segcal.evaluation.evaluate import NONE
 from segcal.evaluation.results import require_writable
 from segcal.evaluation.sources import SplitPredictions
+from segcal.posthoc.registry import NONE
 from segcal.run import open_run
 from segcal.runtime import choose_device
 

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
-from segcal.posthoc.registry import describe
-
-if TYPE_CHECKING:
-    from segcal.data.shift import Shift
-    from segcal.metrics.operating import Target
-
+from segcal.posthoc.registry import ENTRIES, MULTILABEL, method_names
+from segcal.registry import describe
 
 _T = TypeVar("_T")
 
@@ -99,6 +96,11 @@ def checked(read: Callable[[str], _T]) -> Callable[[str], _T]:
     return value
 
 
+def late(module: str, name: str) -> Callable[[str], Any]:
+    """A function as `checked` makes it, imported when it is used: it loads torch, unlike help."""
+    return checked(lambda text: getattr(import_module(module), name)(text))
+
+
 def parse_eval(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     """Evaluate runs, or predictions saved by any framework: report, diagrams, overlays, page."""
     parser = Parser(prog, parse_eval.__doc__ or "")
@@ -124,7 +126,7 @@ def parse_eval(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     )
     parser.add_argument(
         "--shift",
-        type=checked(_shifts),
+        type=late("segcal.data.shift", "parse_shifts"),
         action="extend",
         default=[],
         metavar="SHIFTS",
@@ -347,41 +349,11 @@ def _add_run_options(parser: Parser) -> None:
 def _add_posthoc(parser: Parser, metavar: str, what: str) -> None:
     parser.add_argument(
         "--posthoc",
-        type=checked(_method_names),
+        type=checked(method_names),
         default=(),
         metavar=metavar,
-        help=f"{what}: none; {describe()}",
+        help=f"{what}: none; {describe(ENTRIES)}; sigmoid outputs: {', '.join(MULTILABEL)}",
     )
-
-
-def _method_names(text: str) -> tuple[str, ...]:
-    from segcal.evaluation.calibrate import method_names  # loads torch, which help does not need
-
-    return method_names(text)
-
-
-def _shifts(text: str) -> tuple[Shift, ...]:
-    from segcal.data.shift import parse_shifts  # loads torch, which help does not need
-
-    return parse_shifts(text)
-
-
-def _protocol_names(text: str) -> tuple[str, ...]:
-    from segcal.metrics.protocols import check_protocols  # loads torch, which help does not need
-
-    return check_protocols(names(text))
-
-
-def _targets(text: str) -> tuple[Target, ...]:
-    from segcal.metrics.operating import Target  # loads torch, which help does not need
-
-    return tuple(dict.fromkeys(Target.parse(part) for part in names(text)))
-
-
-def _misses(text: str) -> tuple[float, ...]:
-    from segcal.metrics.conformal import check_miss  # loads torch, which help does not need
-
-    return tuple(dict.fromkeys(check_miss(part) for part in names(text)))
 
 
 def _add_result_options(parser: Parser) -> None:
@@ -418,7 +390,7 @@ def _add_result_options(parser: Parser) -> None:
     )
     parser.add_argument(
         "--protocol",
-        type=checked(_protocol_names),
+        type=late("segcal.metrics.protocols", "parse_protocols"),
         default=(),
         metavar="PROTOCOLS",
         help="averages of other papers (with commas) to compute as well: pooled (all pixels "
@@ -427,7 +399,7 @@ def _add_result_options(parser: Parser) -> None:
     )
     parser.add_argument(
         "--operate",
-        type=checked(_targets),
+        type=late("segcal.metrics.operating", "parse_targets"),
         default=(),
         metavar="TARGETS",
         help="targets (with commas), accuracy=A, risk=R or coverage=C: choose the threshold of "
@@ -435,7 +407,7 @@ def _add_result_options(parser: Parser) -> None:
     )
     parser.add_argument(
         "--conformal",
-        type=checked(_misses),
+        type=late("segcal.metrics.conformal", "parse_misses"),
         default=(),
         metavar="miss=A",
         help="class sets that miss the label in a share A of an image's pixels at most, on average "

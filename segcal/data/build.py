@@ -89,11 +89,6 @@ DATASETS: dict[str, DatasetEntry] = {
 }
 
 
-def describe() -> str:
-    """The data sets and what they are, for the help of `--data.name`."""
-    return registry.describe({name: entry.about for name, entry in DATASETS.items()})
-
-
 def takers(option: str) -> str:
     """Which data sets take an option, in words; "" if all do."""
     if option in _COMMON:

@@ -17,27 +17,13 @@ import torch
 from torch import Tensor
 
 from segcal import distributed
-from segcal.evaluation.evaluate import NONE, with_progress
+from segcal.evaluation.evaluate import with_progress
 from segcal.evaluation.saved import PredictionFolder
 from segcal.evaluation.sources import Predictions, PredictionSource
 from segcal.posthoc import SCALERS, Scaler
-from segcal.posthoc.registry import require_multilabel
+from segcal.posthoc.registry import NONE, require_multilabel
 
 log = logging.getLogger(__name__)
-
-
-def method_names(text: str) -> tuple[str, ...]:
-    """The post-hoc methods in a text such as none,ts,dc: short names, without "none".
-
-    In the order of `SCALERS`, so that a page made again from the files lists them alike.
-    """
-    names = dict.fromkeys(name.strip().lower() for name in text.split(","))
-    for name in names:
-        if name not in SCALERS and name != NONE:
-            raise ValueError(
-                f"Expected post-hoc methods among {', '.join([NONE, *SCALERS])}, but got {name!r}"
-            )
-    return tuple(name for name in SCALERS if name in names)
 
 
 def fit_scalers(

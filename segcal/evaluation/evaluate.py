@@ -28,9 +28,9 @@ from segcal.metrics.protocols import (
 )
 from segcal.metrics.regions import Region, any_present, foreground
 from segcal.posthoc import Scaler
+from segcal.posthoc.registry import NONE
 
 log = logging.getLogger(__name__)
-NONE = "none"  # the predictions as they are, among the names of scalers
 WHOLE_IMAGE = "all"  # the whole image, among the names of regions
 _MAX_IMAGE_SUMS = 2 * 2**30  # bytes of per-image sums, all meters together
 

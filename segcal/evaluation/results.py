@@ -30,13 +30,13 @@ from typing import Any
 import numpy as np
 
 from segcal.data.shift import Shift
-from segcal.evaluation.evaluate import NONE
 from segcal.evaluation.overlays import Drawn
 from segcal.files import Npz, atomic_write, locked, name_file
 from segcal.metrics import CalibrationMeter, Report
 from segcal.metrics.paired import Comparison, compare_models
 from segcal.metrics.rows import posthoc_markdown
 from segcal.metrics.tables import without_nan
+from segcal.posthoc.registry import NONE
 from segcal.viz import (
     Entry,
     Overlay,

@@ -92,10 +92,6 @@ class CalibrationCallback(Callback):
         """Start to count."""
         self._meters = {}
 
-    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start to count."""
-        self._meters = {}
-
     def on_validation_batch_end(
         self,
         trainer: Trainer,
@@ -108,17 +104,8 @@ class CalibrationCallback(Callback):
         """Count a batch."""
         self._count(outputs, batch, dataloader_idx)
 
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Count a batch."""
-        self._count(outputs, batch, dataloader_idx)
+    on_test_epoch_start = on_validation_epoch_start
+    on_test_batch_end = on_validation_batch_end
 
     def _count(self, outputs: Any, batch: Any, loader: int) -> None:
         logits, labels = self.unpack(outputs, batch)

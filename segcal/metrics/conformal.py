@@ -20,7 +20,7 @@ from torch import Tensor
 
 from segcal import distributed
 from segcal.metrics.bootstrap import fraction_interval
-from segcal.metrics.operating import gathered, probabilities
+from segcal.metrics.operating import ImageCounts, probabilities
 from segcal.metrics.tables import Interval, finite, from_finite
 from segcal.pixels import flatten
 
@@ -52,6 +52,12 @@ def check_miss(text: str) -> float:
     if kind.strip() != "miss" or not 0 < alpha < 1:
         raise ValueError(f"Expected miss=A with A between 0 and 1, but got {text!r}")
     return alpha
+
+
+def parse_misses(text: str) -> tuple[float, ...]:
+    """The miss rates in a text such as miss=0.1,miss=0.05, each once."""
+    parts = [part.strip() for part in text.split(",")]
+    return tuple(dict.fromkeys(check_miss(part) for part in parts if part))
 
 
 class MissRates:
@@ -162,7 +168,7 @@ class ClassSets:
         )
 
 
-class SetCounts:
+class SetCounts(ImageCounts):
     """Counts of each image: labelled pixels, missed ones, classes in all sets, and empty sets.
 
     Args:
@@ -170,10 +176,12 @@ class SetCounts:
         ignore_index: the label that means "do not count this pixel".
     """
 
+    width = 4
+
     def __init__(self, lam: float, ignore_index: int = 255) -> None:
+        super().__init__()
         self.lam = lam
         self._ignore_index = ignore_index
-        self._counts: list[Tensor] = []
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch: (N, C, *S) logits and (N, *S) labels."""
@@ -184,18 +192,9 @@ class SetCounts:
         parts = (torch.ones_like(sizes), missed, sizes, sizes == 0)
         self._counts.append(torch.stack([(x * pixels.valid).sum(1) for x in parts], 1))
 
-    def sync(self) -> None:
-        """Gather the counts of all ranks."""
-        self._counts = gathered(self._counts, width=4)
-
-    def add(self, other: SetCounts) -> None:
-        """Add the counts of other images at the same λ."""
-        self._counts += other._counts
-
     def sets(self, alpha: float, holdout_images: int, holdout_miss: float) -> ClassSets:
         """What the sets are here, beside what they were on the hold-out."""
-        counts = np.concatenate([part.cpu().numpy() for part in self._counts])
-        pixels, missed, sizes, empty = counts[counts[:, 0] > 0].T
+        pixels, missed, sizes, empty = self.counts().T
         total = max(int(pixels.sum()), 1)
         rates = missed / pixels
         return ClassSets(

@@ -57,6 +57,12 @@ class Target:
             ) from None
 
 
+def parse_targets(text: str) -> tuple[Target, ...]:
+    """The targets in a text such as accuracy=0.99,coverage=0.9, each once."""
+    parts = [part.strip() for part in text.split(",")]
+    return tuple(dict.fromkeys(Target.parse(part) for part in parts if part))
+
+
 def choose_threshold(fine: FineHistogram, target: Target) -> float | None:
     """The threshold that reaches the target with the most pixels; None if none does.
 
@@ -145,7 +151,32 @@ class OperatingPoint:
         )
 
 
-class AcceptedPixels:
+class ImageCounts:
+    """Counts of each image, the first of which is that of its labelled pixels."""
+
+    width: int  # how many counts an image has
+
+    def __init__(self) -> None:
+        self._counts: list[Tensor] = []
+
+    def sync(self) -> None:
+        """Gather the counts of all ranks."""
+        device = distributed.communication_device()
+        none = torch.zeros(0, self.width, dtype=torch.int64, device=device)
+        own = torch.cat([none, *(part.to(device) for part in self._counts)])
+        self._counts = [distributed.concatenate(own)]
+
+    def add(self, other: ImageCounts) -> None:
+        """Add the counts of other images at the same threshold."""
+        self._counts += other._counts
+
+    def counts(self) -> Array:
+        """(I, width) counts of the images that have labelled pixels."""
+        counts = np.concatenate([part.cpu().numpy() for part in self._counts])
+        return counts[counts[:, 0] > 0]
+
+
+class AcceptedPixels(ImageCounts):
     """Counts of each image: labelled pixels, accepted ones, and right ones among these.
 
     Args:
@@ -154,13 +185,15 @@ class AcceptedPixels:
         multilabel: count the decisions of K sigmoid outputs instead of pixels.
     """
 
+    width = 3
+
     def __init__(
         self, threshold: float | None, ignore_index: int = 255, *, multilabel: bool = False
     ) -> None:
+        super().__init__()
         self.threshold, self._multilabel = threshold, multilabel
         self._above = math.inf if threshold is None else threshold
         self._ignore_index = ignore_index
-        self._counts: list[Tensor] = []
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch: (N, C, *S) logits and (N, *S) labels; (N, C, *S) of sigmoid outputs."""
@@ -170,19 +203,6 @@ class AcceptedPixels:
         right = taken & (predicted == pixels.target)
         counts = torch.stack([x.sum(1) for x in (pixels.valid, taken, right)], 1)
         self._counts.append(counts.view(len(logits), -1, 3).sum(1))
-
-    def sync(self) -> None:
-        """Gather the counts of all ranks."""
-        self._counts = gathered(self._counts, width=3)
-
-    def add(self, other: AcceptedPixels) -> None:
-        """Add the counts of other images at the same threshold."""
-        self._counts += other._counts
-
-    def counts(self) -> Array:
-        """(I, 3) counts of the images that have labelled pixels."""
-        counts = np.concatenate([part.cpu().numpy() for part in self._counts])
-        return counts[counts[:, 0] > 0]
 
     def point(self, target: Target, holdout: FineHistogram, holdout_images: int) -> OperatingPoint:
         """What the threshold gives here, beside what it gave on the hold-out.
@@ -213,10 +233,3 @@ def probabilities(logits: Tensor) -> Tensor:
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     exp = (wide - wide.amax(1, keepdim=True)).exp_()
     return exp.div_(exp.sum(1, keepdim=True, dtype=torch.float64).to(exp))
-
-
-def gathered(parts: list[Tensor], width: int) -> list[Tensor]:
-    """One (I, width) tensor of the int64 rows of all ranks, in a list."""
-    device = distributed.communication_device()
-    none = torch.zeros(0, width, dtype=torch.int64, device=device)
-    return [distributed.concatenate(torch.cat([none, *(part.to(device) for part in parts)]))]

@@ -214,11 +214,6 @@ MODELS: dict[str, ModelEntry] = {
 }
 
 
-def describe() -> str:
-    """The networks and what they are, for the help of `--model.name`."""
-    return registry.describe({name: entry.about for name, entry in MODELS.items()})
-
-
 def takers(option: str) -> str:
     """Which networks take an option, in words; "" if all do."""
     return ", ".join(name for name, entry in MODELS.items() if option in entry.options)

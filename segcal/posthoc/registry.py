@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from segcal import registry
-
 
 @dataclass(frozen=True)
 class ScalerEntry:
@@ -52,14 +50,23 @@ ENTRIES: dict[str, ScalerEntry] = {
 }
 
 
-def describe() -> str:
-    """The scalers and what they are, for the help of `--posthoc`."""
-    every = registry.describe({name: entry.about for name, entry in ENTRIES.items()})
-    return f"{every}; sigmoid outputs: {', '.join(MULTILABEL)}"
-
-
 # The scalers that take K sigmoid outputs.
 MULTILABEL = tuple(name for name, entry in ENTRIES.items() if entry.multilabel)
+NONE = "none"  # the predictions as they are, among the names of scalers
+
+
+def method_names(text: str) -> tuple[str, ...]:
+    """The scalers in a text such as none,ts,dc: short names, without "none".
+
+    In the order of `ENTRIES`, so that a page made again from the files lists them alike.
+    """
+    names = dict.fromkeys(name.strip().lower() for name in text.split(","))
+    for name in names:
+        if name not in (NONE, *ENTRIES):
+            raise ValueError(
+                f"Expected post-hoc methods among {', '.join([NONE, *ENTRIES])}, but got {name!r}"
+            )
+    return tuple(name for name in ENTRIES if name in names)
 
 
 def require_multilabel(name: str) -> None:

@@ -9,11 +9,10 @@ from typing import Any
 
 from segcal.config import LossOptions
 from segcal.data.shift import parse_shifts
-from segcal.evaluation.calibrate import method_names
-from segcal.evaluation.evaluate import NONE
 from segcal.files import one_line, read_yaml
 from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES, parse_spec
 from segcal.metrics.scores import LOGGED, SCORES
+from segcal.posthoc.registry import NONE, method_names
 from segcal.sweep.plan import (
     Evaluation,
     Method,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
-from segcal.evaluation.evaluate import NONE
+from segcal.posthoc.registry import NONE
 
 Value = float | int | str | bool
 Hyper = tuple[tuple[str, Value], ...]  # (name, value) of the loss's hyper-parameters

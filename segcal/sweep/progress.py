@@ -13,10 +13,7 @@ from segcal.sweep.store import Store
 def every_run(method: Method, store: Store) -> list[Training]:
     """The runs of a method as far as they are known: candidates, then those reported."""
     runs = method.candidates() if len(method.grid) > 1 else []
-    try:
-        hyper = store.choice(method)
-    except ValueError:
-        return runs
+    hyper = store.choice(method)
     return list(dict.fromkeys(runs if hyper is None else runs + method.chosen(hyper)))
 
 
@@ -53,15 +50,12 @@ class Progress:
         unknown: list[Method] = []  # whose hyper-parameters are still to be chosen
         for method in methods:
             runs |= dict.fromkeys(every_run(method, store))
-            try:
-                hyper = store.choice(method)
-            except ValueError:
-                continue
-            if hyper is None:
+            hyper = store.choice(method)
+            if hyper is not None:
+                for run in method.chosen(hyper):
+                    lacking |= {(run, e.name) for e in store.missing(run, method)}
+            elif not all(map(store.failure, method.candidates())):
                 unknown.append(method)
-                continue
-            for run in method.chosen(hyper):
-                lacking |= {(run, e.name) for e in store.missing(run, method)}
         records = {run: store.trained(run) for run in runs}
         kept = [record for record in records.values() if record is not None]
         waiting = [r for r, record in records.items() if record is None and not store.failure(r)]

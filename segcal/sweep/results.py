@@ -15,7 +15,7 @@ from segcal.metrics import (
 )
 from segcal.metrics.scores import SCORES
 from segcal.sweep.definition import Row, Sweep, Variation
-from segcal.sweep.plan import Evaluation, Hyper, Method, combinations, in_words
+from segcal.sweep.plan import Evaluation, Hyper, combinations, in_words
 from segcal.sweep.render import Block, Number, Sheet
 from segcal.sweep.store import Store
 from segcal.sweep.worker import to_shift
@@ -106,19 +106,12 @@ class Results:
         """The rows of a variation; those of further rules where they chose otherwise."""
         first, *others = self.sweep.select
         rows = self.sweep.rows(variation, first)
-        chosen = {row.name: self.choice(row.method) for row in rows}
+        chosen = {row.name: self.store.choice(row.method) for row in rows}
         for rule in others:
             for row in self.sweep.rows(variation, rule):
-                if self.choice(row.method) not in (None, chosen[row.name]):
+                if self.store.choice(row.method) not in (None, chosen[row.name]):
                     rows.append(Row(by_rule(row.name, rule), row.method, row.posthoc))
         return rows
-
-    def choice(self, method: Method) -> Hyper | None:
-        """The chosen hyper-parameters; None while they are not, or if no run could be trained."""
-        try:
-            return self.store.choice(method)
-        except ValueError:
-            return None
 
     def reports(self, row: Row, evaluation: Evaluation) -> list[Report]:
         """The reports of a row, one a seed; none while any is missing."""
@@ -287,7 +280,7 @@ class Results:
             before = f"{words}, " if words else ""
             for entry in self.sweep.entries:
                 chosen = {
-                    SCORES[rule].label: self.choice(self.sweep.method(entry, variation, rule))
+                    SCORES[rule].label: self.store.choice(self.sweep.method(entry, variation, rule))
                     for rule in self.sweep.select
                 }
                 count = len(combinations(entry.hyper))

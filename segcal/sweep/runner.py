@@ -69,10 +69,7 @@ def open_tasks(methods: Sequence[Method], store: Store) -> Iterator[OpenTask]:
 
 
 def _of_method(method: Method, store: Store) -> Iterator[tuple[Training, list[Evaluation]]]:
-    try:
-        hyper = store.choice(method)
-    except ValueError:
-        return
+    hyper = store.choice(method)
     if hyper is None:
         yield from ((run, []) for run in method.candidates() if store.trained(run) is None)
         return

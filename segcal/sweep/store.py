@@ -70,18 +70,14 @@ class Store:
     def choice(self, method: Method) -> Hyper | None:
         """The hyper-parameters that are best on the hold-out; None until all are trained.
 
-        Equally good ones are told apart by their NLL. Candidates that failed do not count.
-
-        Raises:
-            ValueError: every candidate failed.
+        Equally good ones are told apart by their NLL. Candidates that failed do not count; if all
+        did, there is no choice.
         """
         if len(method.grid) == 1:
             return method.grid[0]
         candidates = [run for run in method.candidates() if self.failure(run) is None]
         scores = [self.trained(run) for run in candidates]
-        if not candidates:
-            raise ValueError(f"no run of {method.config} {method.loss} could be trained")
-        if any(score is None for score in scores):
+        if not candidates or any(score is None for score in scores):
             return None
         sign = 1 if SCORES[method.select].higher else -1
         ranks = [(sign * s[method.select], -s["nll"]) for s in scores if s is not None]
@@ -97,10 +93,7 @@ class Store:
         return [CalibrationMeter.load(path.with_suffix(".npz")) for path in paths]
 
     def _paths(self, method: Method, evaluation: Evaluation) -> list[Path]:
-        try:
-            hyper = self.choice(method)
-        except ValueError:
-            return []
+        hyper = self.choice(method)
         if hyper is None:
             return []
         paths = [self.report(run, evaluation) for run in method.chosen(hyper)]

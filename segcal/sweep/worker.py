@@ -15,8 +15,9 @@ from segcal.config import CONFIG, TrainConfig, parse_train, recipe_path, to_dict
 from segcal.data.build import missing_data
 from segcal.data.shift import Shift, parse_shifts
 from segcal.evaluation.calibrate import fit_scalers
-from segcal.evaluation.evaluate import NONE, measure, require_pixels
+from segcal.evaluation.evaluate import measure, require_pixels
 from segcal.files import read_yaml
+from segcal.posthoc.registry import NONE
 from segcal.run import changed_settings, open_run, train_run
 from segcal.runtime import choose_device
 from segcal.sweep.plan import Evaluation, Method, Training, in_words

@@ -8,8 +8,9 @@ import torch
 
 import segcal
 from segcal.evaluation import calibrate
-from segcal.evaluation.calibrate import fit_scalers, method_names, record
+from segcal.evaluation.calibrate import fit_scalers, record
 from segcal.evaluation.saved import PredictionFolder
+from segcal.posthoc.registry import method_names
 from tests.support.networks import Network, network_source
 from tests.support.saved import save_folder
 

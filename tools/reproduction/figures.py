@@ -115,7 +115,7 @@ def _log(results: Results, row: Row) -> list[dict[str, Any]]:
 
 def first_folder(results: Results, row: Row) -> Path:
     """The folder of the first seed's run."""
-    hyper = results.choice(row.method)
+    hyper = results.store.choice(row.method)
     assert hyper is not None
     return results.store.trained_folder(row.method.chosen(hyper)[0])
 
