@@ -16,7 +16,7 @@ from segcal.evaluation.saved import PredictionFolder
 from segcal.metrics import CalibrationMeter, Report
 from segcal.runtime import join_ray
 from segcal.sweep.plan import Method
-from segcal.sweep.ray_pool import RayPool
+from segcal.sweep.pools import RayPool
 from segcal.sweep.runner import OpenTask, work
 from segcal.sweep.store import Store
 from tests.support.saved import save_folder

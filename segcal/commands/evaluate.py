@@ -14,7 +14,7 @@ import torch
 from segcal import distributed
 from segcal.data.shift import DATA, Shift
 from segcal.evaluation.calibrate import fit_scalers
-from segcal.evaluation.evaluate import measure, require_pixels
+from segcal.evaluation.evaluate import Measured, measure, require_pixels
 from segcal.evaluation.on_ray import measure_on_ray
 from segcal.evaluation.overlays import (
     RANDOM,
@@ -54,7 +54,7 @@ from segcal.evaluation.sources import (
 )
 from segcal.evaluation.triage import Triage, choose_on_holdout
 from segcal.metrics import Report
-from segcal.metrics.regions import Region, named_regions
+from segcal.metrics.regions import named_regions
 from segcal.metrics.rows import describe_report
 from segcal.posthoc import Scaler
 from segcal.posthoc.registry import NONE
@@ -264,39 +264,10 @@ def _evaluate_one(
     """Evaluate one model, as it is and after each post-hoc method; the first process writes."""
     shifted = {shift: subject.shifted(shift) for shift in shifts}
     require_images(options.overlays, subject.source)
-    multilabel = subject.source.multilabel
-    regions: Mapping[str, Region] = {}
-    if options.regions:
-        regions = named_regions(options.regions, subject.source.num_classes, multilabel=multilabel)
-    title = f"{subject.name}: hold-out"
     scalers: Mapping[str, Scaler | None] = {NONE: None}
     if options.posthoc:
-        scalers = fit_scalers(options.posthoc, subject.holdout, title=title)
-    triage: Mapping[str, Triage] = {}
-    if options.operate or options.conformal:
-        triage = choose_on_holdout(
-            subject.holdout, scalers, targets=options.operate, misses=options.conformal, title=title
-        )
-    settings: dict[str, Any] = {
-        "regions": regions,
-        "protocols": options.protocol,
-        "num_bins": options.num_bins,
-        "per_image": options.resamples > 0,
-    }
-    observers = {method: chosen.observers for method, chosen in triage.items()}
-    if options.ray is not None and isinstance(subject.source, PredictionFolder):
-        measured = measure_on_ray(
-            subject.source, scalers, cluster=options.ray, observers=observers, **settings
-        )
-    else:
-        measured = measure(
-            subject.source, scalers, observers=observers, title=subject.name, **settings
-        )
-    reports = {
-        method: require_pixels(found.report(resamples=options.resamples), subject.name)
-        for method, found in measured.items()
-    }
-    reports |= {method: chosen.complete(reports[method]) for method, chosen in triage.items()}
+        scalers = fit_scalers(options.posthoc, subject.holdout, title=f"{subject.name}: hold-out")
+    measured, reports = _measure(subject, scalers, options)
     for method, report in reports.items():
         _say(f"{entry_name(subject.name, method)}: {describe_report(report)}")
     under = _evaluate_shifts(subject, shifted, scalers, folder, options)
@@ -336,6 +307,45 @@ def _evaluate_one(
         known = {*subject.source.names, *subject.source.skipped}
         _say(f"left out {len(skipped)} of {len(known)} files; the report lists them")
     return results
+
+
+def _measure(
+    subject: Subject, scalers: Mapping[str, Scaler | None], options: argparse.Namespace
+) -> tuple[dict[str, Measured], dict[str, Report]]:
+    """The meters of one model after each post-hoc method, and their reports."""
+    source, observers = subject.source, {}
+    settings: dict[str, Any] = {
+        "regions": {},
+        "protocols": options.protocol,
+        "num_bins": options.num_bins,
+        "per_image": options.resamples > 0,
+    }
+    if options.regions:
+        settings["regions"] = named_regions(
+            options.regions, source.num_classes, multilabel=source.multilabel
+        )
+    triage: Mapping[str, Triage] = {}
+    if options.operate or options.conformal:
+        triage = choose_on_holdout(
+            subject.holdout,
+            scalers,
+            targets=options.operate,
+            misses=options.conformal,
+            title=f"{subject.name}: hold-out",
+        )
+        observers = {method: chosen.observers for method, chosen in triage.items()}
+    if options.ray is not None and isinstance(source, PredictionFolder):
+        measured = measure_on_ray(
+            source, scalers, cluster=options.ray, observers=observers, **settings
+        )
+    else:
+        measured = measure(source, scalers, observers=observers, title=subject.name, **settings)
+    reports = {
+        method: require_pixels(found.report(resamples=options.resamples), subject.name)
+        for method, found in measured.items()
+    }
+    reports |= {method: chosen.complete(reports[method]) for method, chosen in triage.items()}
+    return measured, reports
 
 
 def _evaluate_shifts(
@@ -400,8 +410,8 @@ def _shift_overlay(
 
 
 def _say_shifts(results: Sequence[Result]) -> None:
-    if table := shift_text([result.entry for result in results]):
-        _say(f"\n{table}\n")
+    if any(result.entry.shifts for result in results):
+        _say(f"\n{shift_text([result.entry for result in results])}\n")
 
 
 def _say(line: str) -> None:

@@ -18,11 +18,10 @@ from segcal.sweep.definition import Sweep, read_sweep
 from segcal.sweep.figures import draw, write_figures
 from segcal.sweep.plan import Method, merge_methods
 from segcal.sweep.pools import open_pool
-from segcal.sweep.progress import Progress, every_run, in_time
 from segcal.sweep.render import put_into, sheet_markdown, write_sheet
 from segcal.sweep.results import Results
 from segcal.sweep.runner import open_tasks, work
-from segcal.sweep.store import Store
+from segcal.sweep.store import Progress, Store, every_run, in_time
 from segcal.sweep.worker import TrainingWorker, find_config
 
 

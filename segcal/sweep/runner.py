@@ -10,8 +10,7 @@ from typing import Any, Protocol
 from segcal.metrics.scores import SCORES
 from segcal.runtime import Interrupted
 from segcal.sweep.plan import Evaluation, Method, Training
-from segcal.sweep.progress import Progress, failures, in_time
-from segcal.sweep.store import Store
+from segcal.sweep.store import Progress, Store, failures, in_time
 
 
 class Worker(Protocol):

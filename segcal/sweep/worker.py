@@ -21,8 +21,7 @@ from segcal.posthoc.registry import NONE
 from segcal.run import changed_settings, open_run, train_run
 from segcal.runtime import choose_device
 from segcal.sweep.plan import Evaluation, Method, Training, in_words
-from segcal.sweep.progress import every_run
-from segcal.sweep.store import Store
+from segcal.sweep.store import Store, every_run
 from segcal.training import checkpoint
 from segcal.training.log import Diverged
 from segcal.training.trainer import LOG, best_record

@@ -12,9 +12,8 @@ from segcal.data.samples import WorkerDied
 from segcal.files import locked
 from segcal.sweep.plan import Evaluation, Method, Training, merge_methods
 from segcal.sweep.pools import Alone, Processes
-from segcal.sweep.progress import Progress
 from segcal.sweep.runner import work
-from segcal.sweep.store import Store
+from segcal.sweep.store import Progress, Store
 from tests.support import ROOT
 from tests.support.stepwise import STEPS, Stepwise
 
@@ -158,7 +157,7 @@ from pathlib import Path
 from segcal.sweep.plan import Method
 from segcal.sweep.pools import Processes
 from segcal.sweep.runner import work
-from segcal.sweep.store import Store
+from segcal.sweep.store import Progress, Store
 from segcal.data.samples import WorkerDied
 from tests.support.stepwise import Stepwise
 if __name__ == "__main__":

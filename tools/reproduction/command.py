@@ -17,10 +17,9 @@ from segcal.data.samples import WorkerDied
 from segcal.sweep.definition import Sweep
 from segcal.sweep.figures import write_figures
 from segcal.sweep.plan import merge_methods
-from segcal.sweep.progress import Progress, failures
 from segcal.sweep.render import put_into, sheet_markdown, write_sheet
 from segcal.sweep.results import Results
-from segcal.sweep.store import Store
+from segcal.sweep.store import Progress, Store, failures
 from segcal.sweep.worker import TrainingWorker
 
 FIGURES = {"opening": opening.OPENING, **figures.FIGURES}
