@@ -24,14 +24,13 @@ from segcal.viz.diagrams import (
     risk_coverage,
     wrong_confidence,
 )
-from segcal.viz.entry import Entry, distinct, tell_apart
+from segcal.viz.entry import Entry, distinct, shifted, tell_apart
 from segcal.viz.figure import png, svg, themed
 from segcal.viz.shifts import (
     believed_accuracy,
     kinds_and_severities,
     severity_curve,
     severity_curves,
-    shifted,
 )
 
 _WRONG_WORDS = (

@@ -111,6 +111,11 @@ def distinct(entries: Sequence[Entry]) -> list[Entry]:
     return [replace(entry, name=name) for entry, name in zip(entries, names, strict=True)]
 
 
+def shifted(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries that were evaluated under shift."""
+    return [entry for entry in entries if entry.shifts]
+
+
 def tell_apart(names: Sequence[str]) -> list[str]:
     """The names, with a number added to repeated ones: "nll", "nll-2"."""
     taken: list[str] = []

@@ -32,15 +32,11 @@ from segcal.metrics.rows import (
 )
 from segcal.metrics.scores import SCORES, Score, ratio
 from segcal.viz.diagrams import class_names, counted
-from segcal.viz.drawings import (
-    Drawing,
-    Drawings,
-    entry_drawings,
-)
-from segcal.viz.entry import Entry, Heading, Overlay, distinct
+from segcal.viz.drawings import Drawing, Drawings, entry_drawings
+from segcal.viz.entry import Entry, Heading, Overlay, distinct, shifted
 from segcal.viz.figure import adaptive_svg, run_style, svg_size
 from segcal.viz.interactive import page_numbers, plot_library, to_json
-from segcal.viz.shifts import mean_over_shifts, mean_table, score_tables, shifted, shifts_of
+from segcal.viz.shifts import mean_over_shifts, mean_table, score_tables, shifts_of
 
 
 class Phrase(NamedTuple):

@@ -16,7 +16,7 @@ from segcal.data.shift import Shift
 from segcal.metrics import Report
 from segcal.metrics.rows import cell_markdown, cells_of_values, csv_number, markdown_table
 from segcal.metrics.scores import SCORES
-from segcal.viz.entry import Entry, Heading
+from segcal.viz.entry import Entry, Heading, shifted
 from segcal.viz.figure import axes_or_new, ink, new_figure, plain, run_style
 
 CLEAN, MEAN = "clean", "mean over shifts"
@@ -31,11 +31,6 @@ SHIFT_SCORES = tuple(
         "mean_confidence",
     )
 )
-
-
-def shifted(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries that were evaluated under shift."""
-    return [entry for entry in entries if entry.shifts]
 
 
 def shifts_of(entries: Sequence[Entry]) -> list[Shift]:

@@ -22,10 +22,16 @@ from segcal.metrics.rows import threshold_text
 from segcal.metrics.scores import SCORES
 from segcal.metrics.sums import CLASS_STEP
 from segcal.metrics.tables import ImageTable
-from segcal.viz import Entry, Overlay, calibration_gap, overlay_panel, planes, write_page
+from segcal.viz import Entry, Overlay, calibration_gap, interactive, overlay_panel, write_page
 from segcal.viz.html import render_page
-from segcal.viz.interactive import page_numbers, to_json
-from segcal.viz.planes import PRECISION, coding, confidence_levels, inspected
+from segcal.viz.interactive import (
+    PRECISION,
+    coding,
+    confidence_levels,
+    inspected,
+    page_numbers,
+    to_json,
+)
 from tests.support import ROOT
 from tests.support.browser import complaints, fetched, resize, set_scheme, start
 from tests.support.synthetic_reports import predictor, synthetic_report
@@ -536,7 +542,7 @@ def test_planes_keep_to_their_budget(monkeypatch):
     some = [Entry("a", report, overlays=[drawn(f"{i}", 1.0, (60, 80)) for i in range(4)])]
     whole = inspected(some)
     assert [each["step"] for each in whole] == [1] * 4
-    monkeypatch.setattr(planes, "BUDGET", size(whole) // 2)
+    monkeypatch.setattr(interactive, "BUDGET", size(whole) // 2)
     reduced = inspected(some)
     assert size(reduced) <= size(whole) // 2 and reduced[0]["step"] > 1
     large = drawn("large", 1.0, (10, 1100))
@@ -625,7 +631,9 @@ def test_page_of_ten_thousand_images_is_small_and_usable(browser, entries, tmp_p
     many = replace(report, images=replace(report.images, table=table))
     path = tmp_path / "many.html"
     write_page([Entry("many", many)], path)
-    assert path.stat().st_size + planes.BUDGET < 12e6  # with as many pictures as a page may have
+    assert (
+        path.stat().st_size + interactive.BUDGET < 12e6
+    )  # with as many pictures as a page may have
     browser.get(path.as_uri())
     wait(browser, DRAWN)
     assert len(cells(browser, "image-table")) == 50
