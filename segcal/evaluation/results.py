@@ -303,7 +303,7 @@ def write_result(result: Result, drawn: Sequence[Drawn], folder: Path, *, key: s
         "history": [dict(record) for record in result.entry.history],
     }
     text = json.dumps(
-        without_nan({**result.entry.report.to_dict(), "about": about}), allow_nan=False
+        {**result.entry.report.to_dict(), "about": without_nan(about)}, allow_nan=False
     )
     with atomic_write(folder / REPORT) as file:
         file.write(text + "\n")

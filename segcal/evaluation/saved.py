@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from segcal import distributed
-from segcal.evaluation.sources import KINDS, Kind, Part, Predictions, is_sigmoid
+from segcal.evaluation.sources import KINDS, Kind, Part, Predictions, is_sigmoid, resize
 from segcal.files import (
     BadFile,
     Nifti,
@@ -268,15 +267,7 @@ class PredictionFolder:
         file = self._files[index]
         kind, values, labels = self._read(file)
         with naming(file):
-            x, y = self._batch(kind, values, labels)
-            if x.shape[1] != self.num_classes:
-                raise ValueError(f"Expected {self.num_classes} classes, but got {x.shape[1]}")
-            if is_sigmoid(kind) != self.multilabel:
-                raise ValueError(f"Expected what other files hold, but got {kind}")
-            if x.ndim > 3 and x.shape[2:] != y.shape[y.ndim - x.ndim + 2 :]:
-                x = _resize(x, kind, y, align_corners=self.format.align_corners)
-            pixels = flatten(x, y, self.ignore_index, multilabel=self.multilabel)
-            _check_values(pixels, kind)
+            x, y = self._checked(kind, values, labels)
         one = len(x) == 1
         name = self.names[index]
         names = [name] if one else [f"{name}:{row}" for row in range(len(x))]
@@ -304,13 +295,9 @@ class PredictionFolder:
             part = Part(whole, number * depth)
             with naming(file):
                 there = labels[..., part.start : part.start + values.shape[1], :, :]
-                x, y = self._batch(kind, values, there)
-                if x.shape[1] != self.num_classes:
-                    raise ValueError(f"Expected {self.num_classes} classes, but got {x.shape[1]}")
-                pixels = flatten(x, y, self.ignore_index, multilabel=self.multilabel)
-                _check_values(pixels, kind)
+                x, y = self._checked(kind, values, there)
             yield Predictions([self.names[index]], kind, x, y, part=part)
-            del x, y, values, pixels
+            del x, y, values
 
     def image(self, index: int) -> np.ndarray | None:
         """What to draw a file's predictions on, at the size of its labels; None without an image.
@@ -421,6 +408,18 @@ class PredictionFolder:
             if size != sizes[0]:
                 raise BadFile(f"{path}: Expected the size {sizes[0]} of {paths[0]}, but got {size}")
         return paths
+
+    def _checked(self, kind: Kind, values: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
+        """(N, C, *S) values and (N, *S) labels of one size, which can be counted."""
+        x, y = self._batch(kind, values, labels)
+        if x.shape[1] != self.num_classes:
+            raise ValueError(f"Expected {self.num_classes} classes, but got {x.shape[1]}")
+        if is_sigmoid(kind) != self.multilabel:
+            raise ValueError(f"Expected what other files hold, but got {kind}")
+        if x.ndim > 3 and x.shape[2:] != y.shape[y.ndim - x.ndim + 2 :]:
+            x = _resize(x, kind, y, align_corners=self.format.align_corners)
+        _check_values(flatten(x, y, self.ignore_index, multilabel=self.multilabel), kind)
+        return x, y
 
     def _batch(self, kind: Kind, values: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
         """(N, C, *S) values, logits of at least float32, and (N, *S) int64 labels."""
@@ -559,9 +558,7 @@ def _resize(values: Tensor, kind: Kind, labels: Tensor, *, align_corners: bool) 
             f"but got {tuple(values.shape[2:])} for labels {size}"
         )
     check_size(4 * values.shape[1] * math.prod(size), f"{values.shape[1]} x {size} {kind}")
-    wide = values.to(torch.promote_types(values.dtype, torch.float32))
-    mode = "trilinear" if len(size) == 3 else "bilinear"
-    wide = interpolate(wide, size, mode=mode, align_corners=align_corners)
+    wide = resize(values, size, align_corners=align_corners)
     # Probabilities keep their dtype: it says how far from 1 rounding may take their sum.
     return wide if kind in ("logits", "sigmoid_logits") else wide.to(values.dtype)
 

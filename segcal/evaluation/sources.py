@@ -331,7 +331,7 @@ def logits_of(output: Any) -> Tensor:
     return output
 
 
-def resize(logits: Tensor, size: Sequence[int]) -> Tensor:
+def resize(logits: Tensor, size: Sequence[int], *, align_corners: bool = False) -> Tensor:
     """(N, C, *size) logits, by linear interpolation along each axis, in float32 at least.
 
     Raises:
@@ -347,7 +347,7 @@ def resize(logits: Tensor, size: Sequence[int]) -> Tensor:
             f"but got {tuple(logits.shape)}"
         )
     wide = torch.promote_types(logits.dtype, torch.float32)
-    return interpolate(logits.to(wide), size=tuple(size), mode=mode, align_corners=False)
+    return interpolate(logits.to(wide), size=tuple(size), mode=mode, align_corners=align_corners)
 
 
 def _device_of(model: nn.Module) -> torch.device:
