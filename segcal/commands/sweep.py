@@ -21,7 +21,7 @@ from segcal.sweep.pools import open_pool
 from segcal.sweep.render import put_into, sheet_markdown, write_sheet
 from segcal.sweep.results import Results
 from segcal.sweep.runner import open_tasks, work
-from segcal.sweep.store import Progress, Store, every_run, in_time
+from segcal.sweep.store import GridProgress, Store, every_run, in_time
 from segcal.sweep.worker import TrainingWorker, find_config
 
 
@@ -140,7 +140,7 @@ def _estimate(
     sweeps: Sequence[Sweep], methods: Sequence[Method], store: Store, worker: TrainingWorker
 ) -> None:
     """Print how many runs there are and what is left to do; then the trainings that can start."""
-    now = Progress.of(methods, store)
+    now = GridProgress.of(methods, store)
     found = f", {len(store.found)} of them found in --runs" if store.found else ""
     most = " at most" if any(len(sweep.select) > 1 for sweep in sweeps) else ""
     print(f"{now.total} trainings{most}, {now.done} done{found}; {now.reports} reports to make")

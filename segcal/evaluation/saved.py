@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from segcal import distributed
-from segcal.evaluation.sources import KINDS, Kind, Part, Predictions, is_sigmoid, resize
+from segcal.evaluation.sources import KINDS, Kind, Predictions, VolumePart, is_sigmoid, resize
 from segcal.files import (
     BadFile,
     Nifti,
@@ -292,7 +292,7 @@ class PredictionFolder:
                 raise ValueError(f"Expected labels of shape {expected}, but got {labels.shape}")
             whole = torch.from_numpy(labels)[None]
         for number, values in enumerate(slabs):
-            part = Part(whole, number * depth)
+            part = VolumePart(whole, number * depth)
             with naming(file):
                 there = labels[..., part.start : part.start + values.shape[1], :, :]
                 x, y = self._checked(kind, values, there)

@@ -35,7 +35,7 @@ def is_sigmoid(kind: Kind | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Part:
+class VolumePart:
     """The place of some slices in their volume.
 
     Attributes:
@@ -66,7 +66,7 @@ class Predictions:
     values: Tensor
     labels: Tensor
     images: Tensor | None = None
-    part: Part | None = None
+    part: VolumePart | None = None
 
     @property
     def continued(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from segcal.metrics.scores import SCORES
 from segcal.runtime import Interrupted
 from segcal.sweep.plan import Evaluation, Method, Training
-from segcal.sweep.store import Progress, Store, failures, in_time
+from segcal.sweep.store import GridProgress, Store, failures, in_time
 
 
 class Worker(Protocol):
@@ -154,7 +154,7 @@ def do(task: OpenTask, store: Store, worker: Worker) -> str | None:
 def _line(
     task: OpenTask, reason: str | None, methods: Sequence[Method], store: Store, size: int
 ) -> str:
-    now = Progress.of(methods, store)
+    now = GridProgress.of(methods, store)
     start = f"[{now.done}/{now.total}] {task.run.name}: "
     if reason is not None:
         return f"{start}failed: {reason}"

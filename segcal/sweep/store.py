@@ -129,7 +129,7 @@ def failures(methods: Sequence[Method], store: Store) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Progress:
+class GridProgress:
     """How far a grid is.
 
     Attributes:
@@ -147,7 +147,7 @@ class Progress:
     seconds: float | None
 
     @classmethod
-    def of(cls, methods: Sequence[Method], store: Store) -> Progress:
+    def of(cls, methods: Sequence[Method], store: Store) -> GridProgress:
         """The state of a grid."""
         runs: dict[Training, None] = {}
         lacking: set[tuple[Training, str]] = set()

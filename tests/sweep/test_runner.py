@@ -13,7 +13,7 @@ from segcal.files import locked
 from segcal.sweep.plan import Evaluation, Method, Training, merge_methods
 from segcal.sweep.pools import Alone, Processes
 from segcal.sweep.runner import work
-from segcal.sweep.store import Progress, Store
+from segcal.sweep.store import GridProgress, Store
 from tests.support import ROOT
 from tests.support.stepwise import STEPS, Stepwise
 
@@ -74,7 +74,7 @@ def test_ties_go_to_the_lower_nll_and_failures_do_not_count(tmp_path):
     for run in (one, five):
         store.set_failure(run, "diverged")
     assert store.choice(TUNED) is None  # none is left
-    assert Progress.of([TUNED], store).reports == 0
+    assert GridProgress.of([TUNED], store).reports == 0
 
 
 def test_interrupted_grid_resumes_where_it_stopped(tmp_path):
@@ -102,7 +102,7 @@ def test_a_failed_run_is_named_and_the_others_go_on(tmp_path):
     store = Store(tmp_path)
     failures = run([PLAIN_NLL, TUNED], store, Fake(fail=["tiny-nll-seed1"]))
     assert failures == ["tiny-nll-seed1: loss term 'mdca' is no longer finite at step 7"]
-    now = Progress.of([PLAIN_NLL, TUNED], store)
+    now = GridProgress.of([PLAIN_NLL, TUNED], store)
     assert (now.done, now.total) == (7, 8)
     store.forget_failure(Training("tiny", "nll", seed=1))
     assert run([PLAIN_NLL, TUNED], store, Fake()) == []
@@ -132,7 +132,7 @@ def test_two_rules_share_the_candidates_and_each_reports_its_choice(tmp_path):
 
     fake, store = Both(), Store(tmp_path)
     by_nll = Method(**{**vars(TUNED), "select": "nll"})
-    assert Progress.of([TUNED, by_nll], store).total == 3 + 2 + 2
+    assert GridProgress.of([TUNED, by_nll], store).total == 3 + 2 + 2
     run([TUNED, by_nll], store, fake)
     assert store.choice(TUNED) == GRID[1] and store.choice(by_nll) == GRID[2]
     assert sorted(fake.trained) == sorted(
@@ -143,10 +143,10 @@ def test_two_rules_share_the_candidates_and_each_reports_its_choice(tmp_path):
 
 def test_time_left_is_by_the_mean_of_what_is_done(tmp_path):
     store = Store(tmp_path)
-    assert Progress.of([PLAIN_NLL], store).seconds is None
+    assert GridProgress.of([PLAIN_NLL], store).seconds is None
     first, *_ = PLAIN_NLL.chosen(())
     store.set_trained(first, {"seconds": 60, "seconds_per_report": 5})
-    now = Progress.of([PLAIN_NLL], store)
+    now = GridProgress.of([PLAIN_NLL], store)
     assert (now.done, now.total, now.reports) == (1, 3, 6)
     assert now.seconds == 2 * 60 + 6 * 5
 
@@ -157,7 +157,7 @@ from pathlib import Path
 from segcal.sweep.plan import Method
 from segcal.sweep.pools import Processes
 from segcal.sweep.runner import work
-from segcal.sweep.store import Progress, Store
+from segcal.sweep.store import GridProgress, Store
 from segcal.data.samples import WorkerDied
 from tests.support.stepwise import Stepwise
 if __name__ == "__main__":

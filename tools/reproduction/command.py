@@ -19,7 +19,7 @@ from segcal.sweep.figures import write_figures
 from segcal.sweep.plan import merge_methods
 from segcal.sweep.render import put_into, sheet_markdown, write_sheet
 from segcal.sweep.results import Results
-from segcal.sweep.store import Progress, Store, failures
+from segcal.sweep.store import GridProgress, Store, failures
 from segcal.sweep.worker import TrainingWorker
 
 FIGURES = {"opening": opening.OPENING, **figures.FIGURES}
@@ -88,7 +88,9 @@ def listing(options: argparse.Namespace) -> str:
             sweeps = sweeps_of(entry, worker, options)
             title = entry.title if isinstance(entry, paper.Figure) else sweeps[0].title
             label = f" ({entry.label})" if entry.label else ""
-            now = Progress.of(merge_methods(m for each in sweeps for m in each.methods()), store)
+            now = GridProgress.of(
+                merge_methods(m for each in sweeps for m in each.methods()), store
+            )
             lacking = _missing(sweeps, worker)
             missing = f"; missing: data of {', '.join(lacking)}" if lacking else ""
             lines.append(f"  {entry.name:<22} {title}{label}")
