@@ -13,7 +13,7 @@ from segcal.evaluation.saved import PredictionFolder
 from segcal.metrics import CalibrationMeter
 from segcal.metrics.conformal import SetCounts
 from segcal.metrics.operating import AcceptedPixels
-from segcal.metrics.state import Settings
+from segcal.metrics.state import decode_settings
 from segcal.runtime import RETRIES, join_ray
 
 SHARDS_PER_CORE = 4  # so that no core waits long for the last one
@@ -89,7 +89,7 @@ def _measure_shard(
 def _measured(states: States, protocols: Any) -> Measured:
     meters = []
     for state in states[0]:
-        meter = CalibrationMeter(**asdict(Settings.decode(state["settings"])))
+        meter = CalibrationMeter(**asdict(decode_settings(state["settings"])))
         meter.load_state_dict(state)
         meters.append(meter)
     return Measured(meters[0], dict(zip(states[1], meters[1:], strict=True)), protocols)

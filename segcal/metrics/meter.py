@@ -21,16 +21,16 @@ from segcal.metrics.counting import count
 from segcal.metrics.faults import explain_labels, explain_multilabel_values, explain_values
 from segcal.metrics.report import Report
 from segcal.metrics.state import (
-    Settings,
     check_state,
     check_sums,
     decode_names,
     encode_names,
+    encode_settings,
     of_this_version,
     read_state,
     write_state,
 )
-from segcal.metrics.sums import BatchSums, ImageSums, Sums, class_edges, fine_edges
+from segcal.metrics.sums import BatchSums, ImageSums, Settings, Sums, class_edges, fine_edges
 from segcal.metrics.tables import (
     BinTable,
     ClassHistogram,
@@ -315,7 +315,7 @@ class CalibrationMeter:
                 state[f"image.{name}"] = tensor.clone()
             state["names"] = encode_names(self._names)
             state["synced"] = torch.tensor(self._synced)
-        state["settings"] = self.settings.encode()
+        state["settings"] = encode_settings(self.settings)
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -1,12 +1,11 @@
-"""The settings and the state of a meter, as tensors and as an npz file."""
+"""The state of a meter as tensors and as an npz file, and what any such state must obey."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from numbers import Integral
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,86 +13,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from segcal.files import BadFile, Npz, atomic_write, check_num_classes, check_size, one_line
-from segcal.metrics.sums import CLASS_BINS, ImageSums, Sums, fine_edges
+from segcal.files import BadFile, Npz, atomic_write, one_line
+from segcal.metrics.sums import CLASS_BINS, ImageSums, Settings, Sums, fine_edges
 from segcal.metrics.tables import FineHistogram
 
-EDGE_RULES = ("right", "left")
 _SLACK = 0.01  # a pixel: half-precision probabilities may be this far out of their bin
 _EARLIER_FINE_BINS = 1537  # of earlier versions, which had none by class
 _FINE = ("fine_correct", "fine_wrong", "fine_confidence")
 _BY_CLASS = ("class_fine_correct", "class_fine_wrong")
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What two meters must have in common to be added."""
+def encode_settings(settings: Settings) -> Tensor:
+    """The settings as a uint8 tensor."""
+    return _to_bytes(json.dumps(asdict(settings)))
 
-    num_classes: int
-    num_bins: int
-    ignore_index: int
-    edge_rule: str
-    per_image: bool
-    class_names: tuple[str, ...] | None
-    region: str
-    multilabel: bool = False
 
-    def __post_init__(self) -> None:
-        classes = 1 if self.multilabel else 2
-        for name, least in (("num_classes", classes), ("num_bins", 1), ("ignore_index", None)):
-            value = getattr(self, name)
-            whole = isinstance(value, Integral) and not isinstance(value, bool)
-            if not whole or (least is not None and value < least):
-                bound = "" if least is None else f" >= {least}"
-                raise ValueError(f"Expected {name} to be an integer{bound}, but got {value!r}")
-            object.__setattr__(self, name, int(value))  # numpy's integers are not JSON's
-        check_num_classes(self.num_classes, multilabel=self.multilabel)
-        if not isinstance(self.multilabel, bool):
-            raise ValueError(f"Expected multilabel to be a bool, but got {self.multilabel!r}")
-        check_size(
-            8 * self.num_classes * self.num_bins,
-            f"a table of {self.num_classes} classes and {self.num_bins} bins",
-        )
-        if not -(2**63) <= self.ignore_index < 2**63:
-            raise ValueError(f"Expected ignore_index within int64, but got {self.ignore_index}")
-        if self.edge_rule not in EDGE_RULES:
-            raise ValueError(f"Expected edge_rule in {EDGE_RULES}, but got {self.edge_rule!r}")
-        for name in self.class_names or ():
-            if not isinstance(name, str):
-                raise ValueError(f"Expected class_names to be text, but got {name!r}")
-        if self.class_names is not None and len(self.class_names) != self.num_classes:
-            raise ValueError(
-                f"Expected {self.num_classes} class_names, but got {len(self.class_names)}"
-            )
+def decode_settings(data: Tensor) -> Settings:
+    """The inverse of `encode_settings`.
 
-    def require_equal(self, other: Settings) -> None:
-        """Raise a ValueError that names the settings that differ, if any do."""
-        mine, theirs = asdict(self), asdict(other)
-        differing = [
-            f"{name} {mine[name]!r} and {theirs[name]!r}"
-            for name in mine
-            if mine[name] != theirs[name]
-        ]
-        if differing:
-            raise ValueError(f"Expected meters of equal settings, but got {', '.join(differing)}")
-
-    def encode(self) -> Tensor:
-        """The settings as a uint8 tensor."""
-        return _to_bytes(json.dumps(asdict(self)))
-
-    @classmethod
-    def decode(cls, data: Tensor) -> Settings:
-        """The inverse of `encode`.
-
-        Raises:
-            ValueError: `data` holds no settings.
-        """
-        try:
-            settings = json.loads(_to_text(data))
-            names = settings.pop("class_names")
-            return cls(**settings, class_names=None if names is None else tuple(names))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(one_line(error)) from None
+    Raises:
+        ValueError: `data` holds no settings.
+    """
+    try:
+        settings = json.loads(_to_text(data))
+        names = settings.pop("class_names")
+        return Settings(**settings, class_names=None if names is None else tuple(names))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(one_line(error)) from None
 
 
 def write_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> None:
@@ -113,7 +59,7 @@ def read_state(path: str | os.PathLike[str]) -> tuple[Settings, dict[str, Tensor
     """
     try:
         with Npz(Path(path), own=True) as arrays:
-            settings = Settings.decode(torch.from_numpy(arrays["settings"]))
+            settings = decode_settings(torch.from_numpy(arrays["settings"]))
             earlier = _BY_CLASS[0] not in arrays.keys
             for name, shapes in _shapes(settings, earlier=earlier).items():
                 if arrays.shape(name) not in shapes:
@@ -165,7 +111,7 @@ def check_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor], settings
     if set(state) != set(own):
         odd = sorted(set(state) ^ set(own))
         raise ValueError(f"Expected the state of a CalibrationMeter, but {odd} do not match")
-    settings.require_equal(Settings.decode(state["settings"]))
+    settings.require_equal(decode_settings(state["settings"]))
     shapes = _shapes(settings, earlier=False)
     for name, tensor in own.items():
         # The number of images, and the length of text, may differ.

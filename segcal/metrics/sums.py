@@ -1,13 +1,16 @@
-"""What a meter keeps: sums over all pixels, and a few sums of each image."""
+"""What a meter keeps: its settings, sums over all pixels, and a few sums of each image."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from numbers import Integral
 
 import torch
 from torch import Tensor
+
+from segcal.files import check_num_classes, check_size
 
 # The fine histogram of top-label confidence p has bins of width 1/FINE_CELLS up to p = 15/16. From
 # there on it has FINE_STEPS bins to each halving of q = 1 - p, because a trained network puts most
@@ -26,6 +29,7 @@ CLASS_STEP = 16
 CLASS_BINS = FINE_BINS // CLASS_STEP + 1
 MOST_CLASSES = 256  # told apart in it: 2 kB a class
 
+EDGE_RULES = ("right", "left")
 MOST_NLL = 1e300  # of a pixel; the sum over pixels must stay finite too
 
 
@@ -66,6 +70,59 @@ def bin_edges(num_bins: int, edge_rule: str, dtype: torch.dtype) -> Tensor:
         edges = edges.nextafter(-torch.ones_like(edges))
     edges[0], edges[-1] = -torch.inf, torch.inf
     return edges
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What two meters must have in common to be added."""
+
+    num_classes: int
+    num_bins: int
+    ignore_index: int
+    edge_rule: str
+    per_image: bool
+    class_names: tuple[str, ...] | None
+    region: str
+    multilabel: bool = False
+
+    def __post_init__(self) -> None:
+        classes = 1 if self.multilabel else 2
+        for name, least in (("num_classes", classes), ("num_bins", 1), ("ignore_index", None)):
+            value = getattr(self, name)
+            whole = isinstance(value, Integral) and not isinstance(value, bool)
+            if not whole or (least is not None and value < least):
+                bound = "" if least is None else f" >= {least}"
+                raise ValueError(f"Expected {name} to be an integer{bound}, but got {value!r}")
+            object.__setattr__(self, name, int(value))  # numpy's integers are not JSON's
+        check_num_classes(self.num_classes, multilabel=self.multilabel)
+        if not isinstance(self.multilabel, bool):
+            raise ValueError(f"Expected multilabel to be a bool, but got {self.multilabel!r}")
+        check_size(
+            8 * self.num_classes * self.num_bins,
+            f"a table of {self.num_classes} classes and {self.num_bins} bins",
+        )
+        if not -(2**63) <= self.ignore_index < 2**63:
+            raise ValueError(f"Expected ignore_index within int64, but got {self.ignore_index}")
+        if self.edge_rule not in EDGE_RULES:
+            raise ValueError(f"Expected edge_rule in {EDGE_RULES}, but got {self.edge_rule!r}")
+        for name in self.class_names or ():
+            if not isinstance(name, str):
+                raise ValueError(f"Expected class_names to be text, but got {name!r}")
+        if self.class_names is not None and len(self.class_names) != self.num_classes:
+            raise ValueError(
+                f"Expected {self.num_classes} class_names, but got {len(self.class_names)}"
+            )
+
+    def require_equal(self, other: Settings) -> None:
+        """Raise a ValueError that names the settings that differ, if any do."""
+        mine, theirs = asdict(self), asdict(other)
+        differing = [
+            f"{name} {mine[name]!r} and {theirs[name]!r}"
+            for name in mine
+            if mine[name] != theirs[name]
+        ]
+        if differing:
+            raise ValueError(f"Expected meters of equal settings, but got {', '.join(differing)}")
 
 
 @dataclass

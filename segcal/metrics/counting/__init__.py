@@ -11,8 +11,7 @@ from types import ModuleType
 from torch import Tensor
 
 from segcal.metrics.counting.device import count_in_torch
-from segcal.metrics.state import Settings
-from segcal.metrics.sums import BatchSums
+from segcal.metrics.sums import BatchSums, Settings
 from segcal.pixels import fold_multilabel
 
 log = logging.getLogger(__name__)

@@ -23,13 +23,13 @@ from segcal.metrics.counting.compiled import (
     count_pixels,
     sum_tempered,
 )
-from segcal.metrics.state import Settings
 from segcal.metrics.sums import (
     CLASS_BINS,
     FINE_BINS,
     MOST_CLASSES,
     BatchSums,
     ImageSums,
+    Settings,
     Sums,
     bin_edges,
 )

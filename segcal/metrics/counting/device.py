@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from segcal.files import is_distribution
-from segcal.metrics.state import Settings
 from segcal.metrics.sums import (
     CLASS_BINS,
     CLASS_STEP,
@@ -25,6 +24,7 @@ from segcal.metrics.sums import (
     OCTAVES,
     BatchSums,
     ImageSums,
+    Settings,
     Sums,
     bin_edges,
 )
