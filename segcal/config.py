@@ -7,7 +7,7 @@ import difflib
 import inspect
 import re
 from argparse import SUPPRESS, ArgumentError
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -16,7 +16,6 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from segcal.data import build as datasets
-from segcal.data.build import DATASETS
 from segcal.data.options import DataConfig
 from segcal.files import atomic_write, read_yaml
 from segcal.losses import (
@@ -29,7 +28,7 @@ from segcal.losses import (
     term,
 )
 from segcal.models import build as models
-from segcal.models.build import MODELS, ModelConfig
+from segcal.models.build import ModelConfig
 from segcal.registry import describe
 from segcal.training.options import TrainOptions
 
@@ -187,14 +186,19 @@ def train_parser(prog: str) -> ArgumentParser:
 
 def _complete_help(parser: ArgumentParser) -> None:
     """Add what data sets and networks declare: their names, and which of them take an option."""
+    declared: dict[str, tuple[Mapping[str, Any], Callable[[str], str]]] = {
+        "data": (datasets.DATASETS, datasets.takers),
+        "model": (models.MODELS, models.takers),
+    }
     for action in parser._actions:
         group, _, option = action.dest.partition(".")
-        if group not in ("data", "model") or not option:
+        if group not in declared or not option:
             continue
+        entries, takers = declared[group]
         if option == "name":
-            action.help = f"One of {describe(DATASETS if group == 'data' else MODELS)}."
-        elif takers := (datasets if group == "data" else models).takers(option):
-            action.help = f"{action.help} For {takers}."
+            action.help = f"One of {describe(entries)}."
+        elif who := takers(option):
+            action.help = f"{action.help} For {who}."
 
 
 def parse_train(arguments: Sequence[str], prog: str = "segcal train") -> tuple[TrainConfig, bool]:

@@ -200,7 +200,8 @@ def accumulator(x: Tensor) -> torch.dtype:
 def with_slope(logits: Tensor, value: Tensor, slope: Tensor, denominator: int) -> Tensor:
     """(N, L) `value`, whose derivative by each (N, C, L) logit is `slope` / `denominator`.
 
-    The slopes may be of a small integer dtype, which saves most of the memory between the passes.
+    For losses that are piecewise linear in the logits. The slopes may be of a small integer dtype,
+    which saves most of the memory between the passes.
     """
     result: Tensor = _WithSlope.apply(logits, value, slope, denominator)
     return result

@@ -469,7 +469,7 @@ def _count_classes(row, group, a, members, edges, scale, table):
 
 @njit(**_EXACT)
 def _find_fine(top, fine):
-    """Fill `fine` with the fine bins of the largest probabilities; see `bins.fine_bin`."""
+    """Fill `fine` with the fine bins of the largest probabilities; see `device.fine_bin`."""
     real, single = top.dtype.type, top.itemsize == 4
     shift = (23 if single else 52) - _STEP_BITS  # of the bits of 1 - p
     top_step = np.int32(((127 if single else 1023) - OCTAVES) * FINE_STEPS + FINE_BINS - 2)
