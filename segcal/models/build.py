@@ -53,23 +53,8 @@ class ModelConfig:
     embedding: int = 100
 
 
-def _small_unet(config: ModelConfig, *, num_classes: int, in_channels: int) -> nn.Module:
-    net = SmallUNet(
-        num_classes=num_classes, in_channels=in_channels, width=config.width, norm=config.norm
-    )
-    return PaddedToMultiple(net, 4)
-
-
-def _cifar_resnet(
-    config: ModelConfig, *, num_classes: int, in_channels: int, depth: int, bottleneck: bool = False
-) -> nn.Module:
-    return CifarResNet(
-        depth, num_classes=num_classes, in_channels=in_channels, bottleneck=bottleneck
-    )
-
-
-def _resnet34(config: ModelConfig, *, num_classes: int, in_channels: int) -> nn.Module:
-    return ResNet34(num_classes=num_classes, in_channels=in_channels)
+def _small_unet(config: ModelConfig, **sizes: int) -> nn.Module:
+    return PaddedToMultiple(SmallUNet(width=config.width, norm=config.norm, **sizes), 4)
 
 
 def _resnet50_head(config: ModelConfig, *, num_classes: int, in_channels: int) -> nn.Module:
@@ -169,8 +154,10 @@ class ModelEntry:
 
 
 def _resnet(depth: int, *, bottleneck: bool = False) -> ModelEntry:
-    build = partial(_cifar_resnet, depth=depth, bottleneck=bottleneck)
-    return ModelEntry(build, "for images of 32x32")
+    return ModelEntry(
+        lambda config, **sizes: CifarResNet(depth, bottleneck=bottleneck, **sizes),
+        "for images of 32x32",
+    )
 
 
 _SMP = ModelEntry(_smp, "segmentation-models-pytorch", ("encoder", "encoder_weights"))
@@ -203,7 +190,7 @@ MODELS: dict[str, ModelEntry] = {
     "resnet56": _resnet(56),
     "resnet110": _resnet(110),
     "resnet56_bottleneck": _resnet(56, bottleneck=True),
-    "resnet34": ModelEntry(_resnet34, "for images of 64x64"),
+    "resnet34": ModelEntry(lambda config, **sizes: ResNet34(**sizes), "for images of 64x64"),
     "resnet50_head": ModelEntry(
         _resnet50_head,
         "ResNet-50, a 1x1 convolution and two linear layers",
