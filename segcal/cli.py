@@ -17,6 +17,8 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NoReturn
 
 from segcal.commands.options import (
     parse_compare,
@@ -39,13 +41,12 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _collect_less() -> None:
-    """Look for garbage less often, and not once more at the end.
+    """Look for garbage less often.
 
     Imports and figures make millions of objects that stay; looking through them each time some more
-    are there takes a tenth of a short command, and half a second before Python ends.
+    are there takes a tenth of a short command.
     """
     gc.set_threshold(100_000, 20, 100)
-    atexit.register(gc.freeze)
 
 
 def train_command(arguments: Sequence[str], prog: str) -> None:
@@ -67,6 +68,8 @@ def eval_command(arguments: Sequence[str], prog: str) -> None:
     """Evaluate runs, or predictions that any framework saved."""
     options = parse_eval(arguments, prog)
     _collect_less()
+    if options.predictions:  # threads of torch that wait busily hinder those that read and count
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from segcal.commands.evaluate import evaluate_inputs
 
     evaluate_inputs(options)
@@ -135,14 +138,31 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "segcal") -> int
     """Run one of `COMMANDS` and return the exit status; `arguments` are sys.argv's by default."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"usage: {prog} COMMAND [--help] …\n")
-        for name, command in COMMANDS.items():
-            print(f"  {name:9}{command.__doc__}")
-        return 0
+        return run_command(_list_commands, (), prog)
     name, *rest = arguments
     if name not in COMMANDS:
         return _fail(f"Expected a command ({', '.join(COMMANDS)}), but got {name}", 2)
     return run_command(COMMANDS[name], rest, f"{prog} {name}")
+
+
+def _list_commands(_: Sequence[str], prog: str) -> None:
+    print(f"usage: {prog} COMMAND [--help] …\n")
+    for name, command in COMMANDS.items():
+        print(f"  {name:9}{command.__doc__}")
+
+
+def script() -> NoReturn:
+    """What the installed `segcal` runs."""
+    leave(main())
+
+
+def leave(status: int) -> NoReturn:
+    """End this process at once: it takes Python a second to take apart what torch has loaded."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+            stream.flush()
+    os._exit(status)
 
 
 def run_command(command: Command, arguments: Sequence[str], prog: str) -> int:

@@ -1,7 +1,5 @@
 """Settings all tests share."""
 
-import atexit
-import gc
 import os
 from pathlib import Path
 
@@ -17,11 +15,6 @@ torch.set_num_threads(1)
 
 settings.register_profile("segcal", deadline=None, derandomize=True)
 settings.load_profile("segcal")
-
-
-def pytest_unconfigure() -> None:
-    """Let Python collect garbage at its end, or libraries of other tests report leaks."""
-    atexit.unregister(gc.freeze)
 
 
 @pytest.fixture(scope="session")

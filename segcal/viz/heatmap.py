@@ -151,7 +151,8 @@ def predictions(
             f"Expected labels in 0..{len(p) - 1} or {ignore_index}, but got {int(bad[0])}"
         )
     # They may have passed through any dtype on their way here.
-    good = is_distribution(torch.from_numpy(p.astype(np.float32)), 0, rounded_to=torch.bfloat16)
+    values = torch.from_numpy(p.astype(np.float32, copy=False))
+    good = is_distribution(values, 0, rounded_to=torch.bfloat16)
     if (~good.numpy() & valid).any():
         counted, total = p[:, valid], p.sum(0, dtype=np.float64)[valid]
         raise ValueError(
@@ -159,7 +160,8 @@ def predictions(
             f"values {counted.min():.4g}..{counted.max():.4g} with sums "
             f"{total.min():.4g}..{total.max():.4g}; for logits pass logits.softmax(0)"
         )
-    return p.max(0).astype(np.float32), p.argmax(0), y.astype(np.int64)
+    confidence, predicted = values.max(0)
+    return confidence.numpy(), predicted.numpy(), y.astype(np.int64)
 
 
 def pale_image(image: ArrayLike | Tensor | None, shape: Sequence[int]) -> NDArray[np.float64]:
