@@ -195,7 +195,9 @@ def begin(calls: Sequence[Callable[[], T]]) -> Callable[[], list[T]]:
     """
     threads = torch.get_num_threads() if sys.platform == "linux" else 1
     helpers = max(0, min(threads, len(calls)) - 1)
-    context = multiprocessing.get_context("fork" if helpers else None)
+    if helpers == 0:
+        return lambda: [call() for call in calls]
+    context = multiprocessing.get_context("fork")
     following = context.Value("i", 0)
     pipes = []
     for _ in range(helpers):

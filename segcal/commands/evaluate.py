@@ -287,9 +287,9 @@ def _evaluate_one(
     }
     drawings = Drawings(list(entries.values()))
     drawings.begin()
-    indices = choose(options.overlays, options.num_overlays, subject.source, reports["none"])
-    panel = _shift_overlay(subject, shifted, scalers, reports["none"], options)
-    entries["none"] = replace(entries["none"], shift_overlay=panel)
+    indices = choose(options.overlays, options.num_overlays, subject.source, reports[NONE])
+    panel = _shift_overlay(subject, shifted, scalers, reports[NONE], options)
+    entries[NONE] = replace(entries[NONE], shift_overlay=panel)
     drawn = draw(subject.source, indices, scalers)
     results = []
     with new_contents(folder) as staging:

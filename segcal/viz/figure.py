@@ -15,8 +15,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
 OVER = "#cf1f38"  # confidence above accuracy
 UNDER = "#1a70c4"  # confidence below accuracy; colour-blind readers can tell the two apart
@@ -136,16 +134,12 @@ def legend_above(ax: Axes, bottom: float = 1.0) -> None:
 
 def png(figure: Figure, *, title: str = "", dpi: int = 160) -> bytes:
     """A figure drawn in `themed` as PNG, with `title` in its metadata."""
-    pixels, buffer = io.BytesIO(), io.BytesIO()
+    buffer = io.BytesIO()
+    metadata = {"Software": None, **({"Title": title} if title else {})}
     with themed():  # matplotlib makes ticks only when it draws them
-        figure.savefig(pixels, format="raw", dpi=dpi)
-    size = (int(figure.bbox.width * dpi / figure.dpi), int(figure.bbox.height * dpi / figure.dpi))
-    info = PngInfo()
-    if title:
-        info.add_text("Title", title)
-    drawn = Image.frombytes("RGBA", size, pixels.getvalue()).convert("RGB")  # nothing shows through
-    # Half the time of level 6, for 3 % more bytes.
-    drawn.save(buffer, "PNG", dpi=(dpi, dpi), pnginfo=info, compress_level=4)
+        figure.savefig(
+            buffer, format="png", dpi=dpi, metadata=metadata, pil_kwargs={"compress_level": 4}
+        )  # half the time of level 6, for 3 % more bytes
     return buffer.getvalue()
 
 
