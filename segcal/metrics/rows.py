@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from segcal.metrics.protocols import PROTOCOL_SCORES, describe_protocol
@@ -242,10 +242,21 @@ def interval_notes(report: Report) -> list[str]:
         notes.append(f"[95 % interval] by bootstrap over images ({report.images.resamples}×)")
         if report.protocol.images < FEW_IMAGES:
             notes.append(f"fewer than {FEW_IMAGES} images: an interval may be too short")
+        intervals = report.intervals.items()
+        above = [SCORES[name].label for name, i in intervals if getattr(report, name) > i.high]
+        notes += [above_interval(above)] if above else []
     missing: dict[str, list[str]] = {}  # scores by reason
     for name, why in ({} if report.images is None else report.images.withheld).items():
         missing.setdefault(why, []).append(SCORES[name].label if name in SCORES else name)
     return notes + [f"no interval for {', '.join(n)}: {why}" for why, n in missing.items()]
+
+
+def above_interval(labels: Iterable[str]) -> str:
+    """Why printed calibration errors may lie above their intervals."""
+    return (
+        f"{', '.join(labels)} above the interval: noise adds to the printed error, and the "
+        "interval is for the error on infinitely many images"
+    )
 
 
 def columns_of(reports: Sequence[Report]) -> list[Score]:

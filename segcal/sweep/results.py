@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -13,6 +13,7 @@ from segcal.metrics import (
     mean_intervals,
     paired_differences,
 )
+from segcal.metrics.rows import above_interval
 from segcal.metrics.scores import SCORES
 from segcal.sweep.definition import Row, Sweep, Variation
 from segcal.sweep.plan import Evaluation, Hyper, combinations, in_words
@@ -99,7 +100,7 @@ class Results:
                     single = self._single(rows, part, prefix)
                     numbers += single.values()
                     blocks += self._by_shift(caption, rows, part, single)
-        said = [*self.remarks(), *remarks]
+        said = [*self.remarks(), *remarks, *remarks_on_noise(numbers)]
         return Sheet(self.sweep.name, self.sweep.title, command, said, blocks, numbers)
 
     def rows(self, variation: Variation) -> list[Row]:
@@ -287,6 +288,13 @@ class Results:
                 if count > 1 and all(chosen.values()):
                     said.append(f"{before}{entry.name}: {_choices(chosen)}, of {count}.")
         return said
+
+
+def remarks_on_noise(numbers: Iterable[Number]) -> list[str]:
+    """Which scores have a number above its interval, and why; nothing if none has."""
+    above = (n for n in numbers if n.mean and n.interval and n.mean > n.interval[1])
+    labels = dict.fromkeys(SCORES[number.metric].label for number in above)
+    return [f"{above_interval(labels)}."] if labels else []
 
 
 def _choices(chosen: Mapping[str, Hyper | None]) -> str:

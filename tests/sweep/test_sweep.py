@@ -11,7 +11,8 @@ from segcal.cli import main
 from segcal.metrics import CalibrationMeter, Report, mean_intervals, paired_differences
 from segcal.sweep.definition import read_sweep
 from segcal.sweep.plan import Evaluation
-from segcal.sweep.results import Results
+from segcal.sweep.render import Number
+from segcal.sweep.results import Results, remarks_on_noise
 from segcal.sweep.store import Store
 from tests.support import ROOT
 
@@ -86,6 +87,15 @@ def test_tables_are_those_of_the_reports(made):
     interval = mean_intervals(meters)["ece"]
     ends = [float(mean["low"]), float(mean["high"])]
     assert ends == pytest.approx([100 * interval.low, 100 * interval.high], rel=1e-4, abs=1e-9)
+
+
+def test_errors_above_their_intervals_are_explained():
+    within = Number("ece", "%", "nll / none", "clean", (2.0, 3.0), (2.0, 2.5))
+    above = Number("sce", "1e-3", "nll / none", "clean", (19.0,), (4.0, 15.5))
+    missing = Number("sce", "1e-3", "fl / none", "clean", ())
+    assert remarks_on_noise([within, missing]) == []
+    (remark,) = remarks_on_noise([within, above, above, missing])
+    assert remark.startswith("SCE above the interval: noise adds")
 
 
 def test_differences_are_paired_over_seeds_and_shifts(made):
