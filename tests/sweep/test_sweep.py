@@ -1,5 +1,6 @@
 """`segcal sweep` from a YAML file to its tables, on trainings of a second."""
 
+import base64
 import csv
 import re
 import shutil
@@ -123,7 +124,8 @@ def test_page_and_marked_file(made):
     assert "fl: gamma" in text and "The weights of the last epoch are evaluated." in text
     page = (made / "out/grid.html").read_text()
     assert "<h1>Digits under shift</h1>" in page and page.count("<table>") == 5
-    assert (made / "out/grid.png").exists()
+    picture = base64.b64encode((made / "out/grid.png").read_bytes()).decode()
+    assert f"data:image/png;base64,{picture}" in page
 
 
 def test_the_same_command_trains_nothing_again(made, capsys):
