@@ -13,7 +13,7 @@ import torch
 
 from segcal import distributed
 from segcal.data.shift import DATA, Shift
-from segcal.evaluation.calibrate import fit_scalers
+from segcal.evaluation.calibrate import Triage, choose_on_holdout, fit_scalers
 from segcal.evaluation.evaluate import Measured, measure, require_pixels
 from segcal.evaluation.on_ray import measure_on_ray
 from segcal.evaluation.overlays import (
@@ -52,7 +52,6 @@ from segcal.evaluation.sources import (
     SplitPredictions,
     shard_of,
 )
-from segcal.evaluation.triage import Triage, choose_on_holdout
 from segcal.metrics import Report
 from segcal.metrics.regions import named_regions
 from segcal.metrics.rows import describe_report
