@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from segcal.data.image_files import FilePart, find_images, one_size
+from segcal.data.image_files import FilePart, class_files, find_images, one_size
 from segcal.data.options import DataConfig
 from segcal.data.samples import AbsentPart, RawDataset, or_absent
 from segcal.data.voc import palette
@@ -123,14 +123,9 @@ def _subfolders(folder: Path) -> tuple[str, ...]:
 
 def class_part(folder: Path, class_names: tuple[str, ...]) -> FilePart:
     """The images of folder/CLASS for each of the classes, in their order."""
-    images: list[Path] = []
-    classes: list[int] = []
-    for index, name in enumerate(class_names):
-        # A class may be absent from the test images, but a folder that is there holds some.
-        found = find_images(folder / name) if (folder / name).is_dir() else []
-        images += found
-        classes += [index] * len(found)
-    return FilePart(images, classes, num_classes=len(class_names), ignore_index=-1)
+    # A class may be absent from the test images, but a folder that is there holds some.
+    places = [(folder / name, index) for index, name in enumerate(class_names)]
+    return class_files([place for place in places if place[0].is_dir()], len(class_names))
 
 
 def _uniform(config: DataConfig, train: FilePart | AbsentPart, test: FilePart) -> bool:

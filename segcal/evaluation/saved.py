@@ -345,10 +345,7 @@ class PredictionFolder:
             return self._stated_kind(file), read_npy(file), self._labels_beside(file)
         with Npz(file) as arrays:
             key, kind = self._npz_key(file, arrays)
-            if self.format.labels is None and "labels" in arrays.keys:
-                return kind, arrays[key], arrays["labels"]
-            values = arrays[key]
-        return kind, values, self._labels_beside(file)
+            return kind, arrays[key], self._npz_labels(file, arrays)
 
     def _read_parts(self, file: Path, depth: int) -> tuple[Iterator[np.ndarray], np.ndarray]:
         """The values of a volume, as parts of `depth` slices, and its labels."""
@@ -358,9 +355,7 @@ class PredictionFolder:
             return read_slabs(file, None, depth), self._labels_beside(file)
         with Npz(file) as arrays:
             key = self._npz_key(file, arrays)[0]
-            inside = self.format.labels is None and "labels" in arrays.keys
-            labels = arrays["labels"] if inside else self._labels_beside(file)
-        return read_slabs(file, key, depth), labels
+            return read_slabs(file, key, depth), self._npz_labels(file, arrays)
 
     def _stated_kind(self, file: Path) -> Kind:
         if self.format.kind is None:
@@ -379,6 +374,11 @@ class PredictionFolder:
             listed = ", ".join(arrays.keys) or "none"
             raise BadFile(f"{file}: Expected {wanted}, but got {listed}")
         return found[0], found[0]
+
+    def _npz_labels(self, file: Path, arrays: Npz) -> np.ndarray:
+        """The labels in a .npz, or beside it."""
+        inside = self.format.labels is None and "labels" in arrays.keys
+        return arrays["labels"] if inside else self._labels_beside(file)
 
     def _labels_beside(self, file: Path) -> np.ndarray:
         """The labels of `file`, from a file of their own."""
@@ -429,11 +429,9 @@ class PredictionFolder:
             raise ValueError(f"Expected labels of an integer dtype, but got {labels.dtype}")
         if is_sigmoid(kind):
             values, labels = self._sigmoid_batch(kind, values, labels)
-        elif values.ndim == 3 and labels.ndim == 2:
-            self._check_layout(values.shape, labels.shape)
-            values = (values if self.format.layout == "chw" else values.transpose(2, 0, 1))[None]
-            labels = labels[None]
-        elif values.ndim == 4 and labels.ndim == 3:
+        elif values.ndim in (3, 4) and labels.ndim == values.ndim - 1:
+            if values.ndim == 3:
+                self._check_layout(values.shape, labels.shape)
             values = (values if self.format.layout == "chw" else np.moveaxis(values, -1, 0))[None]
             labels = labels[None]
         elif values.ndim == 1 and labels.size == 1:

@@ -110,7 +110,7 @@ def part_tables(report: Report) -> list[PartTable]:
             "Protocols",
             ["protocol", *scores, "what it is"],
             [
-                (name, [_cell(s, found[s.name]) for s in PART_SCORES], describe_protocol(name))
+                (name, [cell_of(s, found[s.name]) for s in PART_SCORES], describe_protocol(name))
                 for name, found in report.protocols.items()
             ],
         ),
@@ -126,10 +126,10 @@ def part_tables(report: Report) -> list[PartTable]:
                     point.target,
                     [
                         TableCell(point.threshold, threshold_text(point.threshold)),
-                        _cell(accuracy, point.holdout_coverage),
-                        _cell(accuracy, point.holdout_accuracy),
-                        _cell(accuracy, point.coverage, point.intervals.get("coverage")),
-                        _cell(accuracy, point.accuracy, point.intervals.get("accuracy")),
+                        cell_of(accuracy, point.holdout_coverage),
+                        cell_of(accuracy, point.holdout_accuracy),
+                        cell_of(accuracy, point.coverage, point.intervals.get("coverage")),
+                        cell_of(accuracy, point.accuracy, point.intervals.get("accuracy")),
                     ],
                     point.verdict,
                 )
@@ -147,10 +147,10 @@ def part_tables(report: Report) -> list[PartTable]:
                     f"miss={sets.miss:g}",
                     [
                         TableCell(sets.lam, threshold_text(sets.lam)),
-                        _cell(accuracy, sets.holdout_miss),
-                        _cell(accuracy, sets.miss_rate, sets.interval),
+                        cell_of(accuracy, sets.holdout_miss),
+                        cell_of(accuracy, sets.miss_rate, sets.interval),
                         TableCell(sets.set_size, number(sets.set_size, 2)),
-                        _cell(accuracy, sets.empty),
+                        cell_of(accuracy, sets.empty),
                     ],
                     f"{sets.holdout_images:,}",
                 )
@@ -161,7 +161,7 @@ def part_tables(report: Report) -> list[PartTable]:
     return [table for table in tables if table.rows]
 
 
-def _cell(score: Score, value: float, interval: Interval | None = None) -> TableCell:
+def cell_of(score: Score, value: float, interval: Interval | None = None) -> TableCell:
     """A fraction as `score` is printed."""
     return TableCell(value * score.scale, score.number(value), _interval_text(score, interval))
 
@@ -296,10 +296,7 @@ def cells_of_values(values: Sequence[float], score: Score) -> list[TableCell]:
     scaled = [value * score.scale for value in values]
     ranked = score.better != "neither"
     best = best_of(scaled, score.digits, higher=score.higher) if ranked else set()
-    return [
-        TableCell(value * score.scale, score.number(value), best=index in best)
-        for index, value in enumerate(values)
-    ]
+    return [cell_of(score, v)._replace(best=index in best) for index, v in enumerate(values)]
 
 
 def _cells(reports: Sequence[Report | None], score: Score) -> list[TableCell]:
