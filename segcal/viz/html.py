@@ -267,14 +267,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
 
 
 _MAX_CLASSES = 24  # in the diagrams of the page; its tables have all classes
-_APP = (
-    "app/base.js",
-    "app/reliability.js",
-    "app/thresholds.js",
-    "app/overlays.js",
-    "app/inspector.js",
-    "app/images.js",
-)  # one script, in this order
+_APP = ("base", "reliability", "thresholds", "inspector", "images")  # one script, in this order
 _QUALITY = 88  # WEBP quality of overlays, which may be photographs
 
 
@@ -323,7 +316,7 @@ def render_page(
     looked_into = {each["name"] for each in numbers["inspected"]} if numbers else set()
     scripts = [_part("sort.js")]
     if not static:
-        scripts = [*plot_library(), "".join(map(_part, _APP)), *scripts]
+        scripts = [*plot_library(), "".join(_part(f"app/{name}.js") for name in _APP), *scripts]
     environment = Environment(
         loader=PackageLoader("segcal.viz", "page"),
         autoescape=True,
