@@ -36,10 +36,7 @@ def masks(config: DataConfig) -> RawDataset:
         else:
             labels = [_mask_of(image, folder) for image in images]
         return FilePart(
-            images,
-            labels,
-            num_classes=len(class_names),
-            ignore_index=config.ignore_index,
+            images, labels, num_classes=len(class_names), ignore_index=config.ignore_index
         )
 
     train, test = or_absent(lambda: part("train")), part("test")
@@ -65,10 +62,7 @@ def folders(config: DataConfig) -> RawDataset:
     train = or_absent(lambda: class_part(root / "train", _subfolders(root / "train")))
     test = class_part(root / "test", class_names)
     return RawDataset(
-        train=train,
-        test=test,
-        class_names=class_names,
-        uniform=_uniform(config, train, test),
+        train=train, test=test, class_names=class_names, uniform=_uniform(config, train, test)
     )
 
 

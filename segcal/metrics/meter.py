@@ -31,13 +31,7 @@ from segcal.metrics.state import (
     write_state,
 )
 from segcal.metrics.sums import BatchSums, ImageSums, Settings, Sums, class_edges, fine_edges
-from segcal.metrics.tables import (
-    BinTable,
-    ClassHistogram,
-    FineHistogram,
-    ImageStatistics,
-    Protocol,
-)
+from segcal.metrics.tables import BinTable, ClassHistogram, FineHistogram, ImageStatistics, Protocol
 from segcal.pixels import check_shapes, multilabel_labels
 
 log = logging.getLogger(__name__)

@@ -429,11 +429,7 @@ class ScoreTable:
         log=1,
     )
     error = Score(
-        "test error",
-        "%",
-        lambda report: 1 - report.accuracy,
-        "1 − `accuracy`",
-        brief_digits=1,
+        "test error", "%", lambda report: 1 - report.accuracy, "1 − `accuracy`", brief_digits=1
     )
     miou = Score(
         "mIoU",

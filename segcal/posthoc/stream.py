@@ -104,12 +104,7 @@ class Stream:
     """
 
     def __init__(
-        self,
-        batches: Iterable[Any],
-        *,
-        ignore_index: int,
-        sync: bool,
-        multilabel: bool = False,
+        self, batches: Iterable[Any], *, ignore_index: int, sync: bool, multilabel: bool = False
     ) -> None:
         if isinstance(batches, Iterator) or not isinstance(batches, Iterable):
             raise ValueError(

@@ -28,16 +28,7 @@ from segcal.metrics.sums import CLASS_STEP
 from segcal.metrics.tables import BinTable, without_nan
 from segcal.viz.diagrams import class_names, counted
 from segcal.viz.entry import Entry, Overlay
-from segcal.viz.figure import (
-    DARK,
-    LIGHT,
-    OVER,
-    UNDER,
-    class_palette,
-    data_uri,
-    run_style,
-    webp_uri,
-)
+from segcal.viz.figure import DARK, LIGHT, OVER, UNDER, class_palette, data_uri, run_style, webp_uri
 
 _BUNDLES = ("bokeh.min.js", "bokeh-api.min.js")  # no widgets, tables or WebGL
 _PART_SCORES = ("accuracy", "mean_confidence", "ece", "sce", "miou")
@@ -164,11 +155,7 @@ def _accepted(report: Report) -> list[dict[str, Any]] | None:
     for correct, wrong in zip(table.correct, table.wrong, strict=True):
         held = np.flatnonzero(correct + wrong)
         found.append(
-            {
-                "bin": held.tolist(),
-                "correct": correct[held].tolist(),
-                "wrong": wrong[held].tolist(),
-            }
+            {"bin": held.tolist(), "correct": correct[held].tolist(), "wrong": wrong[held].tolist()}
         )
     return found
 

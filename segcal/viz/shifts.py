@@ -22,14 +22,7 @@ from segcal.viz.figure import axes_or_new, ink, new_figure, plain, run_style
 CLEAN, MEAN = "clean", "mean over shifts"
 SHIFT_SCORES = tuple(
     SCORES[name]
-    for name in (
-        "ece",
-        "sce",
-        "accuracy",
-        "overconfidence",
-        "underconfidence",
-        "mean_confidence",
-    )
+    for name in ("ece", "sce", "accuracy", "overconfidence", "underconfidence", "mean_confidence")
 )
 
 
