@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from segcal.evaluation.evaluate import LogitMap, calibrated, count_batch, new_meter
-from segcal.evaluation.sources import NamedPredictions, Predictions
+from segcal.evaluation.sources import Kind, NamedPredictions, Predictions
 from segcal.files import BadFile
 from segcal.metrics import Report
 from segcal.runtime import in_processes
@@ -107,8 +107,8 @@ class Plane:
 
     def cut(self, source: NamedPredictions, index: int, scaler: LogitMap | None) -> Predictions:
         """The predictions of the plane, calibrated."""
-        values, labels, name, kind = [], [], "", "logits"
-        start = 0
+        values, labels, name, start = [], [], "", 0
+        kind: Kind = "logits"
         for part in source.parts(index):
             assert part.names is not None
             name, depth = part.names[0], part.labels.shape[1]
@@ -122,7 +122,7 @@ class Plane:
             start += depth
         return Predictions(
             [f"{name} {'zyx'[self.axis]}={self.place}"],
-            "probs" if kind == "probs" else "logits",
+            kind,
             torch.cat(values, 2),
             torch.cat(labels, 1),
         )

@@ -166,7 +166,24 @@ class PredictionFolder:
 
     def _list(self) -> list[Path]:
         """The files, by name."""
-        return _list(self.path)
+        path = self.path
+        if path.is_file():
+            if not path.name.endswith(_SUFFIXES):
+                raise ValueError(f"Expected predictions as {_LISTED}, but got {path}")
+            return [path]
+        if not path.is_dir():
+            raise ValueError(f"Expected a folder of predictions, but {path} does not exist")
+        files = sorted(
+            file for file in path.iterdir() if file.name.endswith(_SUFFIXES) and file.name[0] != "."
+        )
+        if not files:
+            raise ValueError(f"Expected {_LISTED} files of predictions, but {path} has none")
+        by_name: dict[str, Path] = {}
+        for file in files:
+            first = by_name.setdefault(_stem(file), file)
+            if first != file:
+                raise ValueError(f"Expected one file a name, but got {first} and {file}")
+        return files
 
     def shard(self, number: int, count: int) -> PredictionFolder:
         """Every `count`-th file from file `number` on: what one of `count` machines looks at."""
@@ -443,9 +460,9 @@ class PredictionFolder:
                 f"D before H, (N, C) with (N,), or (C,) with (), but got {values.shape} with "
                 f"{labels.shape}"
             )
-        if values.dtype.itemsize > 8:
-            values = values.astype(np.float64)
-        dense = torch.from_numpy(_native(values))
+        # torch takes up to 8 bytes, in the machine's order.
+        native = np.dtype(np.float64) if values.dtype.itemsize > 8 else values.dtype
+        dense = torch.from_numpy(values.astype(native.newbyteorder("="), copy=False))
         if kind in ("logits", "sigmoid_logits"):  # numpy would take eight times as long
             dense = dense.to(torch.promote_types(dense.dtype, torch.float32))
         return dense, torch.from_numpy(labels.astype(np.int64))
@@ -487,25 +504,6 @@ class PredictionFolder:
             )
 
 
-def _list(path: Path) -> list[Path]:
-    if path.is_file():
-        if not path.name.endswith(_SUFFIXES):
-            raise ValueError(f"Expected predictions as {_LISTED}, but got {path}")
-        return [path]
-    if not path.is_dir():
-        raise ValueError(f"Expected a folder of predictions, but {path} does not exist")
-    files = sorted(
-        file for file in path.iterdir() if file.name.endswith(_SUFFIXES) and file.name[0] != "."
-    )
-    if not files:
-        raise ValueError(f"Expected {_LISTED} files of predictions, but {path} has none")
-    by_name: dict[str, Path] = {}
-    for file in files:
-        if by_name.setdefault(_stem(file), file) != file:
-            raise ValueError(f"Expected one file a name, but got {by_name[_stem(file)]} and {file}")
-    return files
-
-
 def _stem(file: Path) -> str:
     """The name of a file without its ending, which may be .nii.gz."""
     return file.name.removesuffix(".nii.gz") if file.name.endswith(".nii.gz") else file.stem
@@ -519,11 +517,6 @@ def whole_numbers(labels: np.ndarray, path: Path) -> np.ndarray:
     if not np.array_equal(labels, rounded):
         raise BadFile(f"{path}: Expected labels that are whole numbers, but got fractions")
     return rounded.astype(np.int32)
-
-
-def _native(array: np.ndarray) -> np.ndarray:
-    """The array as torch takes it: in the machine's order of bytes, strides not negative."""
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _sibling(file: Path, folder: Path, suffixes: tuple[str, ...], what: str) -> Path:

@@ -98,9 +98,6 @@ def reliability_diagram(
         report: one report, or several by name.
         ax: axes to draw on; those of a new figure if None.
         counts: whether to draw the strip.
-
-    Returns:
-        The axes drawn on.
     """
     reports = named(report)
     first, several = next(iter(reports.values())), len(reports) > 1
@@ -128,9 +125,6 @@ def confidence_histogram(report: Report | Mapping[str, Report], ax: Axes | None 
     Args:
         report: one report, or several by name.
         ax: axes to draw on; those of a new figure if None.
-
-    Returns:
-        The axes drawn on.
     """
     reports = named(report)
     first, several = next(iter(reports.values())), len(reports) > 1
@@ -156,9 +150,6 @@ def wrong_confidence(report: Report | Mapping[str, Report], ax: Axes | None = No
     Args:
         report: one report, or several by name.
         ax: axes to draw on; those of a new figure if None.
-
-    Returns:
-        The axes drawn on.
     """
     reports = named(report)
     ax = _axes(ax, reports)
@@ -319,9 +310,6 @@ def gap_heatmap(report: Report, ax: Axes | None = None, *, limit: int = 100) -> 
         report: one report.
         ax: axes to draw on; those of a new figure if None.
         limit: largest number of classes; those with the largest class-j-ECE.
-
-    Returns:
-        The axes drawn on.
     """
     chosen = worst_classes(report, limit)
     bins = report.classes
@@ -396,9 +384,6 @@ def risk_coverage(report: Report | Mapping[str, Report], ax: Axes | None = None)
     Args:
         report: one report, or several by name.
         ax: axes to draw on; those of a new figure if None.
-
-    Returns:
-        The axes drawn on.
     """
     reports = named(report)
     ax = _axes(ax, reports, height=3.9)
@@ -453,9 +438,6 @@ def convergence(
             skipped.
         ax: axes to draw on; those of a new figure if None.
         score: a name in `metrics.scores.SCORES` that the log has.
-
-    Returns:
-        The axes drawn on.
     """
     if score not in SCORES:
         raise ValueError(f"Expected score to be one of {', '.join(SCORES)}, but got {score!r}")
