@@ -1,4 +1,4 @@
-"""segcal: semantic segmentation networks that say how sure they really are, and the proof.
+"""segcal: measure and improve the calibration of semantic segmentation networks.
 
 criterion = segcal.build_loss("fl+mdca", gamma=3.0, beta=1.0, ignore_index=255)
 loss = criterion(logits, labels)
