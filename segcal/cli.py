@@ -1,4 +1,4 @@
-"""The `segcal` command: finds the command that was typed, runs it, and turns errors into one line.
+"""The `segcal` command: runs the given subcommand, and turns errors into one line.
 
 `segcal --help` and `segcal COMMAND --help` need no torch: commands are imported to be run.
 """
@@ -76,7 +76,7 @@ def eval_command(arguments: Sequence[str], prog: str) -> None:
 
 
 def report_command(arguments: Sequence[str], prog: str) -> None:
-    """Write pages, tables and figures again from reports alone."""
+    """Write pages, tables and figures again from reports, without a network."""
     options = parse_report(arguments, prog)
     _collect_less()
     from segcal.commands.report import rewrite_pages
@@ -101,7 +101,7 @@ def compare_command(arguments: Sequence[str], prog: str) -> None:
 
 
 def export_command(arguments: Sequence[str], prog: str) -> None:
-    """Write a network that gives calibrated probabilities, as .pt2 or .onnx."""
+    """Export a network that outputs calibrated probabilities, as .pt2 or .onnx."""
     options = parse_export(arguments, prog)
     from segcal.commands.export import export_run
 

@@ -71,8 +71,8 @@ class LossOptions:
     Attributes:
         loss: BASE, BASE+AUX or BASE+AUX+AUX… with BASE one of {base} and AUX of
             {auxiliary}, each with its usual weight.
-        beta: Weight of AUX, or of each by name as in mdca=1,cp=0.1; null is the usual one.
-        class_weights: One factor a class on the base loss; null is all 1.
+        beta: Weight of AUX, or weights by name as in mdca=1,cp=0.1; null is the usual weight.
+        class_weights: Factors of the base loss, one per class; null is all 1.
     """
 
     loss: str = "fl+mdca"
@@ -166,7 +166,7 @@ def train_parser(prog: str) -> ArgumentParser:
     parser.add_argument(
         "--list",
         action="store_true",
-        help="Print the recipes that --config knows by name, with their cost and result, and stop.",
+        help="Print the recipes that --config knows by name, with their cost and result, and exit.",
     )
     parser.add_argument(
         "--resume",

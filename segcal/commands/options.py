@@ -122,7 +122,7 @@ def parse_eval(arguments: Sequence[str], prog: str) -> argparse.Namespace:
         "--limit",
         type=at_least(1),
         metavar="N",
-        help="evaluate runs on only N images, evenly spaced; post-hoc fits still take all",
+        help="evaluate runs on only N images, evenly spaced; post-hoc fits still use all",
     )
     parser.add_argument(
         "--shift",
@@ -130,8 +130,8 @@ def parse_eval(arguments: Sequence[str], prog: str) -> argparse.Namespace:
         action="extend",
         default=[],
         metavar="SHIFTS",
-        help="evaluate runs under shifts of the test images too: fog:3, fog:1,3,5, all (every "
-        "corruption at severity 3), all:1,3,5, rotation:45, domain:sketch, with commas between",
+        help="also evaluate runs under shifts of the test images, separated by commas: fog:3, "
+        "fog:1,3,5, all (every corruption at severity 3), all:1,3,5, rotation:45, domain:sketch",
     )
     parser.add_argument(
         "--shift-data",
@@ -139,9 +139,9 @@ def parse_eval(arguments: Sequence[str], prog: str) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="ROOT",
-        help="evaluate runs on the test images of this folder too, laid out as their own data",
+        help="also evaluate runs on the test images of this folder, in the layout of their data",
     )
-    _add_posthoc(parser, "METHODS", "post-hoc methods (with commas) to fit on the hold-out")
+    _add_posthoc(parser, "METHODS", "post-hoc methods to fit on the hold-out, separated by commas")
     _add_result_options(parser)
     _add_prediction_options(parser)
     options = parser.parse(arguments)
@@ -162,7 +162,7 @@ def parse_eval(arguments: Sequence[str], prog: str) -> argparse.Namespace:
 
 
 def parse_export(arguments: Sequence[str], prog: str) -> argparse.Namespace:
-    """Write a run's network, with a post-hoc method if asked, as .pt2 or .onnx."""
+    """Write the network of a run, with a post-hoc method if one is given, as .pt2 or .onnx."""
     parser = Parser(prog, parse_export.__doc__ or "")
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument(
@@ -173,7 +173,7 @@ def parse_export(arguments: Sequence[str], prog: str) -> argparse.Namespace:
         "--size",
         type=checked(size),
         metavar="HxW",
-        help="size of the images that the network will take; default: of the first test image",
+        help="input size of the exported network; default: that of the first test image",
     )
     _add_run_options(parser)
     options = parser.parse(arguments)
@@ -190,7 +190,7 @@ def parse_report(arguments: Sequence[str], prog: str) -> argparse.Namespace:
         nargs="+",
         type=Path,
         metavar="REPORT",
-        help="a report.json, or the folder of an evaluated run for all its reports",
+        help="a report.json, or the folder of an evaluated run, which has several",
     )
     parser.add_argument(
         "--out", type=Path, help="folder to write; default: comparison, beside the first input"
@@ -203,8 +203,8 @@ def parse_merge(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     """Add up the states of evaluations of parts of a data set."""
     parser = Parser(prog, parse_merge.__doc__ or "")
     _add_states(parser, "of a part of the images")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the merged state, as .npz")
-    parser.add_argument("--report", type=Path, metavar="DIR", help="write page, tables, figures")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file of the merged state, .npz")
+    parser.add_argument("--report", type=Path, metavar="DIR", help="folder of the page and tables")
     _add_static(parser)
     _add_resamples(parser, low=0)
     return parser.parse(arguments)
@@ -213,11 +213,11 @@ def parse_merge(arguments: Sequence[str], prog: str) -> argparse.Namespace:
 def parse_compare(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     """Compare models with the first on the same images, with 95 % intervals of the differences."""
     parser = Parser(prog, parse_compare.__doc__ or "")
-    _add_states(parser, "of a model; the others are compared with the first")
+    _add_states(parser, "of a model. The others are compared with the first")
     parser.add_argument(
         "--shift",
         action="store_true",
-        help="compare the means over shifts, of the folders that `segcal eval --shift` wrote",
+        help="compare under each shift and in the mean; STATE is a folder of `segcal eval --shift`",
     )
     _add_resamples(parser, low=1)
     options = parser.parse(arguments)
@@ -227,16 +227,16 @@ def parse_compare(arguments: Sequence[str], prog: str) -> argparse.Namespace:
 
 
 def parse_sweep(arguments: Sequence[str], prog: str) -> argparse.Namespace:
-    """Train and evaluate a grid that a YAML file defines, and write its tables. Resumable."""
+    """Train and evaluate a grid defined by a YAML file, and write its tables. Resumable."""
     parser = Parser(prog, parse_sweep.__doc__ or "")
     parser.add_argument(
         "sweeps",
         nargs="+",
         metavar="SWEEP.yaml",
-        help="what to train and show; a file, or the name of one that comes with segcal",
+        help="definition of the sweep: a file, or the name of one that comes with segcal",
     )
     parser.add_argument(
-        "--small", action="store_true", help="make the small version, what the file says by small"
+        "--small", action="store_true", help="run the version that the file calls small"
     )
     add_grid_options(parser, Path("runs/sweep"))
     return parser.parse(arguments)
@@ -251,13 +251,13 @@ def add_grid_options(parser: argparse.ArgumentParser, out: Path) -> None:
         "--seeds",
         type=at_least(1),
         metavar="N",
-        help="trainings of each method with what was chosen; default: as the file says",
+        help="number of seeds of each method; default: as in the file",
     )
     parser.add_argument(
         "--no-tune",
         dest="tune",
         action="store_false",
-        help="choose nothing: of every list of hyper-parameters take the first value",
+        help="use the first value of every list of hyper-parameters instead of choosing",
     )
     parser.add_argument(
         "--runs",
@@ -265,38 +265,38 @@ def add_grid_options(parser: argparse.ArgumentParser, out: Path) -> None:
         action="append",
         default=[],
         metavar="DIR",
-        help="folder of runs: complete ones with the same settings are not trained again",
+        help="folder of runs to reuse: complete runs with the same settings are not trained again",
     )
-    parser.add_argument("--data", type=Path, help="folder that stands in for data/ in the config")
+    parser.add_argument("--data", type=Path, help="data folder, in place of data/ in the config")
     parser.add_argument(
         "--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps; default: auto"
     )
-    parser.add_argument("--into", type=Path, metavar="FILE.md", help="also put the tables here")
+    parser.add_argument("--into", type=Path, metavar="FILE.md", help="file to put the tables in")
     parser.add_argument(
-        "--dry-run", action="store_true", help="say what is to be done and its cost; train nothing"
+        "--dry-run", action="store_true", help="print the plan and its cost; train nothing"
     )
     parser.add_argument(
         "--jobs", type=at_least(1), default=1, metavar="N", help="runs at a time; default: 1"
     )
-    _add_ray(parser, "make the runs")
+    _add_ray(parser, "train")
     parser.add_argument(
         "--cpus-per-run",
         type=checked(_positive),
         default=1.0,
         metavar="N",
-        help="with --ray, cores that a run takes; default: 1",
+        help="with --ray, CPU cores of a run; default: 1",
     )
     parser.add_argument(
         "--gpus-per-run",
         type=checked(_share),
         metavar="N",
-        help="with --ray, GPUs that a run takes, may be a part of one; default: 1 if there are any",
+        help="with --ray, GPUs of a run, may be a fraction; default: 1 if there are any",
     )
     parser.add_argument(
         "--no-train",
         dest="train",
         action="store_false",
-        help="train nothing: evaluate and show what is trained",
+        help="train nothing: evaluate and show what is already trained",
     )
 
 
@@ -306,8 +306,8 @@ def _add_ray(parser: argparse._ActionsContainer, what: str) -> None:
         nargs="?",
         const="",
         metavar="ADDRESS",
-        help=f"{what} on a Ray cluster: at an address, auto for the one of this machine, or "
-        "without either one that is started here",
+        help=f"{what} on a Ray cluster: its address, auto for a running one, or no value to start "
+        "one on this machine",
     )
 
 
@@ -339,7 +339,7 @@ def _add_run_options(parser: Parser) -> None:
         "--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps; default: auto"
     )
     parser.add_argument(
-        "--batch-size", type=at_least(1), help="images at a time; default: as in training"
+        "--batch-size", type=at_least(1), help="images per batch; default: as in training"
     )
     parser.add_argument(
         "--workers", type=at_least(0), default=2, help="processes that read images; default: 2"
@@ -361,8 +361,8 @@ def _add_result_options(parser: Parser) -> None:
     parser.add_argument(
         "--out",
         type=Path,
-        help="folder of the results; default: eval in the folder of the run, or for several "
-        "inputs comparison beside the first",
+        help="folder of the results; default: eval in the folder of the run; for several inputs, "
+        "comparison beside the first",
     )
     parser.add_argument(
         "--save-state",
@@ -384,34 +384,34 @@ def _add_result_options(parser: Parser) -> None:
         type=names,
         default=(),
         metavar="REGIONS",
-        help="parts of the images (with commas) to evaluate as well: boundary:W (pixels with "
-        "another label within W rows and columns), interior:W (all others), classes:A+B (pixels "
-        "with these labels), foreground (all but class 0)",
+        help="regions to evaluate as well, separated by commas: boundary:W (pixels with another "
+        "label within W rows and columns), interior:W (all others), classes:A+B (pixels with these "
+        "labels), foreground (all but class 0)",
     )
     parser.add_argument(
         "--protocol",
         type=late("segcal.metrics.protocols", "parse_protocols"),
         default=(),
         metavar="PROTOCOLS",
-        help="averages of other papers (with commas) to compute as well: pooled (all pixels "
-        "together, as everywhere), image (mean over images), foreground (pooled without class 0), "
-        "batch:N (mean over batches of N images, weighted by pixels)",
+        help="protocols of other papers to compute as well, separated by commas: pooled (all "
+        "pixels together, the default), image (mean over images), foreground (pooled without "
+        "class 0), batch:N (mean over batches of N images, weighted by pixels)",
     )
     parser.add_argument(
         "--operate",
         type=late("segcal.metrics.operating", "parse_targets"),
         default=(),
         metavar="TARGETS",
-        help="targets (with commas), accuracy=A, risk=R or coverage=C: choose the threshold of "
-        "confidence that reaches each on the hold-out, and check it on the test images",
+        help="targets accuracy=A, risk=R or coverage=C, separated by commas: choose the confidence "
+        "threshold that reaches each on the hold-out, and check it on the test images",
     )
     parser.add_argument(
         "--conformal",
         type=late("segcal.metrics.conformal", "parse_misses"),
         default=(),
         metavar="miss=A",
-        help="class sets that miss the label in a share A of an image's pixels at most, on average "
-        "over images: chosen on the hold-out, and checked on the test images",
+        help="class sets that miss the label in at most a share A of the pixels of an image, on "
+        "average over images: chosen on the hold-out, and checked on the test images",
     )
     parser.add_argument(
         "--num-bins", type=at_least(1), default=15, help="bins of confidence; default: 15"
@@ -420,8 +420,7 @@ def _add_result_options(parser: Parser) -> None:
     parser.add_argument(
         "--overlays",
         default="worst",
-        help="images to draw: worst, random, none, or names with commas between them; "
-        "default: worst",
+        help="images to draw: worst, random, none, or names separated by commas; default: worst",
     )
     parser.add_argument(
         "--num-overlays", type=at_least(0), default=4, help="how many images to draw; default: 4"
@@ -453,12 +452,12 @@ def _add_prediction_options(parser: Parser) -> None:
         "--format",
         choices=("segcal", "nnunet"),
         default="segcal",
-        help="who wrote the files; nnunet: nnUNetv2_predict --save_probabilities, with --labels",
+        help="format of the files; nnunet: of nnUNetv2_predict --save_probabilities, with --labels",
     )
     group.add_argument(
         "--kind",
         choices=("logits", "probs", "sigmoid_logits", "sigmoid_probs"),
-        help="what the files hold, of a softmax or of K sigmoids; default: as the keys of .npz say",
+        help="content of the files, of a softmax or of K sigmoids; default: from the keys of .npz",
     )
     group.add_argument(
         "--layout", choices=("chw", "hwc"), help="order of the axes of an image; default: chw"
@@ -466,7 +465,7 @@ def _add_prediction_options(parser: Parser) -> None:
     group.add_argument("--labels", type=Path, metavar="DIR", help="folder of the labels")
     group.add_argument("--images", type=Path, metavar="DIR", help="folder of images to draw on")
     group.add_argument(
-        "--num-classes", type=at_least(1), help="expected number of classes; default: as found"
+        "--num-classes", type=at_least(1), help="number of classes; default: as in the first file"
     )
     group.add_argument(
         "--class-names", type=names, metavar="A,B,...", help="names of the classes, in order"
@@ -476,9 +475,9 @@ def _add_prediction_options(parser: Parser) -> None:
         "--align-corners",
         action="store_const",
         const=True,
-        help="how small predictions are resized to their labels; see torch's interpolate",
+        help="resize small predictions with align_corners=True, as in torch's interpolate",
     )
-    _add_ray(group, "count the files")
+    _add_ray(group, "evaluate the files")
 
 
 def _add_page_options(parser: Parser) -> None:
@@ -490,7 +489,7 @@ def _add_static(parser: Parser) -> None:
     parser.add_argument(
         "--static",
         action="store_true",
-        help="a page without plots and tables that answer, for mail and print",
+        help="write a page without interactive plots and tables, for mail and print",
     )
 
 

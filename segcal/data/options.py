@@ -15,17 +15,17 @@ class DataConfig:
     Attributes:
         name: Which data set, an entry of `DATASETS`.
         root: Folder that holds the data set; data/README.md says what goes where.
-        download: Fetch the data set into root first, where its publisher allows that.
+        download: Download the data set into root first, if its publisher allows that.
         holdout: Share of the training images kept apart for model selection and post-hoc fits.
-        split_seed: Chooses the held-out images, whatever the seed of the training.
-        skip_bad: Look at all image and mask files first, and leave out, list and count those that
-            cannot be used; false stops at the first one met.
+        split_seed: Seed of the choice of the hold-out images, apart from the seed of the training.
+        skip_bad: Check all image and mask files first, and leave out, list and count those that
+            cannot be used; false stops at the first such file.
         limit: Use only this many images of each part, spread evenly over it, for a quick look.
         train_split: List of the training images: train, trainaug (whose masks are in
             SegmentationClassAug) or another NAME.txt in ImageSets/Segmentation.
         holdout_split: List of the hold-out images, NAME.txt in ImageSets/Segmentation; null
             splits off the share holdout of the training images.
-        augment: Augment the training images; false shows them as they are.
+        augment: Augment the training images.
         base_size: Training images are first resized so that their short side is this many pixels,
             times a random factor from scale.
         scale: Range of that random factor.
@@ -36,19 +36,19 @@ class DataConfig:
         resize: Resize every image, of all parts, to this square side.
         mean: Mean of each channel on a 0-1 scale, subtracted from the image.
         std: Standard deviation of each channel on a 0-1 scale, which the image is divided by.
-        rotation: Rotate the test images by this many degrees counter-clockwise, the corners
-            black; training images stay upright.
-        imbalance: Thin out the training images so that the first class is this many times as
-            common as the last, with an exponential profile between them.
+        rotation: Rotate the test images by this many degrees counter-clockwise, with black
+            corners; training images are not rotated.
+        imbalance: Remove training images so that the first class is this many times as
+            common as the last, and the others are exponential between them.
         domain: Test on photo, art_painting (or art), cartoon or sketch; null is every domain that
-            is not trained on.
+            is not used for training.
         train_domain: Train on this domain, or on others, which is all but domain; null is photo.
-        max_words: Size of the vocabulary, the padding included.
-        max_length: How many words of a message are kept, the last ones.
+        max_words: Size of the vocabulary, including the padding.
+        max_length: How many of the last words of a message are kept.
         num_classes: Number of classes in your own masks; needed unless root has a classes.txt.
-        ignore_index: Mask value that marks pixels not to count.
-        multilabel: Classes may overlap: there is one mask a class, of 0 and 1, and the network has
-            a sigmoid for each.
+        ignore_index: Mask value of the pixels that are not counted.
+        multilabel: Classes may overlap: each class has a mask of 0 and 1, and the network has a
+            sigmoid for each class.
     """
 
     name: str = "scenes"

@@ -26,18 +26,18 @@ class ModelConfig:
 
     Attributes:
         name: Which network, an entry of `MODELS`.
-        encoder: Backbone; tu-NAME takes timm's NAME.
-        encoder_weights: Where the pretrained part starts: imagenet (from the Hugging Face hub), the
-            path of a .safetensors or .pth file, or null for random weights. Of a network for text
-            the path of a GloVe text file.
-        freeze: Keep the pretrained part, or the word vectors, as they start.
-        output_stride: How many times smaller than the image the last features are, 8 or 16.
+        encoder: Backbone; tu-NAME is timm's NAME.
+        encoder_weights: Initial weights of the encoder: imagenet (from the Hugging Face hub), the
+            path of a .safetensors or .pth file, or null for random weights. For text, the path of
+            a GloVe text file.
+        freeze: Do not train the encoder, or the word vectors.
+        output_stride: Size of the image divided by that of the last features, 8 or 16.
         aspp_rates: Dilation rates of the ASPP; usual are 6, 12, 18 at output stride 16 and twice
             that at 8.
         aspp_dropout: Dropout after the ASPP.
         width: Channels at full resolution.
-        norm: Normalisation: batch, group or none; group gives the same result however a batch is
-            shared among processes.
+        norm: Normalisation: batch, group or none; group does not depend on how a batch is split
+            over processes.
         embedding: Length of the word vectors.
     """
 

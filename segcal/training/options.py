@@ -19,7 +19,7 @@ class OptimConfig:
         nesterov: Whether the momentum of sgd is Nesterov's.
         betas: Decay rates of the two running means of adam and adamw.
         weight_decay: L2 penalty (decoupled for adamw).
-        clip: Largest norm of the gradient of all parameters together; null is no clipping.
+        clip: Largest norm of the gradient over all parameters; null is no clipping.
     """
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -50,7 +50,7 @@ class ScheduleConfig:
     The factor changes at every step, not at every epoch. The warm-up multiplies it.
 
     Attributes:
-        name: poly, (1 - t)^power where t is the fraction of the run that is done; cosine,
+        name: poly, (1 - t)^power with t the finished fraction of the training; cosine,
             (1 + cos(pi t)) / 2; multistep, times decay at each milestone; or constant.
         power: Exponent of poly.
         milestones: Epochs of multistep; 80 means after 80 epochs.
@@ -98,9 +98,9 @@ class TrainOptions:
         batch_size: Samples of one optimizer step, over all processes and micro-batches together,
             so that a config means the same on one GPU and on eight.
         accumulate: Micro-batches that a process splits its share of a batch into, to save memory;
-            means over pixels are still those of the whole batch, but statistics of a batch (batch
-            normalisation, dice, mdca, dca, mmce, ace, dece) are those of a micro-batch.
-        mixup: Mix the images of a batch in pairs, and their losses with them, with a share drawn
+            means over pixels are still over the whole batch, but batch statistics (batch
+            normalisation, dice, mdca, dca, mmce, ace, dece) are over a micro-batch.
+        mixup: Mix the images of a batch in pairs, and their losses likewise, with a weight sampled
             from Beta(mixup, mixup), such as 0.2; null is no mixup.
         optim: The optimizer.
         schedule: The schedule of the learning rate.
@@ -111,8 +111,8 @@ class TrainOptions:
             then evaluated and saved as best; null is no average.
         sync_bn: Compute batch normalisation over the samples of all processes (GPUs only).
         workers: Processes that load data, for each training process.
-        seed: Seed of the first weights, the order of the data, augmentation and dropout.
-        deterministic: Use deterministic algorithms, slower on GPUs; CPUs always are.
+        seed: Seed of the initial weights, the order of the data, augmentation and dropout.
+        deterministic: Use deterministic algorithms on GPUs, which are slower; CPUs always do.
         eval_every: Epochs between evaluations on the hold-out.
         save_every: Steps between checkpoints, in addition to the one after each epoch.
         select: Hold-out score that decides which epoch is best: accuracy, miou, nll, ece or sce.
