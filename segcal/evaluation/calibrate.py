@@ -140,7 +140,7 @@ def _save(path: Path, array: np.ndarray) -> None:
         raise OSError(
             error.errno or errno.ENOSPC,
             f"cannot write the logits of the hold-out ({error.strerror or error}), which take 4 "
-            "bytes a pixel and class; TMPDIR names another folder",
+            "bytes per pixel and class; set TMPDIR to use another folder",
             str(path.parent),
         ) from None
 
@@ -155,5 +155,5 @@ def _check_space(source: PredictionSource, batch: Predictions, folder: Path) -> 
     if needed > free:
         raise ValueError(
             f"Expected {needed:.1f} GiB free in {folder.parent} for the logits of the hold-out, "
-            f"but got {free:.1f} GiB; TMPDIR names another folder"
+            f"but got {free:.1f} GiB; set TMPDIR to use another folder"
         )

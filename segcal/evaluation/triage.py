@@ -76,7 +76,7 @@ def choose_on_holdout(
     ignore, multilabel = source.ignore_index, source.multilabel
     if misses and multilabel:
         raise ValueError(
-            "Expected predictions of one class a pixel for class sets, but got sigmoid outputs"
+            "Expected predictions of one class per pixel for class sets, but got sigmoid outputs"
         )
     rates = {name: MissRates(ignore) for name in scalers if misses}
     watching = {name: [found] for name, found in rates.items()}

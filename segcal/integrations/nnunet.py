@@ -191,7 +191,9 @@ def _completed(values: np.ndarray, file: Path) -> np.ndarray:
     total = values.sum(0)
     empty = total == 0
     if empty.any():
-        log.warning("%s: %d voxels were not predicted: background", file, int(empty.sum()))
+        log.warning(
+            "%s: %d voxels were not predicted: counted as background", file, int(empty.sum())
+        )
         values[0][empty] = 1
         total[empty] = 1
     off = np.abs(total - 1)

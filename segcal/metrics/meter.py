@@ -423,7 +423,7 @@ def update_together(
             f"Expected one image, after an update with one, to be continued, but got {n}"
         )
     if names is not None and (isinstance(names, str) or len(names) != n):
-        raise ValueError(f"Expected {n} names, one an image, but got {names!r}")
+        raise ValueError(f"Expected {n} names, one per image, but got {names!r}")
     try:
         batches = count(values, labels, inside, s, logits=not probs)
     except ValueError as error:
