@@ -1,4 +1,4 @@
-"""Safe reading of files that anyone may have written, and whole-or-nothing writing.
+"""Safe reading of untrusted files, and atomic writing.
 
 What a file asks for is looked up in its header and bounded before memory is taken for it, and
 nothing is ever unpickled. Whatever is wrong with a file becomes one `BadFile`.

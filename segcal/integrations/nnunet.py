@@ -39,9 +39,9 @@ class NnunetFolder(PredictionFolder):
     never opened. Names of the classes and the ignore label come from dataset.json.
 
     Voxels outside the box that was predicted are 0 for all classes in files of earlier versions:
-    they count as background for certain, and the log says how many there are. Probabilities that
+    they count as certain background, and the log says how many there are. Probabilities that
     were rounded to float16 are divided by their sum. A network that was trained on regions gives
-    sigmoid outputs, one a region: each is evaluated as a two-class problem.
+    sigmoid outputs, one per region: each is evaluated as a two-class problem.
 
     Args:
         path: the folder.
