@@ -48,7 +48,7 @@ $(READY): pyproject.toml
 	$(VENV)/bin/python -m pip install --quiet -e .
 	touch $@
 
-# With `dev`, which contains every extra.
+# With `dev`, which contains every extra but nnunet.
 $(DEV): $(READY)
 	$(VENV)/bin/python -m pip install --quiet -e ".[dev]"
 	touch $@

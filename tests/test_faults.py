@@ -519,7 +519,7 @@ def test_or_is_left_out_and_counted(damaged, tmp_path, capfd):
     report = segcal.Report.load(run / "eval" / "report.json")
     assert report.protocol.images == 15
     assert str(damaged / "test" / "images" / "5.jpg") in (run / "eval" / "report.html").read_text()
-    # A run that does not say so can be judged so; its training images are not looked at again.
+    # A run that does not say so can be evaluated so; its training images are not looked at again.
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("skip_bad: true", "skip_bad: false"))
     assert main(["eval", str(run), *QUICK, "--overlays", "none"]) == 2

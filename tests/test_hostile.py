@@ -345,7 +345,11 @@ def test_every_state_that_is_counted_is_taken(kind, dtype, rule, bins, scale, se
     getattr(meter, kind)(values, labels)
     other = segcal.CalibrationMeter(3, bins, 3, edge_rule=rule, per_image=True)
     other.load_state_dict(meter.state_dict())
-    (meter + other).load_state_dict((meter + meter).state_dict())
+    both = meter + meter
+    (meter + other).load_state_dict(both.state_dict())
+    assert int(both.state_dict()["top_count"].sum()) == 2 * int((labels != 3).sum())
+    for name, value in meter.state_dict().items():
+        assert torch.equal(other.state_dict()[name], value), name
 
 
 def test_a_state_is_not_merged_with_itself(tmp_path, capsys):

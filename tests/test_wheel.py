@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import segcal
+from segcal.metrics.scores import SCORES
 from tests.support import ROOT
 
 RECIPES = {path.relative_to(ROOT / "configs").as_posix() for path in ROOT.glob("configs/**/*.yaml")}
@@ -87,7 +88,8 @@ def test_a_session_from_recipe_to_report(home):
     report = segcal.Report.load(home / "run/eval-limit-32/report.json")
     assert report.protocol.images == 32 and report.protocol.version == segcal.__version__
     run(segcal_command, "report", "run/eval-limit-32/report.json", "--out", "page", cwd=home)
-    assert (home / "page/report.html").stat().st_size > 10_000
+    page = (home / "page/report.html").read_text(encoding="utf-8")
+    assert f"{SCORES['ece'].number(report.ece)} " in page and page.rstrip().endswith("</html>")
 
 
 def test_a_sweep_from_its_dry_run_to_its_table(home):

@@ -1,4 +1,4 @@
-"""Measure how often intervals hold, and how often models are called different that are not.
+"""Measure how often intervals hold, and how often equal models are called different.
 
 nice -n 10 python tools/interval_coverage.py                     # the tables of docs/conventions.md
 nice -n 10 python tools/interval_coverage.py --images 2 3 5 10 --sources 0.8751
@@ -30,18 +30,19 @@ from segcal import CalibrationMeter, Report
 from segcal.metrics.bootstrap import Estimate, ImageArrays, ImageScores, combine, sorted_sums
 from segcal.metrics.conformal import MissRates
 from segcal.metrics.operating import AcceptedPixels, Target, accepted, choose_threshold
+from segcal.metrics.scores import SCORES
 from segcal.metrics.tables import FineHistogram
 
-IGNORE = 255
+_IGNORE = 255
 PIXELS = 256
 ROUNDING = 1e-6
-SCORES = ("ece", "sce", "accuracy", "miou")
-Pair = list[ImageArrays]  # of two models on the same images
+SHOWN = ("ece", "sce", "accuracy", "miou")
+ModelPair = list[ImageArrays]  # of two models on the same images
 Found = tuple[Estimate, float] | None
-Draw = Callable[[int, torch.Generator], Pair]
+Draw = Callable[[int, torch.Generator], ModelPair]
 
 
-class Outcome(NamedTuple):
+class Trial(NamedTuple):
     """Interval and true value by score, or None without interval, of one data set."""
 
     first: dict[str, Found]
@@ -49,7 +50,7 @@ class Outcome(NamedTuple):
     difference: dict[str, Found]
 
 
-def calibrated(
+def draw_calibrated(
     n: int,
     generator: torch.Generator,
     *,
@@ -91,26 +92,29 @@ def network(
         uneven: whether images differ in size, the largest having a hundred times the pixels.
     """
 
-    def draw(n: int, generator: torch.Generator) -> Pair:
+    def draw(n: int, generator: torch.Generator) -> ModelPair:
         pixels = 8 * PIXELS if uneven else PIXELS
-        logits, labels = calibrated(n, generator, pixels=pixels, correlated=correlated)
+        logits, labels = draw_calibrated(n, generator, pixels=pixels, correlated=correlated)
         if uneven:
             sizes = PIXELS * torch.randn(n, 1, generator=generator).exp()
-            labels[torch.arange(pixels) >= sizes.clamp(pixels / 100)] = IGNORE
+            labels[torch.arange(pixels) >= sizes.clamp(pixels / 100)] = _IGNORE
         noise = shaken * torch.randn(logits.shape, generator=generator)
-        return [count(factors[0] * logits, labels), count(factors[1] * (logits + noise), labels)]
+        return [
+            image_sums(factors[0] * logits, labels),
+            image_sums(factors[1] * (logits + noise), labels),
+        ]
 
     return draw
 
 
-def scenes(num_classes: int, rarity: float) -> Draw:
+def rare_classes(num_classes: int, rarity: float) -> Draw:
     """Images that show a few of many classes, class c as often as c^-rarity; some are hard.
 
     The second model is the first with noise in its logits.
     """
     weights = torch.arange(1, num_classes, dtype=torch.float) ** -rarity
 
-    def draw(n: int, generator: torch.Generator) -> Pair:
+    def draw(n: int, generator: torch.Generator) -> ModelPair:
         shown = torch.multinomial(weights, 4 * n, replacement=True, generator=generator) + 1
         shown = shown.view(n, 4)
         shown[torch.rand(n, 4, generator=generator) < 0.5] = 0
@@ -120,32 +124,32 @@ def scenes(num_classes: int, rarity: float) -> Draw:
         ease = 2.5 + 1.5 * torch.randn(n, num_classes, 1, generator=generator)
         logits = torch.randn(n, num_classes, PIXELS, generator=generator) + ease * hits
         noise = 0.5 * torch.randn(logits.shape, generator=generator)
-        return [count(logits, labels), count(logits + noise, labels)]
+        return [image_sums(logits, labels), image_sums(logits + noise, labels)]
 
     return draw
 
 
-def population(paths: Sequence[str]) -> tuple[Draw, Pair]:
+def population(paths: Sequence[str]) -> tuple[Draw, ModelPair]:
     """Images drawn with replacement from two saved states of the same images, and all of them."""
     meters = [CalibrationMeter.load(path) for path in (*paths, paths[0])[:2]]
     whole = [sorted_sums(meter.image_sums(), meter.names)[1] for meter in meters]
 
-    def draw(n: int, generator: torch.Generator) -> Pair:
+    def draw(n: int, generator: torch.Generator) -> ModelPair:
         chosen = torch.randint(len(whole[0]["pixels"]), (n,), generator=generator).numpy()
         return [{name: sums[chosen] for name, sums in model.items()} for model in whole]
 
     return draw, whole
 
 
-def count(logits: Tensor, labels: Tensor) -> ImageArrays:
+def image_sums(logits: Tensor, labels: Tensor) -> ImageArrays:
     """The sums of each image."""
-    meter = CalibrationMeter(logits.shape[1], ignore_index=IGNORE, per_image=True)
+    meter = CalibrationMeter(logits.shape[1], ignore_index=_IGNORE, per_image=True)
     meter.update(logits, labels)
     return sorted_sums(meter.image_sums(), meter.names)[1]
 
 
 @functools.cache
-def large_sample(draw: Draw, images: int = 40_000) -> Pair:
+def large_sample(draw: Draw, images: int = 40_000) -> ModelPair:
     """Many images of the source."""
     generator = torch.Generator().manual_seed(1)
     parts = [draw(1000, generator) for _ in range(images // 1000)]
@@ -163,7 +167,7 @@ class Truth:
         exact: whether these are all images there are; a large sample has a little noise instead.
     """
 
-    def __init__(self, whole: Pair, *, exact: bool) -> None:
+    def __init__(self, whole: ModelPair, *, exact: bool) -> None:
         models = [ImageScores(sums) for sums in whole]
         self._scores = [
             {name: r.value if exact else r.low for name, r in model.ranges.items()}
@@ -171,16 +175,16 @@ class Truth:
         ]
         self._iou = [_class_iou(sums) for sums in whole]
 
-    def of(self, pair: Pair) -> list[dict[str, float]]:
+    def of(self, pair: ModelPair) -> list[dict[str, float]]:
         """The true scores of both models and their differences; mIoU over the pair's classes."""
         found = []
         for scores, iou, sums in zip(self._scores, self._iou, pair, strict=True):
             miou = float(np.mean(iou[~np.isnan(_class_iou(sums))]))
-            found.append({**{name: scores[name] for name in SCORES}, "miou": miou})
-        return [*found, {name: found[1][name] - found[0][name] for name in SCORES}]
+            found.append({**{name: scores[name] for name in SHOWN}, "miou": miou})
+        return [*found, {name: found[1][name] - found[0][name] for name in SHOWN}]
 
 
-def outcomes(draw: Draw, truth: Truth, images: int, data_sets: int) -> Iterator[Outcome]:
+def trials(draw: Draw, truth: Truth, images: int, data_sets: int) -> Iterator[Trial]:
     """What the intervals of many data sets say, and the truth."""
     generator = torch.Generator().manual_seed(0)
     for seed in range(data_sets):
@@ -188,9 +192,9 @@ def outcomes(draw: Draw, truth: Truth, images: int, data_sets: int) -> Iterator[
         models = [ImageScores(sums) for sums in pair]
         choices = [([model], [1.0]) for model in models] + [(models, [-1.0, 1.0])]
         found = [combine(*choice, resamples=200, seed=seed) for choice in choices]
-        yield Outcome(
+        yield Trial(
             *(
-                {name: (f[name], t[name]) if name in f else None for name in SCORES}
+                {name: (f[name], t[name]) if name in f else None for name in SHOWN}
                 for f, t in zip(found, truth.of(pair), strict=True)
             )
         )
@@ -220,30 +224,31 @@ def called(found: Sequence[Found], equal: bool) -> str:
     return f"{sure - right:.1f}" if equal else f"{sure:.0f} ({sure - right:.1f})"
 
 
-def single_cell(every: Sequence[Outcome], model: int) -> str:
+def single_cell(every: Sequence[Trial], model: int) -> str:
     """How often the intervals of a model's scores held."""
-    return " / ".join(held([o[model][name] for o in every]) for name in SCORES)
+    return " / ".join(held([o[model][name] for o in every]) for name in SHOWN)
 
 
-def difference_cell(every: Sequence[Outcome]) -> str:
+def difference_cell(every: Sequence[Trial]) -> str:
     """How often the intervals of the differences held."""
-    return " / ".join(held([o.difference[name] for o in every]) for name in SCORES)
+    return " / ".join(held([o.difference[name] for o in every]) for name in SHOWN)
 
 
-def called_cell(every: Sequence[Outcome], equal: bool) -> str:
+def called_cell(every: Sequence[Trial], equal: bool) -> str:
     """How often the models were called different."""
     return " / ".join(called([o.difference[n] for o in every], equal) for n in ("ece", "sce"))
 
 
-def true_ece(every: Sequence[Outcome], part: int) -> str:
-    """The true ECE of a model, or the true difference, in %."""
+def true_ece(every: Sequence[Trial], part: int) -> str:
+    """The true ECE of a model, or the true difference."""
     found = every[0][part]["ece"]
     assert found is not None
-    return f"{100 * found[1]:{'+' if part == 2 else ''}.2f}"
+    ece = SCORES["ece"]
+    return ece.difference(found[1]) if part == 2 else ece.number(found[1])
 
 
-class Source(NamedTuple):
-    """Where data sets come from, where the truth about them, and whether the errors are equal."""
+class Simulation(NamedTuple):
+    """What draws data sets, what draws the sample for the truth, and whether errors are equal."""
 
     draw: Draw
     truth: Draw
@@ -252,20 +257,20 @@ class Source(NamedTuple):
 
 EQUAL, UNEQUAL = network((1.15, 0.8751)), network((1.3, 1.0))
 OTHER = network((1.1, 1.0), shaken=0.5)
-SOME_RARE, MOST_RARE = scenes(10, 0.7), scenes(30, 1.0)
+SOME_RARE, MOST_RARE = rare_classes(10, 0.7), rare_classes(30, 1.0)
 SOURCES = {
-    "× 1.15, × 0.8751": Source(EQUAL, EQUAL, equal=True),
-    "× 1.15, × 0.8751, correlated": Source(
+    "× 1.15, × 0.8751": Simulation(EQUAL, EQUAL, equal=True),
+    "× 1.15, × 0.8751, correlated": Simulation(
         network((1.15, 0.8751), correlated=True), EQUAL, equal=True
     ),
-    "× 1.15, × 0.8751, uneven sizes": Source(
+    "× 1.15, × 0.8751, uneven sizes": Simulation(
         network((1.15, 0.8751), uneven=True), EQUAL, equal=True
     ),
-    "× 1.3, × 1": Source(UNEQUAL, UNEQUAL),
-    "× 1.3, × 1, correlated": Source(network((1.3, 1.0), correlated=True), UNEQUAL),
-    "× 1.1, other logits": Source(OTHER, OTHER),
-    "10 classes, some rare": Source(SOME_RARE, SOME_RARE),
-    "30 classes, most rare": Source(MOST_RARE, MOST_RARE),
+    "× 1.3, × 1": Simulation(UNEQUAL, UNEQUAL),
+    "× 1.3, × 1, correlated": Simulation(network((1.3, 1.0), correlated=True), UNEQUAL),
+    "× 1.1, other logits": Simulation(OTHER, OTHER),
+    "10 classes, some rare": Simulation(SOME_RARE, SOME_RARE),
+    "30 classes, most rare": Simulation(MOST_RARE, MOST_RARE),
 }
 
 
@@ -275,20 +280,20 @@ TRIAGE = {  # images of a network whose logits are too large by 1.15
     "some images hard": {"hard": True},
     "some images hard, correlated labels": {"hard": True, "correlated": True},
 }
-TARGETS = [Target("accuracy", value) for value in (0.8, 0.95, 0.99)] + [Target("coverage", 0.5)]
-HOLDOUT = 60  # images
+_TARGETS = [Target("accuracy", value) for value in (0.8, 0.95, 0.99)] + [Target("coverage", 0.5)]
+_HOLDOUT = 60  # images
 MISSES = (0.05, 0.1, 0.3)
 
 
 def triage_images(n: int, generator: torch.Generator, **kind: bool) -> tuple[Tensor, Tensor]:
     """Logits and labels of an over-confident network."""
-    logits, labels = calibrated(n, generator, **kind)
+    logits, labels = draw_calibrated(n, generator, **kind)
     return 1.15 * logits, labels
 
 
 def fine_histogram(logits: Tensor, labels: Tensor) -> FineHistogram:
     """The fine histogram of confidences."""
-    meter = CalibrationMeter(logits.shape[1], ignore_index=IGNORE)
+    meter = CalibrationMeter(logits.shape[1], ignore_index=_IGNORE)
     meter.update(logits, labels)
     return meter.compute().fine
 
@@ -296,14 +301,14 @@ def fine_histogram(logits: Tensor, labels: Tensor) -> FineHistogram:
 def operating_cell(whole: FineHistogram, images: int, data_sets: int, **kind: bool) -> str:
     """How often the intervals of accuracy and coverage held at each target."""
     cells = []
-    for target in TARGETS:
+    for target in _TARGETS:
         generator = torch.Generator().manual_seed(0)
         held = []
         for _ in range(data_sets):
-            holdout = fine_histogram(*triage_images(HOLDOUT, generator, **kind))
-            counts = AcceptedPixels(choose_threshold(holdout, target), IGNORE)
+            holdout = fine_histogram(*triage_images(_HOLDOUT, generator, **kind))
+            counts = AcceptedPixels(choose_threshold(holdout, target), _IGNORE)
             counts.update(*triage_images(images, generator, **kind))
-            found = counts.point(target, holdout, HOLDOUT).intervals
+            found = counts.point(target, holdout, _HOLDOUT).intervals
             if "accuracy" in found:
                 coverage, accuracy = accepted(whole, counts.threshold)
                 truth = {"accuracy": accuracy, "coverage": coverage}
@@ -321,7 +326,7 @@ def miss_cell(whole: MissRates, images: int, data_sets: int, **kind: bool) -> st
         generator = torch.Generator().manual_seed(0)
         found = []
         for _ in range(data_sets):
-            rates = MissRates(IGNORE)
+            rates = MissRates(_IGNORE)
             rates.update(*triage_images(images, generator, **kind))
             lam, _ = rates.choose(alpha)
             found.append(true[1 - lam])
@@ -334,7 +339,7 @@ def print_triage(images: Sequence[int], data_sets: int) -> None:
     points, sets = [], []
     for name, kind in TRIAGE.items():
         generator = torch.Generator().manual_seed(1)
-        meter, rates = CalibrationMeter(4, ignore_index=IGNORE), MissRates(IGNORE)
+        meter, rates = CalibrationMeter(4, ignore_index=_IGNORE), MissRates(_IGNORE)
         for _ in range(20):
             logits, labels = triage_images(1000, generator, **kind)
             meter.update(logits, labels)
@@ -344,7 +349,7 @@ def print_triage(images: Sequence[int], data_sets: int) -> None:
         points.append(_row([name, *cells]))
         sets.append(_row([name, *(miss_cell(rates, n, data_sets, **kind) for n in images)]))
     columns = [f"{n} images" for n in images]
-    targets = " / ".join(map(str, TARGETS))
+    targets = " / ".join(map(str, _TARGETS))
     _print(f"Interval held, accuracy and coverage: {targets}", ["images", *columns], points)
     promises = " / ".join(f"{100 * alpha:g}" for alpha in MISSES)
     _print(f"Mean miss rate, promised {promises}", ["images", *columns], sets)
@@ -362,7 +367,7 @@ def bands_held(
     generator = torch.Generator().manual_seed(0)
     found = []
     for _ in range(data_sets):
-        meter = CalibrationMeter(4, ignore_index=IGNORE, per_image=True)
+        meter = CalibrationMeter(4, ignore_index=_IGNORE, per_image=True)
         meter.update(*triage_images(images, generator, **kind))
         report = meter.compute(resamples=1)  # which these intervals do not need
         assert report.images is not None
@@ -377,7 +382,7 @@ def print_bands(images: Sequence[int], data_sets: int) -> None:
     """Measure the bands of the reliability diagram, and print."""
     rows = []
     for name, kind in TRIAGE.items():
-        meter = CalibrationMeter(4, ignore_index=IGNORE)
+        meter = CalibrationMeter(4, ignore_index=_IGNORE)
         generator = torch.Generator().manual_seed(1)
         for _ in range(20):
             meter.update(*triage_images(1000, generator, **kind))
@@ -416,7 +421,7 @@ def main() -> None:
         return
     single, difference, different = [], [], []
     for name, (draw, whole, equal) in sources_of(options).items():
-        cells = [list(outcomes(draw, whole, n, options.data_sets)) for n in options.images]
+        cells = [list(trials(draw, whole, n, options.data_sets)) for n in options.images]
         for part, label in enumerate(("first", "second")):
             held_by = [single_cell(every, part) for every in cells]
             single.append(_row([f"{name}: {label}", true_ece(cells[0], part), *held_by]))

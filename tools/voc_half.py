@@ -1,4 +1,4 @@
-"""Makes the subset of PASCAL VOC 2012 at half resolution that docs/results.md is about.
+"""Makes the subset of PASCAL VOC 2012 at half resolution that docs/results.md uses.
 
 python tools/voc_half.py data/VOCdevkit/VOC2012 data/voc2012_half      from the official archive
 
@@ -20,15 +20,15 @@ from PIL import Image
 IDS = Path(__file__).parents[1] / "configs" / "voc2012_half"
 LISTS = Path("ImageSets", "Segmentation")
 QUALITY = 88
-HOLDOUT, SIZES = 60, (60, 160, 300)
+_HOLDOUT, _SIZES = 60, (60, 160, 300)
 
 
 def training_lists(ids: list[str]) -> dict[str, list[str]]:
     """The hold-out and the training sets of three sizes, by the names of their lists."""
     known = sorted(ids)
     order = [known[i] for i in np.random.default_rng(0).permutation(len(known))]
-    lists = {f"train{size}": order[HOLDOUT : HOLDOUT + size] for size in SIZES}
-    return {f"holdout{HOLDOUT}": order[:HOLDOUT], **lists}
+    lists = {f"train{size}": order[_HOLDOUT : _HOLDOUT + size] for size in _SIZES}
+    return {f"holdout{_HOLDOUT}": order[:_HOLDOUT], **lists}
 
 
 def make_half(source: Path, target: Path, lists: dict[str, list[str]]) -> None:

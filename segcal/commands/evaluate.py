@@ -13,17 +13,10 @@ import torch
 
 from segcal import distributed
 from segcal.data.shift import DATA, Shift
-from segcal.evaluation.calibrate import fit_scalers
+from segcal.evaluation.calibrate import Triage, choose_on_holdout, fit_scalers
 from segcal.evaluation.evaluate import Measured, measure, require_pixels
 from segcal.evaluation.on_ray import measure_on_ray
-from segcal.evaluation.overlays import (
-    RANDOM,
-    WORST,
-    choose,
-    draw,
-    draw_shifts,
-    require_images,
-)
+from segcal.evaluation.overlays import RANDOM, WORST, choose, draw, draw_shifts, require_images
 from segcal.evaluation.results import (
     COMPARISON,
     EVAL,
@@ -46,13 +39,7 @@ from segcal.evaluation.results import (
 )
 from segcal.evaluation.saved import PredictionFolder, PredictionFormat
 from segcal.evaluation.shifted import digest, evaluate_shift, file_digest
-from segcal.evaluation.sources import (
-    EVERYTHING,
-    NamedPredictions,
-    SplitPredictions,
-    shard_of,
-)
-from segcal.evaluation.triage import Triage, choose_on_holdout
+from segcal.evaluation.sources import EVERYTHING, NamedPredictions, SplitPredictions, shard_of
 from segcal.metrics import Report
 from segcal.metrics.regions import named_regions
 from segcal.metrics.rows import describe_report

@@ -15,7 +15,7 @@ from typing import NoReturn
 from segcal.config import RECIPES
 from segcal.files import locked
 from segcal.sweep.definition import Sweep, read_sweep
-from segcal.sweep.figures import draw, write_figures
+from segcal.sweep.figures import draw_sweep, save_figures
 from segcal.sweep.plan import Method, merge_methods
 from segcal.sweep.pools import open_pool
 from segcal.sweep.render import put_into, sheet_markdown, write_sheet
@@ -100,7 +100,7 @@ def write_sweep(
     sheet = results.sheet(command, remarks)
     if into is not None:
         put_into(into, mark, sheet_markdown(sheet))
-    drawn = write_figures(lambda: draw(results), results.sweep.name, folder)
+    drawn = save_figures(lambda: draw_sweep(results), results.sweep.name, folder)
     pictures = [path.read_bytes() for path in drawn if path.suffix == ".png"]
     return [*write_sheet(replace(sheet, pictures=pictures), folder), *drawn]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from segcal.data.folders import class_part
-from segcal.data.image_files import FilePart, find_images
+from segcal.data.image_files import FilePart, class_files
 from segcal.data.options import DataConfig
 from segcal.data.samples import IMAGENET_MEAN, IMAGENET_STD, RawDataset
 from segcal.data.transforms import Augmentation
@@ -25,8 +25,9 @@ def tiny_imagenet(config: DataConfig) -> RawDataset:
     """
     folder = _tiny_folder(config)
     numbers = sorted(_lines(folder / "wnids.txt"))
+    train = [(folder / "train" / number / "images", c) for c, number in enumerate(numbers)]
     return RawDataset(
-        train=_train(folder, numbers),
+        train=class_files(train, len(numbers)),
         test=_val(folder, numbers),
         class_names=_names(folder, numbers),
         mean=IMAGENET_MEAN,
@@ -56,13 +57,6 @@ def _names(folder: Path, numbers: list[str]) -> tuple[str, ...]:
     pairs = [line.partition("\t") for line in _lines(listed)] if listed.is_file() else []
     names = {number: words.partition(",")[0].strip() for number, _, words in pairs}
     return tuple(names.get(number, number) for number in numbers)
-
-
-def _train(folder: Path, numbers: list[str]) -> FilePart:
-    found = [find_images(folder / "train" / number / "images") for number in numbers]
-    images = [path for paths in found for path in paths]
-    classes = [label for label, paths in enumerate(found) for _ in paths]
-    return FilePart(images, classes, num_classes=len(numbers), ignore_index=-1)
 
 
 def _val(folder: Path, numbers: list[str]) -> FilePart:
@@ -133,14 +127,8 @@ def _pacs_folder(config: DataConfig) -> Path:
 
 
 def _domain_part(folder: Path, domains: list[str]) -> FilePart:
-    images: list[Path] = []
-    classes: list[int] = []
-    for domain in domains:
-        for index, name in enumerate(PACS_CLASSES):
-            found = find_images(folder / domain / name)
-            images += found
-            classes += [index] * len(found)
-    return FilePart(images, classes, num_classes=len(PACS_CLASSES), ignore_index=-1)
+    places = [folder / domain / name for domain in domains for name in PACS_CLASSES]
+    return class_files([(p, PACS_CLASSES.index(p.name)) for p in places], len(PACS_CLASSES))
 
 
 def mendeley(config: DataConfig) -> RawDataset:

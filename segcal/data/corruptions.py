@@ -167,7 +167,6 @@ def frost(image: np.ndarray, canvas: Canvas, keep: float, amount: float) -> np.n
 
 def brightness(image: np.ndarray, canvas: Canvas, amount: float) -> np.ndarray:
     """The value of HSV plus `amount`, at most 1; hue and saturation stay."""
-    del canvas
     value = image.max(axis=2, keepdims=True)
     brighter = np.minimum(value + amount, 1)
     # Black has no hue: it becomes grey.
@@ -176,14 +175,12 @@ def brightness(image: np.ndarray, canvas: Canvas, amount: float) -> np.ndarray:
 
 def contrast(image: np.ndarray, canvas: Canvas, factor: float) -> np.ndarray:
     """Distance to the mean colour of the image times `factor`."""
-    del canvas
     mean = image.mean(axis=(0, 1), keepdims=True, dtype=np.float64)
     return mean + factor * (image - mean)
 
 
 def jpeg(image: np.ndarray, canvas: Canvas, quality: float) -> np.ndarray:
     """Saved as a JPEG file of this quality, and read again."""
-    del canvas
     file = io.BytesIO()
     _picture(image).save(file, "JPEG", quality=int(quality))
     with Image.open(file) as saved:
@@ -192,7 +189,6 @@ def jpeg(image: np.ndarray, canvas: Canvas, quality: float) -> np.ndarray:
 
 def pixelate(image: np.ndarray, canvas: Canvas, share: float) -> np.ndarray:
     """Downsampled to a share of its sides, and upsampled to blocks."""
-    del canvas
     height, width = image.shape[:2]
     small = (max(int(width * share), 1), max(int(height * share), 1))
     box = Image.Resampling.BOX

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from segcal.data.image_files import FilePart, find_images, one_size
+from segcal.data.image_files import FilePart, class_files, find_images, one_size
 from segcal.data.options import DataConfig
 from segcal.data.samples import AbsentPart, RawDataset, or_absent
 from segcal.data.voc import palette
@@ -36,10 +36,7 @@ def masks(config: DataConfig) -> RawDataset:
         else:
             labels = [_mask_of(image, folder) for image in images]
         return FilePart(
-            images,
-            labels,
-            num_classes=len(class_names),
-            ignore_index=config.ignore_index,
+            images, labels, num_classes=len(class_names), ignore_index=config.ignore_index
         )
 
     train, test = or_absent(lambda: part("train")), part("test")
@@ -65,10 +62,7 @@ def folders(config: DataConfig) -> RawDataset:
     train = or_absent(lambda: class_part(root / "train", _subfolders(root / "train")))
     test = class_part(root / "test", class_names)
     return RawDataset(
-        train=train,
-        test=test,
-        class_names=class_names,
-        uniform=_uniform(config, train, test),
+        train=train, test=test, class_names=class_names, uniform=_uniform(config, train, test)
     )
 
 
@@ -125,14 +119,9 @@ def _subfolders(folder: Path) -> tuple[str, ...]:
 
 def class_part(folder: Path, class_names: tuple[str, ...]) -> FilePart:
     """The images of folder/CLASS for each of the classes, in their order."""
-    images: list[Path] = []
-    classes: list[int] = []
-    for index, name in enumerate(class_names):
-        # A class may be absent from the test images, but a folder that is there holds some.
-        found = find_images(folder / name) if (folder / name).is_dir() else []
-        images += found
-        classes += [index] * len(found)
-    return FilePart(images, classes, num_classes=len(class_names), ignore_index=-1)
+    # A class may be absent from the test images, but a folder that is there holds some.
+    places = [(folder / name, index) for index, name in enumerate(class_names)]
+    return class_files([place for place in places if place[0].is_dir()], len(class_names))
 
 
 def _uniform(config: DataConfig, train: FilePart | AbsentPart, test: FilePart) -> bool:

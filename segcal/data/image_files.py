@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +110,13 @@ def find_images(folder: Path) -> list[Path]:
     if not found:
         raise ValueError(f"Expected images ({' '.join(IMAGE_SUFFIXES)}) in {folder}, but got none")
     return found
+
+
+def class_files(folders: Iterable[tuple[Path, int]], num_classes: int) -> FilePart:
+    """The images of each folder, all of the class that is named with it, in order."""
+    found = [(path, index) for folder, index in folders for path in find_images(folder)]
+    images, classes = [path for path, _ in found], [index for _, index in found]
+    return FilePart(images, classes, num_classes=num_classes, ignore_index=-1)
 
 
 def unusable(part: Part, indices: Sequence[int]) -> dict[int, str]:

@@ -199,17 +199,16 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
 
     def shard(self, number: int, count: int) -> Samples:
         """Every `count`-th item from item `number` on: what one of `count` machines looks at."""
-        part = copy.copy(self)
-        part.indices, part.names = self.indices[number::count], self.names[number::count]
-        return part
+        return self._only(range(number, len(self), count))
 
     def limited(self, limit: int | None) -> Samples:
         """At most `limit` items, evenly spaced."""
+        return self._only(spread(np.arange(len(self)), limit))
+
+    def _only(self, kept: Sequence[int] | np.ndarray) -> Samples:
         part = copy.copy(self)
-        kept = spread(np.arange(len(self)), limit).tolist()
-        part.indices, part.names = (
-            [every[i] for i in kept] for every in (self.indices, self.names)
-        )
+        part.indices = [self.indices[i] for i in kept]
+        part.names = [self.names[i] for i in kept]
         return part
 
     def with_part(self, part: Part) -> Samples:

@@ -250,11 +250,8 @@ def _inside(region: Region, batch: Predictions) -> Tensor:
 
 def _without_table(report: Report) -> Report:
     """The report of a region without the table of images, which only that of whole images needs."""
-    return (
-        report
-        if report.images is None
-        else replace(report, images=replace(report.images, table=None))
-    )
+    images = report.images
+    return report if images is None else replace(report, images=replace(images, table=None))
 
 
 def require_pixels(report: Report, what: str) -> Report:

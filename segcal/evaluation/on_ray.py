@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
-
-from torch import Tensor
 
 from segcal.evaluation.evaluate import LogitMap, Measured, image_sums_fit, measure
 from segcal.evaluation.saved import PredictionFolder
-from segcal.metrics import CalibrationMeter
 from segcal.metrics.conformal import SetCounts
 from segcal.metrics.operating import AcceptedPixels
-from segcal.metrics.state import decode_settings
 from segcal.runtime import RETRIES, join_ray
 
 SHARDS_PER_CORE = 4  # so that no core waits long for the last one
 Counts = Mapping[str, Sequence[AcceptedPixels | SetCounts]]  # by scaler
-States = tuple[list[dict[str, Tensor]], list[str]]  # of the meters, and the names of the regions
 
 
 def measure_on_ray(
@@ -31,7 +25,7 @@ def measure_on_ray(
 ) -> dict[str, Measured]:
     """`measure` by tasks of a Ray cluster that sees the files at the same paths.
 
-    A task returns the states of its meters, a few kilobytes an image, and its share is done again
+    A task returns its meters, a few kilobytes an image, and its share is done again
     elsewhere if its worker or node dies.
 
     Args:
@@ -53,10 +47,9 @@ def measure_on_ray(
     try:
         while pending:
             (done,), pending = ray.wait(pending)
-            states, counted, skipped = ray.get(done)
+            measured, counted, skipped = ray.get(done)
             source.skipped |= skipped
-            for name, found in states.items():
-                part = _measured(found, settings["protocols"])
+            for name, part in measured.items():
                 total[name] = _add(total[name], part) if name in total else part
             for name, ours in observers.items():
                 for one, other in zip(ours, counted[name], strict=True):
@@ -75,24 +68,11 @@ def measure_on_ray(
 
 def _measure_shard(
     source: PredictionFolder, shared: tuple[dict[str, LogitMap | None], Counts, dict[str, Any]]
-) -> tuple[dict[str, States], Counts, dict[str, str]]:
-    """The states of the meters and the counts of a shard, and the files that were left out."""
+) -> tuple[dict[str, Measured], Counts, dict[str, str]]:
+    """The meters and the counts of a shard, and the files that were left out."""
     scalers, observers, settings = shared
     measured = measure(source, scalers, observers=observers, progress=False, **settings)
-    states = {
-        name: ([meter.state_dict() for meter in found.meters], list(found.regions))
-        for name, found in measured.items()
-    }
-    return states, observers, source.skipped
-
-
-def _measured(states: States, protocols: Any) -> Measured:
-    meters = []
-    for state in states[0]:
-        meter = CalibrationMeter(**asdict(decode_settings(state["settings"])))
-        meter.load_state_dict(state)
-        meters.append(meter)
-    return Measured(meters[0], dict(zip(states[1], meters[1:], strict=True)), protocols)
+    return measured, observers, source.skipped
 
 
 def _add(one: Measured, other: Measured) -> Measured:

@@ -6,14 +6,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from segcal.evaluation.evaluate import LogitMap, calibrated, count_batch, new_meter
-from segcal.evaluation.sources import NamedPredictions, Predictions
+from segcal.evaluation.sources import Kind, NamedPredictions, Predictions
 from segcal.files import BadFile
 from segcal.metrics import Report
 from segcal.runtime import in_processes
@@ -60,30 +59,15 @@ def _names(which: str) -> list[str]:
     return [word.strip() for word in words]
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """An image with its calibration.
-
-    Attributes:
-        overlay: the panel.
-        arrays: what it is drawn from: labels, prediction, confidence and gap, each (H, W), the
-            three likeliest classes and their probabilities, (3, H, W), and palette, (C, 3), and
-            image, (H, W, 3), if there are any. The gap is NaN where pixels are ignored.
-    """
-
-    overlay: Overlay
-    arrays: Mapping[str, Any]
-
-
 def draw(
     source: NamedPredictions, indices: Sequence[int], scalers: Mapping[str, LogitMap | None]
-) -> dict[str, list[Drawn]]:
+) -> dict[str, list[Overlay]]:
     """The chosen images by name of scaler, calibrated by each; none for classification.
 
     Of sigmoid outputs, the class that is calibrated worst in the image is drawn. Of a volume three
     planes are drawn, one an axis: see `worst_planes`.
     """
-    planned: list[tuple[str, Drawn, Callable[[], bytes]]] = []
+    planned: list[tuple[str, Overlay, Callable[[], bytes]]] = []
     for index in indices:
         batch = next(source.parts(index))
         if batch.values.ndim == 5 and not batch.multilabel:
@@ -99,10 +83,9 @@ def draw(
                 found = calibrated(batch, scaler)
                 planned.append((name, *_plan(source, index, image, found)))
     panels = in_processes([panel for *_, panel in planned])
-    drawn: dict[str, list[Drawn]] = {name: [] for name in scalers}
-    for (name, image_drawn, _), panel in zip(planned, panels, strict=True):
-        overlay = replace(image_drawn.overlay, png=panel)
-        drawn[name].append(replace(image_drawn, overlay=overlay))
+    drawn: dict[str, list[Overlay]] = {name: [] for name in scalers}
+    for (name, overlay, _), panel in zip(planned, panels, strict=True):
+        drawn[name].append(replace(overlay, png=panel))
     return drawn
 
 
@@ -124,8 +107,8 @@ class Plane:
 
     def cut(self, source: NamedPredictions, index: int, scaler: LogitMap | None) -> Predictions:
         """The predictions of the plane, calibrated."""
-        values, labels, name, kind = [], [], "", "logits"
-        start = 0
+        values, labels, name, start = [], [], "", 0
+        kind: Kind = "logits"
         for part in source.parts(index):
             assert part.names is not None
             name, depth = part.names[0], part.labels.shape[1]
@@ -139,7 +122,7 @@ class Plane:
             start += depth
         return Predictions(
             [f"{name} {'zyx'[self.axis]}={self.place}"],
-            "probs" if kind == "probs" else "logits",
+            kind,
             torch.cat(values, 2),
             torch.cat(labels, 1),
         )
@@ -231,8 +214,8 @@ def _image(source: NamedPredictions, index: int) -> np.ndarray | None:
 
 def _plan(
     source: NamedPredictions, index: int, image: np.ndarray | None, batch: Predictions
-) -> tuple[Drawn, Callable[[], bytes]]:
-    """An image without its panel, and what draws the panel."""
+) -> tuple[Overlay, Callable[[], bytes]]:
+    """An overlay without its panel, and what draws the panel."""
     assert batch.names is not None  # images are drawn by name
     meter = new_meter(source)
     count_batch([meter], batch)
@@ -271,5 +254,4 @@ def _plan(
     if image is not None:
         arrays["image"] = image
     names = tuple(class_names) if batch.multilabel else ()
-    overlay = Overlay(name, b"", report.ece, arrays, names, source.names[index])
-    return Drawn(overlay, arrays), panel
+    return Overlay(name, b"", report.ece, arrays, names, source.names[index]), panel

@@ -30,7 +30,6 @@ from typing import Any
 import numpy as np
 
 from segcal.data.shift import Shift
-from segcal.evaluation.overlays import Drawn
 from segcal.files import Npz, atomic_write, locked, name_file
 from segcal.metrics import CalibrationMeter, Report
 from segcal.metrics.paired import Comparison, compare_models
@@ -261,7 +260,9 @@ def open_page(path: Path) -> None:
         log.warning("there is no browser to open %s", path)
 
 
-def write_result(result: Result, drawn: Sequence[Drawn], folder: Path, *, key: str = "") -> Result:
+def write_result(
+    result: Result, drawn: Sequence[Overlay], folder: Path, *, key: str = ""
+) -> Result:
     """Write `report.json` and the images drawn for it; the result with these as its overlays.
 
     Args:
@@ -272,9 +273,8 @@ def write_result(result: Result, drawn: Sequence[Drawn], folder: Path, *, key: s
     """
     (folder / OVERLAYS if drawn else folder).mkdir(parents=True, exist_ok=True)
     overlays = []
-    stems = tell_apart([file_name(image.overlay.name) for image in drawn])
-    for image, stem in zip(drawn, stems, strict=True):
-        overlay = image.overlay
+    stems = tell_apart([file_name(overlay.name) for overlay in drawn])
+    for overlay, stem in zip(drawn, stems, strict=True):
         overlays.append(
             {
                 "name": overlay.name,
@@ -287,7 +287,7 @@ def write_result(result: Result, drawn: Sequence[Drawn], folder: Path, *, key: s
         (folder / OVERLAYS / f"{stem}.png").write_bytes(overlay.png)
     with ThreadPoolExecutor() as pool:  # compressing holds no lock of the interpreter
         files = [folder / OVERLAYS / f"{stem}.npz" for stem in stems]
-        list(pool.map(lambda file, image: _save_arrays(file, image.arrays), files, drawn))
+        list(pool.map(_save_arrays, files, [overlay.arrays or {} for overlay in drawn]))
     panel = result.entry.shift_overlay
     if panel is not None:
         (folder / SHIFT_PANEL).write_bytes(panel.png)
@@ -307,15 +307,15 @@ def write_result(result: Result, drawn: Sequence[Drawn], folder: Path, *, key: s
     )
     with atomic_write(folder / REPORT) as file:
         file.write(text + "\n")
-    return replace(result, entry=replace(result.entry, overlays=[d.overlay for d in drawn]))
+    return replace(result, entry=replace(result.entry, overlays=drawn))
 
 
-def _save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+def _save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """What np.savez_compressed writes, in half its time and with 5 % more bytes."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
         for name, array in arrays.items():
             with file.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+                np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 def write_report(report: Report, folder: str | os.PathLike[str], *, name: str = "model") -> Path:

@@ -166,7 +166,24 @@ class PredictionFolder:
 
     def _list(self) -> list[Path]:
         """The files, by name."""
-        return _list(self.path)
+        path = self.path
+        if path.is_file():
+            if not path.name.endswith(_SUFFIXES):
+                raise ValueError(f"Expected predictions as {_LISTED}, but got {path}")
+            return [path]
+        if not path.is_dir():
+            raise ValueError(f"Expected a folder of predictions, but {path} does not exist")
+        files = sorted(
+            file for file in path.iterdir() if file.name.endswith(_SUFFIXES) and file.name[0] != "."
+        )
+        if not files:
+            raise ValueError(f"Expected {_LISTED} files of predictions, but {path} has none")
+        by_name: dict[str, Path] = {}
+        for file in files:
+            first = by_name.setdefault(_stem(file), file)
+            if first != file:
+                raise ValueError(f"Expected one file per name, but got {first} and {file}")
+        return files
 
     def shard(self, number: int, count: int) -> PredictionFolder:
         """Every `count`-th file from file `number` on: what one of `count` machines looks at."""
@@ -345,10 +362,7 @@ class PredictionFolder:
             return self._stated_kind(file), read_npy(file), self._labels_beside(file)
         with Npz(file) as arrays:
             key, kind = self._npz_key(file, arrays)
-            if self.format.labels is None and "labels" in arrays.keys:
-                return kind, arrays[key], arrays["labels"]
-            values = arrays[key]
-        return kind, values, self._labels_beside(file)
+            return kind, arrays[key], self._npz_labels(file, arrays)
 
     def _read_parts(self, file: Path, depth: int) -> tuple[Iterator[np.ndarray], np.ndarray]:
         """The values of a volume, as parts of `depth` slices, and its labels."""
@@ -358,9 +372,7 @@ class PredictionFolder:
             return read_slabs(file, None, depth), self._labels_beside(file)
         with Npz(file) as arrays:
             key = self._npz_key(file, arrays)[0]
-            inside = self.format.labels is None and "labels" in arrays.keys
-            labels = arrays["labels"] if inside else self._labels_beside(file)
-        return read_slabs(file, key, depth), labels
+            return read_slabs(file, key, depth), self._npz_labels(file, arrays)
 
     def _stated_kind(self, file: Path) -> Kind:
         if self.format.kind is None:
@@ -379,6 +391,11 @@ class PredictionFolder:
             listed = ", ".join(arrays.keys) or "none"
             raise BadFile(f"{file}: Expected {wanted}, but got {listed}")
         return found[0], found[0]
+
+    def _npz_labels(self, file: Path, arrays: Npz) -> np.ndarray:
+        """The labels in a .npz, or beside it."""
+        inside = self.format.labels is None and "labels" in arrays.keys
+        return arrays["labels"] if inside else self._labels_beside(file)
 
     def _labels_beside(self, file: Path) -> np.ndarray:
         """The labels of `file`, from a file of their own."""
@@ -429,11 +446,9 @@ class PredictionFolder:
             raise ValueError(f"Expected labels of an integer dtype, but got {labels.dtype}")
         if is_sigmoid(kind):
             values, labels = self._sigmoid_batch(kind, values, labels)
-        elif values.ndim == 3 and labels.ndim == 2:
-            self._check_layout(values.shape, labels.shape)
-            values = (values if self.format.layout == "chw" else values.transpose(2, 0, 1))[None]
-            labels = labels[None]
-        elif values.ndim == 4 and labels.ndim == 3:
+        elif values.ndim in (3, 4) and labels.ndim == values.ndim - 1:
+            if values.ndim == 3:
+                self._check_layout(values.shape, labels.shape)
             values = (values if self.format.layout == "chw" else np.moveaxis(values, -1, 0))[None]
             labels = labels[None]
         elif values.ndim == 1 and labels.size == 1:
@@ -445,9 +460,9 @@ class PredictionFolder:
                 f"D before H, (N, C) with (N,), or (C,) with (), but got {values.shape} with "
                 f"{labels.shape}"
             )
-        if values.dtype.itemsize > 8:
-            values = values.astype(np.float64)
-        dense = torch.from_numpy(_native(values))
+        # torch takes up to 8 bytes, in the machine's order.
+        native = np.dtype(np.float64) if values.dtype.itemsize > 8 else values.dtype
+        dense = torch.from_numpy(values.astype(native.newbyteorder("="), copy=False))
         if kind in ("logits", "sigmoid_logits"):  # numpy would take eight times as long
             dense = dense.to(torch.promote_types(dense.dtype, torch.float32))
         return dense, torch.from_numpy(labels.astype(np.int64))
@@ -489,27 +504,6 @@ class PredictionFolder:
             )
 
 
-def _list(path: Path) -> list[Path]:
-    if path.is_file():
-        if not path.name.endswith(_SUFFIXES):
-            raise ValueError(f"Expected predictions as {_LISTED}, but got {path}")
-        return [path]
-    if not path.is_dir():
-        raise ValueError(f"Expected a folder of predictions, but {path} does not exist")
-    files = sorted(
-        file for file in path.iterdir() if file.name.endswith(_SUFFIXES) and file.name[0] != "."
-    )
-    if not files:
-        raise ValueError(f"Expected {_LISTED} files of predictions, but {path} has none")
-    by_name: dict[str, Path] = {}
-    for file in files:
-        if by_name.setdefault(_stem(file), file) != file:
-            raise ValueError(
-                f"Expected one file per name, but got {by_name[_stem(file)]} and {file}"
-            )
-    return files
-
-
 def _stem(file: Path) -> str:
     """The name of a file without its ending, which may be .nii.gz."""
     return file.name.removesuffix(".nii.gz") if file.name.endswith(".nii.gz") else file.stem
@@ -523,11 +517,6 @@ def whole_numbers(labels: np.ndarray, path: Path) -> np.ndarray:
     if not np.array_equal(labels, rounded):
         raise BadFile(f"{path}: Expected labels that are whole numbers, but got fractions")
     return rounded.astype(np.int32)
-
-
-def _native(array: np.ndarray) -> np.ndarray:
-    """The array as torch takes it: in the machine's order of bytes, strides not negative."""
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _sibling(file: Path, folder: Path, suffixes: tuple[str, ...], what: str) -> Path:

@@ -311,7 +311,7 @@ class _LateLabelCheck:
             if count:
                 self._total = None
                 expected = expected_labels(pixels.num_classes, ignore_index)
-                raise ValueError(f"{expected}, but got others in {count} pixels of late batches")
+                raise ValueError(f"{expected}, but got others in {count} pixels of earlier batches")
         arrived = torch.Event(pixels.dense.device)
         self._waiting = (self._total.to("cpu", non_blocking=True), arrived)
         arrived.record()

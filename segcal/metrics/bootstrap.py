@@ -43,6 +43,12 @@ class Estimate(NamedTuple):
     low: float
     high: float
 
+    @property
+    def interval(self) -> Interval:
+        """The range, of which only 0 to 1 is possible."""
+        low, high = (min(max(end, 0.0), 1.0) for end in (self.low, self.high))
+        return Interval(low, high, LEVEL)
+
 
 def image_statistics(
     images: ImageSums, names: Sequence[str], *, resamples: int = 1000, seed: int = 0
@@ -72,7 +78,7 @@ def image_statistics(
             found = combine([model], [1.0], resamples=resamples, seed=seed, classes=True)
     elif len(pixels):
         withheld = dict.fromkeys(("accuracy", "miou", "ece", "sce"), "there is only one image")
-    ends = {n: Interval(_unit(e.low), _unit(e.high), LEVEL) for n, e in found.items()}
+    ends = {name: estimate.interval for name, estimate in found.items()}
     num_classes = sums["truth"].shape[1]
     shown = sums["truth"] > 0  # (I, K)
     ace = np.where(shown, sums["class_ace"], 0.0)
@@ -214,16 +220,12 @@ class ImageScores:
         self.ranges = {
             "ece": error_range(self._top, self._pixels),
             "sce": Estimate(*map(float, np.mean(list(class_ece.values()), 0))),
-            **{_class_key(c): class_ece.get(c, unknown) for c in self._every_class},
+            **{_class_key(c): class_ece.get(c, unknown) for c in range(self.num_classes)},
         }
         self.linear: dict[str, Array] = {}
         self.withheld: dict[str, str] = {}
         self._add_accuracy(sums)
         self._add_miou(sums)
-
-    @property
-    def _every_class(self) -> range:
-        return range(self.num_classes)
 
     def _add_accuracy(self, sums: ImageArrays) -> None:
         hits = sums["hits"].astype(np.float64)
@@ -265,7 +267,7 @@ class ImageScores:
         signs = np.sign(weights @ self._classes.reshape(self.num_images, -1))
         signs = signs.reshape(len(weights), self.num_classes, -1)  # (R, K, B)
         total = np.zeros(weights.shape)
-        for c in self._every_class:
+        for c in range(self.num_classes):
             influence = np.zeros(weights.shape)
             if self._known[c]:
                 gap, pixels = self._classes[:, c], self._class_pixels[:, c]
@@ -386,10 +388,6 @@ def _resampled_weights(n: int, resamples: int, seed: int) -> Iterator[Array]:
     for start in range(0, resamples, _BLOCK):
         size = min(_BLOCK, resamples - start)
         yield generator.multinomial(n, np.full(n, 1 / n), size=size).astype(np.float64)
-
-
-def _unit(end: float) -> float:
-    return min(max(end, 0.0), 1.0)
 
 
 def _class_key(c: int) -> str:

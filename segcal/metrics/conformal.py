@@ -21,7 +21,7 @@ from torch import Tensor
 from segcal import distributed
 from segcal.metrics.bootstrap import fraction_interval
 from segcal.metrics.operating import ImageCounts, probabilities
-from segcal.metrics.tables import Interval, finite, from_finite
+from segcal.metrics.tables import Interval, from_finite, without_nan
 from segcal.pixels import flatten
 
 _OCTAVES, _STEPS = 18, 32  # every point of the grid is exact in float32
@@ -153,8 +153,8 @@ class ClassSets:
     empty: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, numbers and strings."""
-        return {n: finite(v) if isinstance(v, float) else v for n, v in asdict(self).items()}
+        """Plain dicts, numbers and strings. NaN becomes None."""
+        return without_nan(asdict(self))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ClassSets:

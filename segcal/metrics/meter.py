@@ -31,13 +31,7 @@ from segcal.metrics.state import (
     write_state,
 )
 from segcal.metrics.sums import BatchSums, ImageSums, Settings, Sums, class_edges, fine_edges
-from segcal.metrics.tables import (
-    BinTable,
-    ClassHistogram,
-    FineHistogram,
-    ImageStatistics,
-    Protocol,
-)
+from segcal.metrics.tables import BinTable, ClassHistogram, FineHistogram, Protocol
 from segcal.pixels import check_shapes, multilabel_labels
 
 log = logging.getLogger(__name__)
@@ -194,7 +188,10 @@ class CalibrationMeter:
             self._raise_faults()
             self._warn_of_probs()
             copy = self._sums.to("cpu", copy=True)
-            images = self._image_statistics(resamples, seed) if s.per_image else None
+            images = None
+            if s.per_image:
+                names = [name or f"image {i}" for i, name in enumerate(self._names)]
+                images = image_statistics(self.image_sums(), names, resamples=resamples, seed=seed)
         sums = {name: tensor.numpy() for name, tensor in copy.tensors().items()}
         edges = np.arange(s.num_bins + 1) / s.num_bins
         by_class = sums["class_fine_correct"], sums["class_fine_wrong"]
@@ -235,10 +232,6 @@ class CalibrationMeter:
     def names(self) -> list[str]:
         """Of the images whose sums are kept, as they came; "" for images without a name."""
         return list(self._names)
-
-    def _image_statistics(self, resamples: int, seed: int) -> ImageStatistics:
-        names = [name or f"image {i}" for i, name in enumerate(self._names)]
-        return image_statistics(self.image_sums(), names, resamples=resamples, seed=seed)
 
     def sums(self) -> Sums:
         """The sums over all pixels, where the predictions are: the meter's own, not copies."""

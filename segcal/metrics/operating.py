@@ -18,7 +18,7 @@ from torch import Tensor
 from segcal import distributed
 from segcal.metrics.bootstrap import fraction_interval
 from segcal.metrics.scores import Array
-from segcal.metrics.tables import FineHistogram, Interval, finite, from_finite
+from segcal.metrics.tables import FineHistogram, Interval, from_finite, without_nan
 from segcal.pixels import flatten
 
 TARGETS = {
@@ -136,8 +136,8 @@ class OperatingPoint:
         return "not reached" if interval.high < least else "within the interval"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, numbers and strings."""
-        return {n: finite(v) if isinstance(v, float) else v for n, v in asdict(self).items()}
+        """Plain dicts, numbers and strings. NaN becomes None."""
+        return without_nan(asdict(self))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> OperatingPoint:

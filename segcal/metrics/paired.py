@@ -125,7 +125,7 @@ def mean_intervals(
     _, sums = _same_images(meters)
     models = [ImageScores(each) for each in sums]
     found = combine(models, [1 / len(models)] * len(models), resamples=resamples, seed=seed)
-    return {n: Interval(max(e.low, 0.0), min(e.high, 1.0), LEVEL) for n, e in found.items()}
+    return {name: estimate.interval for name, estimate in found.items()}
 
 
 @dataclass(frozen=True)

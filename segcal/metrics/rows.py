@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from segcal.metrics.protocols import PROTOCOL_SCORES, describe_protocol
@@ -110,7 +110,7 @@ def part_tables(report: Report) -> list[PartTable]:
             "Protocols",
             ["protocol", *scores, "what it is"],
             [
-                (name, [_cell(s, found[s.name]) for s in PART_SCORES], describe_protocol(name))
+                (name, [cell_of(s, found[s.name]) for s in PART_SCORES], describe_protocol(name))
                 for name, found in report.protocols.items()
             ],
         ),
@@ -126,10 +126,10 @@ def part_tables(report: Report) -> list[PartTable]:
                     point.target,
                     [
                         TableCell(point.threshold, threshold_text(point.threshold)),
-                        _cell(accuracy, point.holdout_coverage),
-                        _cell(accuracy, point.holdout_accuracy),
-                        _cell(accuracy, point.coverage, point.intervals.get("coverage")),
-                        _cell(accuracy, point.accuracy, point.intervals.get("accuracy")),
+                        cell_of(accuracy, point.holdout_coverage),
+                        cell_of(accuracy, point.holdout_accuracy),
+                        cell_of(accuracy, point.coverage, point.intervals.get("coverage")),
+                        cell_of(accuracy, point.accuracy, point.intervals.get("accuracy")),
                     ],
                     point.verdict,
                 )
@@ -147,10 +147,10 @@ def part_tables(report: Report) -> list[PartTable]:
                     f"miss={sets.miss:g}",
                     [
                         TableCell(sets.lam, threshold_text(sets.lam)),
-                        _cell(accuracy, sets.holdout_miss),
-                        _cell(accuracy, sets.miss_rate, sets.interval),
+                        cell_of(accuracy, sets.holdout_miss),
+                        cell_of(accuracy, sets.miss_rate, sets.interval),
                         TableCell(sets.set_size, number(sets.set_size, 2)),
-                        _cell(accuracy, sets.empty),
+                        cell_of(accuracy, sets.empty),
                     ],
                     f"{sets.holdout_images:,}",
                 )
@@ -161,7 +161,7 @@ def part_tables(report: Report) -> list[PartTable]:
     return [table for table in tables if table.rows]
 
 
-def _cell(score: Score, value: float, interval: Interval | None = None) -> TableCell:
+def cell_of(score: Score, value: float, interval: Interval | None = None) -> TableCell:
     """A fraction as `score` is printed."""
     return TableCell(value * score.scale, score.number(value), _interval_text(score, interval))
 
@@ -242,10 +242,21 @@ def interval_notes(report: Report) -> list[str]:
         notes.append(f"[95 % interval] by bootstrap over images ({report.images.resamples}×)")
         if report.protocol.images < FEW_IMAGES:
             notes.append(f"fewer than {FEW_IMAGES} images: an interval may be too short")
+        intervals = report.intervals.items()
+        above = [SCORES[name].label for name, i in intervals if getattr(report, name) > i.high]
+        notes += [above_interval(above)] if above else []
     missing: dict[str, list[str]] = {}  # scores by reason
     for name, why in ({} if report.images is None else report.images.withheld).items():
         missing.setdefault(why, []).append(SCORES[name].label if name in SCORES else name)
     return notes + [f"no interval for {', '.join(n)}: {why}" for why, n in missing.items()]
+
+
+def above_interval(labels: Iterable[str]) -> str:
+    """Why printed calibration errors may lie above their intervals."""
+    return (
+        f"{', '.join(labels)} above the interval: noise adds to the printed error, and the "
+        "interval is for the error on infinitely many images"
+    )
 
 
 def columns_of(reports: Sequence[Report]) -> list[Score]:
@@ -285,10 +296,7 @@ def cells_of_values(values: Sequence[float], score: Score) -> list[TableCell]:
     scaled = [value * score.scale for value in values]
     ranked = score.better != "neither"
     best = best_of(scaled, score.digits, higher=score.higher) if ranked else set()
-    return [
-        TableCell(value * score.scale, score.number(value), best=index in best)
-        for index, value in enumerate(values)
-    ]
+    return [cell_of(score, v)._replace(best=index in best) for index, v in enumerate(values)]
 
 
 def _cells(reports: Sequence[Report | None], score: Score) -> list[TableCell]:

@@ -392,6 +392,26 @@ class Score(Generic[Value]):
         return (signed if self.signed else number)(value * self.scale, digits)
 
 
+def _risk_at(percent: int) -> Score[float]:
+    return Score(
+        f"risk at {percent} % coverage",
+        "%",
+        lambda report: risk_at_coverage(report.fine.correct, report.fine.wrong, percent / 100),
+        f"error rate of the {percent} % most confident pixels; from the fine histogram",
+    )
+
+
+def _coverage_at(percent: int) -> Score[float]:
+    return Score(
+        f"coverage at {percent} % risk",
+        "%",
+        lambda report: coverage_at_risk(report.fine.correct, report.fine.wrong, percent / 100),
+        f"the largest share of pixels, most confident first, with an error rate of {percent} % at "
+        "most",
+        better="higher",
+    )
+
+
 class ScoreTable:
     """The scores, in the order of tables. `Report` inherits them as attributes.
 
@@ -409,11 +429,7 @@ class ScoreTable:
         log=1,
     )
     error = Score(
-        "test error",
-        "%",
-        lambda report: 1 - report.accuracy,
-        "1 − `accuracy`",
-        brief_digits=1,
+        "test error", "%", lambda report: 1 - report.accuracy, "1 − `accuracy`", brief_digits=1
     )
     miou = Score(
         "mIoU",
@@ -553,38 +569,11 @@ class ScoreTable:
         "mean over m = 1..n of the share of all pixels that are wrong and among the m most "
         "confident; from the fine histogram",
     )
-    risk_at_coverage_80 = Score(
-        "risk at 80 % coverage",
-        "%",
-        lambda report: risk_at_coverage(report.fine.correct, report.fine.wrong, 0.8),
-        "error rate of the 80 % most confident pixels; from the fine histogram",
-    )
-    risk_at_coverage_90 = Score(
-        "risk at 90 % coverage",
-        "%",
-        lambda report: risk_at_coverage(report.fine.correct, report.fine.wrong, 0.9),
-        "error rate of the 90 % most confident pixels; from the fine histogram",
-    )
-    risk_at_coverage_95 = Score(
-        "risk at 95 % coverage",
-        "%",
-        lambda report: risk_at_coverage(report.fine.correct, report.fine.wrong, 0.95),
-        "error rate of the 95 % most confident pixels; from the fine histogram",
-    )
-    coverage_at_risk_1 = Score(
-        "coverage at 1 % risk",
-        "%",
-        lambda report: coverage_at_risk(report.fine.correct, report.fine.wrong, 0.01),
-        "the largest share of pixels, most confident first, with an error rate of 1 % at most",
-        better="higher",
-    )
-    coverage_at_risk_5 = Score(
-        "coverage at 5 % risk",
-        "%",
-        lambda report: coverage_at_risk(report.fine.correct, report.fine.wrong, 0.05),
-        "the largest share of pixels, most confident first, with an error rate of 5 % at most",
-        better="higher",
-    )
+    risk_at_coverage_80 = _risk_at(80)
+    risk_at_coverage_90 = _risk_at(90)
+    risk_at_coverage_95 = _risk_at(95)
+    coverage_at_risk_1 = _coverage_at(1)
+    coverage_at_risk_5 = _coverage_at(5)
     image_ece = Score(
         "image-averaged ECE",
         "%",

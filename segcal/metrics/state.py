@@ -68,7 +68,7 @@ def read_state(path: str | os.PathLike[str]) -> tuple[Settings, dict[str, Tensor
                         f"{settings.num_bins} bins, but {name} has shape {arrays.shape(name)}"
                     )
             state = {name: torch.from_numpy(arrays[name]) for name in arrays.keys}
-            return settings, of_this_version(state)
+            return settings, state
     except BadFile as error:
         raise ValueError(str(error).removeprefix(f"{path}: ")) from None
 

@@ -125,8 +125,16 @@ class Settings:
             raise ValueError(f"Expected meters of equal settings, but got {', '.join(differing)}")
 
 
+class _Tensors:
+    """A dataclass of tensors."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The sums by name; the tensors themselves, not copies."""
+        return dict(vars(self))
+
+
 @dataclass
-class Sums:
+class Sums(_Tensors):
     """Everything the scores of a data set depend on. K classes, B bins, F fine bins, G by class.
 
     Counts are int64 and sums float64: exact, and exact to rounding, for any number of pixels.
@@ -189,10 +197,6 @@ class Sums:
                 *(count(), count(3)),
             )
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The sums by name; the tensors themselves, not copies."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
     def add_(self, other: Sums) -> None:
         """Add `other` in place; an empty confusion matrix adds nothing."""
         for name, tensor in self.tensors().items():
@@ -215,7 +219,7 @@ class Sums:
 
 
 @dataclass
-class ImageSums:
+class ImageSums(_Tensors):
     """The sums of each of I images that the bootstrap over images needs: kilobytes an image.
 
     A gap is the sum of confidence minus the number of hits in a bin; ECE needs no more.
@@ -258,10 +262,6 @@ class ImageSums:
         blocks = list(blocks)
         names = [field.name for field in fields(cls)]
         return cls(*(torch.cat([getattr(b, name).cpu() for b in blocks]) for name in names))
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The sums by name; the tensors themselves, not copies."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def add_(self, other: ImageSums) -> None:
         """Add the sums of the same images in place; `class_ace` is not yet known of either."""

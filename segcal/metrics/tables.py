@@ -250,14 +250,9 @@ class BinGap:
     high: float
     images: tuple[tuple[str, float], ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists, numbers and strings."""
-        images = [list(image) for image in self.images]
-        return {"low": finite(self.low), "high": finite(self.high), "images": images}
-
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> BinGap:
-        """The inverse of `to_dict`."""
+        """The inverse of `dataclasses.asdict`, after JSON."""
         images = tuple((utf8(str(name)), float(gap)) for name, gap in data["images"])
         return cls(from_finite(data["low"]), from_finite(data["high"]), images)
 
@@ -298,21 +293,17 @@ class ImageStatistics:
     table: ImageTable | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists, numbers and strings."""
-        values = asdict(self)
-        for name in ("class_ece_intervals", "worst"):
-            values[name] = list(values[name])  # as JSON reads it
-        values["class_ace"] = [finite(value) for value in self.class_ace]
-        values["bins"] = [gap.to_dict() for gap in self.bins]
-        if self.table is not None:
-            values["table"] = {name: list(column) for name, column in vars(self.table).items()}
-        return values | {name: finite(values[name]) for name in _FLOATS}
+        """Plain dicts, lists, numbers and strings. NaN becomes None."""
+        return without_nan(asdict(self))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ImageStatistics:
         """The inverse of `to_dict`."""
         return cls(
-            **{name: from_finite(data.get(name)) for name in _FLOATS},
+            ece=from_finite(data.get("ece")),
+            ece_debiased=from_finite(data.get("ece_debiased")),
+            sce_debiased=from_finite(data.get("sce_debiased")),
+            ace=from_finite(data.get("ace")),
             class_ace=tuple(map(from_finite, data.get("class_ace", []))),
             intervals={n: Interval.from_dict(found) for n, found in data["intervals"].items()},
             class_ece_intervals=tuple(map(Interval.from_dict, data.get("class_ece_intervals", []))),
@@ -326,9 +317,6 @@ class ImageStatistics:
             bins=tuple(map(BinGap.from_dict, data.get("bins", []))),
             table=None if data.get("table") is None else ImageTable.from_dict(data["table"]),
         )
-
-
-_FLOATS = ("ece", "ece_debiased", "sce_debiased", "ace")
 
 
 def finite(value: float) -> float | None:

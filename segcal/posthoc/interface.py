@@ -104,8 +104,7 @@ class Scaler(nn.Module):
             logits: (N, C, *S) of any floating dtype; the result has the same shape and dtype.
             images: (N, channels, *), read by scalers that were fitted with images.
         """
-        if not hasattr(self, "num_classes_"):
-            raise ValueError(f"Expected a fitted {type(self).__name__}: call fit(batches) first")
+        self._require_fitted()
         if logits.ndim < 2 or logits.shape[1] != self.num_classes_:
             raise ValueError(
                 f"Expected logits of shape (N, {self.num_classes_}, *S), "
@@ -115,8 +114,7 @@ class Scaler(nn.Module):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted scaler, as safetensors; `segcal.posthoc.load` reads it."""
-        if not hasattr(self, "num_classes_"):
-            raise ValueError(f"Expected a fitted {type(self).__name__}: call fit(batches) first")
+        self._require_fitted()
         metadata = {
             "format": FORMAT,
             "scaler": self.name,
@@ -155,6 +153,15 @@ class Scaler(nn.Module):
     @abstractmethod
     def _transform(self, logits: Tensor, images: Tensor | None) -> Tensor:
         """`forward`, once its input is checked."""
+
+    def _require_positive(self, *options: str) -> None:
+        for option in options:
+            if not getattr(self, option) > 0:
+                raise ValueError(f"Expected {option} > 0, but got {getattr(self, option)}")
+
+    def _require_fitted(self) -> None:
+        if not hasattr(self, "num_classes_"):
+            raise ValueError(f"Expected a fitted {type(self).__name__}: call fit(batches) first")
 
     def _warn(self, what: str) -> None:
         if distributed.rank() == 0:

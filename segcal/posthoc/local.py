@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, interpolate, pad
 from segcal.pixels import flatten
 from segcal.posthoc.interface import Scaler
 from segcal.posthoc.pixelwise import unmasked
-from segcal.posthoc.sample import Smallest, in_validation, keys
+from segcal.posthoc.sample import Smallest, keys, validation_of
 from segcal.posthoc.stream import HoldoutBatch, Stream, Survey
 from segcal.posthoc.temperature import T_MAX, T_MIN, least_nll, sums_of
 
@@ -81,9 +81,7 @@ class LocalTemperatureScaling(Scaler):
         self.lr = lr
         self.max_pixels = max_pixels
         self.seed = seed
-        for option in ("width", "epochs", "lr", "max_pixels"):
-            if not getattr(self, option) > 0:
-                raise ValueError(f"Expected {option} > 0, but got {getattr(self, option)}")
+        self._require_positive("width", "epochs", "lr", "max_pixels")
 
     def temperatures(self, logits: Tensor, images: Tensor | None = None) -> Tensor:
         """(N, 1, *S) the temperature of each pixel, for logits (N, C, *S)."""
@@ -330,10 +328,7 @@ class TileSampler:
                 "for validation, but got them in one"
             )
         place = torch.searchsorted(everyone, key)
-        validation = in_validation(number)
-        sides = torch.stack([validation.sum(), (~validation).sum()]).double()
-        if not stream.sum_over_ranks(sides).all():
-            validation = in_validation(place)  # a single image: its tiles are split instead
+        validation = validation_of(stream, number, place)
         tiles = Tiles(logits, images, target, valid, place)
         return tiles[~validation], tiles[validation]
 

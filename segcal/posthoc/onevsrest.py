@@ -24,6 +24,13 @@ class OneVsRestScaler(SampledScaler):
 
     The predicted class may change. A class without pixels to learn from, or with nothing but
     pixels of its own, keeps its p_c. Fitted as `SampledScaler` says.
+
+    Args:
+        max_pixels: size of the sample of pixels; 8·C bytes per pixel.
+        seed: of the sample.
+        ignore_index: the label that means "do not count this pixel".
+        sync: sample over all ranks; False fits this rank's share alone.
+        multilabel: the logits are of K sigmoid outputs.
     """
 
     def _map(self, dense: Tensor) -> Tensor:
@@ -75,15 +82,7 @@ class BetaCalibration(OneVsRestScaler):
     For each class this is the logistic regression of y = c on ln p_c and −ln(1 − p_c), with the
     least NLL under the bounds. a = b = 1, m = 0 is the identity.
 
-    The predicted class may change. A class without pixels in the sample, or with nothing but
-    pixels of its own, keeps its p_c. Fitted as `SampledScaler` says.
-
-    Args:
-        max_pixels: size of the sample of pixels; 8·C bytes per pixel.
-        seed: of the sample.
-        ignore_index: the label that means "do not count this pixel".
-        sync: sample over all ranks; False fits this rank's share alone.
-        multilabel: the logits are of K sigmoid outputs; each has a curve, and is not normalised.
+    `OneVsRestScaler` has the rest: its arguments, and what both methods do.
 
     Attributes:
         slope_: (C, 2) a and b.
@@ -155,15 +154,7 @@ class IsotonicCalibration(OneVsRestScaler):
     The curves are kept at log-odds of p that are 1/32 apart, linear in between, and constant below
     p = 1e-7 and above 1 − 1e-7.
 
-    The predicted class may change. A class without pixels in the sample, or with nothing but
-    pixels of its own, keeps its p_c. Fitted as `SampledScaler` says.
-
-    Args:
-        max_pixels: size of the sample of pixels; 8·C bytes per pixel.
-        seed: of the sample.
-        ignore_index: the label that means "do not count this pixel".
-        sync: sample over all ranks; False fits this rank's share alone.
-        multilabel: the logits are of K sigmoid outputs; each has a curve, and is not normalised.
+    `OneVsRestScaler` has the rest: its arguments, and what both methods do.
 
     Attributes:
         shift_: (C, 1025) what is added to the log-odds of p at each point of the grid.

@@ -50,10 +50,9 @@ class PixelScaler(Scaler):
         multilabel: bool = False,
     ) -> None:
         super().__init__(ignore_index=ignore_index, sync=sync, multilabel=multilabel)
-        if max_pixels < 1:
-            raise ValueError(f"Expected max_pixels > 0, but got {max_pixels}")
         self.max_pixels = max_pixels
         self.seed = seed
+        self._require_positive("max_pixels")
 
     def _transform(self, logits: Tensor, images: Tensor | None) -> Tensor:
         return self._map(dense_of(logits)).reshape(logits.shape).to(logits.dtype)

@@ -32,6 +32,13 @@ def in_validation(numbers: Tensor) -> Tensor:
     return numbers % _VALIDATION_EVERY == 1  # so that two images give one on each side
 
 
+def validation_of(stream: Stream, numbers: Tensor, within: Tensor) -> Tensor:
+    """`in_validation` of images or, if that leaves one side empty, of the places `within` them."""
+    chosen = in_validation(numbers)
+    sides = torch.stack([chosen.sum(), (~chosen).sum()]).double()
+    return chosen if stream.sum_over_ranks(sides).all() else in_validation(within)
+
+
 class Smallest:
     """The items with the smallest keys of all that were offered: a sample without replacement.
 
@@ -147,10 +154,7 @@ class PixelSampler:
             key, logits, labels, number = (stream.concatenate(part) for part in parts)
             order = key.argsort()
             key, logits, labels, number = (t[order] for t in (key, logits, labels, number))
-        validation = in_validation(number)
-        sides = torch.stack([validation.sum(), (~validation).sum()]).double()
-        if not stream.sum_over_ranks(sides).all():
-            validation = in_validation(key)  # a single image: its pixels are split instead
+        validation = validation_of(stream, number, key)
         labels = labels.T.contiguous() if stream.multilabel else labels[:, 0]
         return Sample(logits.double().T.contiguous(), labels, validation)
 

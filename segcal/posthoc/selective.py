@@ -66,9 +66,7 @@ class SelectiveScaling(SampledScaler):
         self.epochs = epochs
         self.repeats = repeats
         self.lr = lr
-        for option in ("epochs", "repeats", "lr"):
-            if not getattr(self, option) > 0:
-                raise ValueError(f"Expected {option} > 0, but got {getattr(self, option)}")
+        self._require_positive("epochs", "repeats", "lr")
 
     def wrong(self, logits: Tensor) -> Tensor:
         """(N, *S) bool: where the network calls the prediction wrong, for logits (N, C, *S)."""

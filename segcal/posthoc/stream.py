@@ -24,14 +24,12 @@ class HoldoutBatch:
 
     Attributes:
         logits: (N, C, *S) as given.
-        labels: (N, *S) as given.
         images: (N, channels, *) as given, or None.
         numbers: (N,) the images' numbers in the whole hold-out, unique over ranks.
         pixels: logits and labels, flat; K sigmoid outputs are folded.
     """
 
     logits: Tensor
-    labels: Tensor
     images: Tensor | None
     numbers: range
     pixels: Pixels
@@ -104,12 +102,7 @@ class Stream:
     """
 
     def __init__(
-        self,
-        batches: Iterable[Any],
-        *,
-        ignore_index: int,
-        sync: bool,
-        multilabel: bool = False,
+        self, batches: Iterable[Any], *, ignore_index: int, sync: bool, multilabel: bool = False
     ) -> None:
         if isinstance(batches, Iterator) or not isinstance(batches, Iterable):
             raise ValueError(
@@ -136,7 +129,7 @@ class Stream:
             # many ranks there are.
             numbers = range(seen * ranks + rank, (seen + len(logits)) * ranks + rank, ranks)
             seen += len(logits)
-            yield HoldoutBatch(logits, labels, images, numbers, pixels)
+            yield HoldoutBatch(logits, images, numbers, pixels)
 
     def survey(self, visit: Callable[[HoldoutBatch], None]) -> Survey:
         """The first pass: check everything, and show every batch to `visit`.

@@ -13,14 +13,7 @@ from segcal.metrics.counting import compiled_passes
 from segcal.pixels import Pixels
 from segcal.posthoc.interface import Scaler
 from segcal.posthoc.sample import PixelSampler
-from segcal.posthoc.stream import (
-    HoldoutBatch,
-    PixelBlock,
-    Stream,
-    Survey,
-    Total,
-    sum_of_blocks,
-)
+from segcal.posthoc.stream import HoldoutBatch, PixelBlock, Stream, Survey, Total, sum_of_blocks
 
 # Where temperatures are sought. If all predictions on the hold-out are right, T → 0; if the logits
 # say nothing of the labels, T → ∞: both end at a bound, with a warning.

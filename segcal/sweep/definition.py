@@ -17,7 +17,7 @@ from segcal.sweep.plan import (
     Evaluation,
     Method,
     Options,
-    Value,
+    OptionValue,
     combinations,
     in_words,
     merge_methods,
@@ -71,7 +71,7 @@ class MethodEntry:
 
     name: str
     loss: str
-    hyper: Mapping[str, tuple[Value, ...]]
+    hyper: Mapping[str, tuple[OptionValue, ...]]
     seeds: tuple[int, ...]
     posthoc: tuple[str, ...]
     shifts: tuple[str, ...]
@@ -105,7 +105,7 @@ class Sweep:
     configs: tuple[str, ...]
     entries: tuple[MethodEntry, ...]
     options: Options = ()
-    vary: tuple[tuple[str, tuple[Value, ...]], ...] = ()
+    vary: tuple[tuple[str, tuple[OptionValue, ...]], ...] = ()
     select: tuple[str, ...] = ("accuracy",)
     limit: int | None = None
     scores: tuple[str, ...] = ("accuracy", "miou", "ece", "sce")
@@ -333,7 +333,7 @@ def _options(stated: Any) -> Options:
     return tuple((name, _text(value)) for name, value in _flat(stated).items())
 
 
-def _text(value: Any) -> Value:
+def _text(value: Any) -> OptionValue:
     """A value as the command line of training takes it."""
     if value is None:
         return "null"
@@ -351,7 +351,7 @@ def _configs(stated: Any) -> tuple[str, ...]:
     return tuple(configs)
 
 
-def _values(stated: Any) -> tuple[Value, ...]:
+def _values(stated: Any) -> tuple[OptionValue, ...]:
     values = _listed(stated)
     if not values or not all(isinstance(value, float | int | str | bool) for value in values):
         raise ValueError(f"Expected a value or a list of values, but got {stated!r:.60}")

@@ -12,14 +12,14 @@ from segcal.files import atomic_write
 from segcal.metrics.scores import SCORES
 from segcal.sweep.definition import Row
 from segcal.sweep.plan import Evaluation
-from segcal.sweep.results import Part, Results, parts_of
+from segcal.sweep.results import Condition, Results, conditions_of
 from segcal.sweep.worker import to_shift
 from segcal.viz.figure import new_figure, plain, png, run_style, svg, themed
 
 SEVERITY_SCORES = ("ece", "accuracy")
 
 
-def draw(results: Results) -> dict[str, Figure]:
+def draw_sweep(results: Results) -> dict[str, Figure]:
     """The diagrams that the sweep asks for by `draw`, by the suffix of their names."""
     sweep = results.sweep
     figures = {}
@@ -38,22 +38,22 @@ def draw(results: Results) -> dict[str, Figure]:
 
 def _severity_curves(results: Results, rows: list[Row]) -> Figure | None:
     """Scores against severity, 0 being the clean images: means over seeds and corruptions."""
-    clean, *others = parts_of(results.sweep)
-    parts: dict[int, Part] = {}
-    for part in others:
-        shift = to_shift(part.shifts[0])
+    clean, *others = conditions_of(results.sweep)
+    conditions: dict[int, Condition] = {}
+    for condition in others:
+        shift = to_shift(condition.shifts[0])
         if shift is not None and shift.severity is not None:
-            parts[shift.severity] = part
-    if len(parts) < 2:
+            conditions[shift.severity] = condition
+    if len(conditions) < 2:
         return None
     figure = new_figure(4.4 * len(SEVERITY_SCORES), 3.4)
-    places = {0: clean, **dict(sorted(parts.items()))}
+    places = {0: clean, **dict(sorted(conditions.items()))}
     drawn = False
     for ax, score in zip(figure.subplots(1, len(SEVERITY_SCORES)), SEVERITY_SCORES, strict=True):
         for index, row in enumerate(rows):
             means = {
-                s: results.number(row, score, part, "", interval=False).mean
-                for s, part in places.items()
+                s: results.number(row, score, condition, "", interval=False).mean
+                for s, condition in places.items()
             }
             points = [(severity, mean) for severity, mean in means.items() if mean is not None]
             if len(points) > 1:
@@ -68,7 +68,7 @@ def _severity_curves(results: Results, rows: list[Row]) -> Figure | None:
     return figure if drawn else None
 
 
-def write_figures(make: Callable[[], Mapping[str, Figure]], name: str, folder: Path) -> list[Path]:
+def save_figures(make: Callable[[], Mapping[str, Figure]], name: str, folder: Path) -> list[Path]:
     """Draw figures and write each as png and svg under `name` and its suffix; the paths."""
     paths = []
     with themed():

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from segcal.posthoc.registry import NONE
 
-Value = float | int | str | bool
-Hyper = tuple[tuple[str, Value], ...]  # (name, value) of the loss's hyper-parameters
-Options = tuple[tuple[str, Value], ...]  # (dotted name, value) of other settings
+OptionValue = float | int | str | bool
+Hyper = tuple[tuple[str, OptionValue], ...]  # (name, value) of the loss's hyper-parameters
+Options = tuple[tuple[str, OptionValue], ...]  # (dotted name, value) of other settings
 
 
 @dataclass(frozen=True)
@@ -115,12 +115,12 @@ def merge_methods(methods: Iterable[Method]) -> list[Method]:
     return list(merged.values())
 
 
-def combinations(axes: Mapping[str, Sequence[Value]]) -> tuple[Hyper, ...]:
+def combinations(axes: Mapping[str, Sequence[OptionValue]]) -> tuple[Hyper, ...]:
     """Every combination of one value for each name; one empty one if there are no names."""
     return tuple(product(*([(name, value) for value in axes[name]] for name in axes)))
 
 
-def in_words(value: Value) -> str:
+def in_words(value: OptionValue) -> str:
     """A value as file names and command lines spell it."""
     if isinstance(value, bool):
         return str(value).lower()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -13,6 +13,7 @@ from segcal.metrics import (
     mean_intervals,
     paired_differences,
 )
+from segcal.metrics.rows import above_interval
 from segcal.metrics.scores import SCORES
 from segcal.sweep.definition import Row, Sweep, Variation
 from segcal.sweep.plan import Evaluation, Hyper, combinations, in_words
@@ -25,7 +26,7 @@ DIFFERENCE = "differences on the same images (95 % interval over images), * wher
 
 
 @dataclass(frozen=True)
-class Part:
+class Condition:
     """Evaluations that numbers are means over.
 
     Attributes:
@@ -43,10 +44,10 @@ class Part:
         return [Evaluation(row.posthoc, shift, self.limit) for shift in self.shifts]
 
 
-CLEAN = Part("clean test images")
+CLEAN_IMAGES = Condition("clean test images")
 
 
-def parts_of(sweep: Sweep) -> list[Part]:
+def conditions_of(sweep: Sweep) -> list[Condition]:
     """The clean images, the mean over corruptions at each severity, and other shifts by name."""
     groups: dict[str, list[str]] = {}
     for name in sweep.shifts():
@@ -55,11 +56,11 @@ def parts_of(sweep: Sweep) -> list[Part]:
         group = name if shift.severity is None else f"severity {shift.severity}"
         groups.setdefault(group, []).append(name)
     images = "" if sweep.limit is None else f", {sweep.limit} images"
-    parts = [CLEAN]
+    conditions = [CLEAN_IMAGES]
     for group, names in groups.items():
         title = f"mean over {len(names)} corruptions of {group}" if len(names) > 1 else names[0]
-        parts.append(Part(title + images, tuple(names), sweep.limit))
-    return parts
+        conditions.append(Condition(title + images, tuple(names), sweep.limit))
+    return conditions
 
 
 @dataclass(frozen=True)
@@ -79,27 +80,29 @@ class Results:
         for variation in self.sweep.variations():
             every = self.rows(variation)
             prefix = self.sweep.in_words(variation)
-            for part in parts_of(self.sweep):
-                title = f"{prefix}: {part.title}" if prefix else part.title
+            for condition in conditions_of(self.sweep):
+                title = f"{prefix}: {condition.title}" if prefix else condition.title
                 caption = title if prefix else title[0].upper() + title[1:]
-                rows = [row for row in every if row.method.evaluations >= {*part.evaluations(row)}]
+                rows = [
+                    row for row in every if row.method.evaluations >= {*condition.evaluations(row)}
+                ]
                 found = {
-                    (row.name, score): self.number(row, score, part, title)
+                    (row.name, score): self.number(row, score, condition, title)
                     for row in rows
                     for score in self.sweep.scores
                 }
                 numbers += found.values()
                 blocks.append(self._scores(caption, rows, found))
-                blocks += self._differences(caption, rows, part)
+                blocks += self._differences(caption, rows, condition)
                 for score in self.sweep.by_class:
-                    lines = self._classes(rows, part, score, title)
+                    lines = self._classes(rows, condition, score, title)
                     numbers += (number for line in lines.values() for number in line)
                     blocks.append(self._by_class(caption, score, rows, lines))
-                if len(part.shifts) > 1:
-                    single = self._single(rows, part, prefix)
+                if len(condition.shifts) > 1:
+                    single = self._single(rows, condition, prefix)
                     numbers += single.values()
-                    blocks += self._by_shift(caption, rows, part, single)
-        said = [*self.remarks(), *remarks]
+                    blocks += self._by_shift(caption, rows, condition, single)
+        said = [*self.remarks(), *remarks, *remarks_on_noise(numbers)]
         return Sheet(self.sweep.name, self.sweep.title, command, said, blocks, numbers)
 
     def rows(self, variation: Variation) -> list[Row]:
@@ -120,10 +123,10 @@ class Results:
             self._reports[key] = self.store.reports(row.method, evaluation)
         return self._reports[key]
 
-    def meters(self, row: Row, part: Part) -> list[CalibrationMeter]:
-        """The sums behind a row: of each seed under each shift of `part`; or none."""
+    def meters(self, row: Row, condition: Condition) -> list[CalibrationMeter]:
+        """The sums behind a row: of each seed under each shift of `condition`; or none."""
         found = []
-        for evaluation in part.evaluations(row):
+        for evaluation in condition.evaluations(row):
             key = (row.method.key, evaluation)
             if key not in self._meters:
                 self._meters[key] = self.store.meters(row.method, evaluation)
@@ -136,13 +139,13 @@ class Results:
         self,
         row: Row,
         score: str,
-        part: Part,
+        condition: Condition,
         column: str,
         *,
         interval: bool = True,
         of_class: int | None = None,
     ) -> Number:
-        """A score of a row: its mean over the shifts of `part`, one a seed, and its interval.
+        """A score of a row: its mean over the shifts of `condition`, one a seed, and its interval.
 
         A score of classes is that of the class with the index `of_class`, without an interval.
         """
@@ -152,30 +155,32 @@ class Results:
             return found if of_class is None else float(found[of_class])
 
         unit, factor = SCORES[score].unit, SCORES[score].scale
-        each = [self.reports(row, e) for e in part.evaluations(row)]  # (shifts, seeds)
+        each = [self.reports(row, e) for e in condition.evaluations(row)]  # (shifts, seeds)
         if not all(each):
             return Number(score, unit, row.name, column, ())
         seeds = [fmean(map(value, reports)) for reports in zip(*each, strict=True)]
-        found = self._intervals(row, part).get(score) if interval and of_class is None else None
+        found = (
+            self._intervals(row, condition).get(score) if interval and of_class is None else None
+        )
         ends = None if found is None else (factor * found.low, factor * found.high)
         return Number(score, unit, row.name, column, tuple(factor * s for s in seeds), ends)
 
-    def _intervals(self, row: Row, part: Part) -> dict[str, Interval]:
-        key = (row.method.key, row.posthoc, part)
+    def _intervals(self, row: Row, condition: Condition) -> dict[str, Interval]:
+        key = (row.method.key, row.posthoc, condition)
         if key not in self._known:
-            meters = self.meters(row, part)
+            meters = self.meters(row, condition)
             several = len(meters[0].names) > 1  # one image has no interval
             self._known[key] = mean_intervals(meters) if several else {}
         return self._known[key]
 
     def _single(
-        self, rows: Sequence[Row], part: Part, prefix: str
+        self, rows: Sequence[Row], condition: Condition, prefix: str
     ) -> dict[tuple[str, str, str], Number]:
         """The numbers of every row under each shift by itself."""
         found = {}
         for row in rows:
-            for shift in part.shifts:
-                alone = Part(shift, (shift,), part.limit)
+            for shift in condition.shifts:
+                alone = Condition(shift, (shift,), condition.limit)
                 column = f"{prefix}: {shift}" if prefix else shift
                 for score in self.sweep.scores:
                     found[row.name, shift, score] = self.number(
@@ -184,16 +189,16 @@ class Results:
         return found
 
     def _classes(
-        self, rows: Sequence[Row], part: Part, score: str, title: str
+        self, rows: Sequence[Row], condition: Condition, score: str, title: str
     ) -> dict[str, list[Number]]:
         """By class, its numbers of every row; none as long as nothing is measured."""
-        reports = (self.reports(row, e) for row in rows for e in part.evaluations(row))
+        reports = (self.reports(row, e) for row in rows for e in condition.evaluations(row))
         first = next((found[0] for found in reports if found), None)
         if first is None:
             return {}
         names = first.class_names or tuple(map(str, range(first.protocol.num_classes)))
         return {
-            name: [self.number(r, score, part, f"{title}: {name}", of_class=c) for r in rows]
+            name: [self.number(r, score, condition, f"{title}: {name}", of_class=c) for r in rows]
             for c, name in enumerate(names)
         }
 
@@ -213,7 +218,7 @@ class Results:
             ],
         )
 
-    def _differences(self, caption: str, rows: Sequence[Row], part: Part) -> list[Block]:
+    def _differences(self, caption: str, rows: Sequence[Row], condition: Condition) -> list[Block]:
         """The differences that are asked for, also between the rows of further rules."""
         by_name = {row.name: row for row in rows}
         pairs = []
@@ -227,7 +232,7 @@ class Results:
         for first, second in dict.fromkeys(pairs):
             if not {first, second} <= by_name.keys():
                 continue
-            meters = [self.meters(by_name[name], part) for name in (first, second)]
+            meters = [self.meters(by_name[name], condition) for name in (first, second)]
             if all(meters) and len(meters[0][0].names) > 1:
                 shown.append((f"{first} → {second}", paired_differences(*meters)))
         if not shown:
@@ -240,7 +245,7 @@ class Results:
         self,
         caption: str,
         rows: Sequence[Row],
-        part: Part,
+        condition: Condition,
         found: Mapping[tuple[str, str, str], Number],
     ) -> list[Block]:
         return [
@@ -249,7 +254,7 @@ class Results:
                 [row.name for row in rows],
                 [
                     (shift, [(found[row.name, shift, score].text, "") for row in rows])
-                    for shift in part.shifts
+                    for shift in condition.shifts
                 ],
             )
             for score in self.sweep.by_shift
@@ -287,6 +292,13 @@ class Results:
                 if count > 1 and all(chosen.values()):
                     said.append(f"{before}{entry.name}: {_choices(chosen)}, of {count}.")
         return said
+
+
+def remarks_on_noise(numbers: Iterable[Number]) -> list[str]:
+    """Which scores have a number above its interval, and why; nothing if none has."""
+    above = (n for n in numbers if n.mean and n.interval and n.mean > n.interval[1])
+    labels = dict.fromkeys(SCORES[number.metric].label for number in above)
+    return [f"{above_interval(labels)}."] if labels else []
 
 
 def _choices(chosen: Mapping[str, Hyper | None]) -> str:

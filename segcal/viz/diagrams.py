@@ -98,9 +98,6 @@ def reliability_diagram(
         report: one report, or several by name.
         ax: axes to draw on; those of a new figure if None.
         counts: whether to draw the strip.
-
-    Returns:
-        The axes drawn on.
     """
     reports = named(report)
     first, several = next(iter(reports.values())), len(reports) > 1
@@ -128,9 +125,6 @@ def confidence_histogram(report: Report | Mapping[str, Report], ax: Axes | None 
     Args:
         report: one report, or several by name.
         ax: axes to draw on; those of a new figure if None.
-
-    Returns:
-        The axes drawn on.
     """
     reports = named(report)
     first, several = next(iter(reports.values())), len(reports) > 1
@@ -156,9 +150,6 @@ def wrong_confidence(report: Report | Mapping[str, Report], ax: Axes | None = No
     Args:
         report: one report, or several by name.
         ax: axes to draw on; those of a new figure if None.
-
-    Returns:
-        The axes drawn on.
     """
     reports = named(report)
     ax = _axes(ax, reports)
@@ -201,10 +192,10 @@ def finish_square(ax: Axes, ticks: Sequence[int] = range(0, 101, 20)) -> None:
     ax.set(xlim=(0, 100), ylim=(0, 100), aspect="equal", xticks=ticks, yticks=ticks)
 
 
-def _axes(ax: Axes | None, reports: Mapping[str, Report]) -> Axes:
-    """`ax`, or new axes; all diagrams of the same reports have the same size."""
+def _axes(ax: Axes | None, reports: Mapping[str, Report], height: float = 4.9) -> Axes:
+    """`ax`, or new axes with room for a legend of several reports."""
     legend = 0.2 * len(reports) if len(reports) > 1 else 0.0
-    return axes_or_new(ax, 4.4, 4.9 + legend)
+    return axes_or_new(ax, 4.4, height + legend)
 
 
 def _draw_outline(ax: Axes, edges: np.ndarray, shares: np.ndarray, index: int, label: str) -> None:
@@ -319,9 +310,6 @@ def gap_heatmap(report: Report, ax: Axes | None = None, *, limit: int = 100) -> 
         report: one report.
         ax: axes to draw on; those of a new figure if None.
         limit: largest number of classes; those with the largest class-j-ECE.
-
-    Returns:
-        The axes drawn on.
     """
     chosen = worst_classes(report, limit)
     bins = report.classes
@@ -396,13 +384,9 @@ def risk_coverage(report: Report | Mapping[str, Report], ax: Axes | None = None)
     Args:
         report: one report, or several by name.
         ax: axes to draw on; those of a new figure if None.
-
-    Returns:
-        The axes drawn on.
     """
     reports = named(report)
-    legend = 0.2 * len(reports) if len(reports) > 1 else 0.0
-    ax = axes_or_new(ax, 4.4, 3.9 + legend)
+    ax = _axes(ax, reports, height=3.9)
     for index, (name, each) in enumerate(reports.items()):
         style = run_style(index)
         marker = style.pop("marker")
@@ -444,9 +428,8 @@ def convergence(
     ax: Axes | None = None,
     *,
     score: str = "ece",
-    split: str = "holdout",
 ) -> Axes:
-    """A score against the epoch, from the lines of log.jsonl.
+    """A score on the hold-out against the epoch, from the lines of log.jsonl.
 
     A ring marks the epoch whose weights were kept, which the log calls "best".
 
@@ -455,21 +438,17 @@ def convergence(
             skipped.
         ax: axes to draw on; those of a new figure if None.
         score: a name in `metrics.scores.SCORES` that the log has.
-        split: the part of the data; the log calls its scores `split/score`.
-
-    Returns:
-        The axes drawn on.
     """
     if score not in SCORES:
         raise ValueError(f"Expected score to be one of {', '.join(SCORES)}, but got {score!r}")
-    printed = SCORES[score]
+    printed, logged = SCORES[score], f"holdout/{score}"
     histories = history if isinstance(history, Mapping) else {"": history}
     ax = axes_or_new(ax, 4.4, 3.2)
     for index, (name, lines) in enumerate(histories.items()):
         points = [
-            (line["epoch"], printed.scale * line[f"{split}/{score}"], line.get("best", False))
+            (line["epoch"], printed.scale * line[logged], line.get("best", False))
             for line in lines
-            if line.get(f"{split}/{score}") is not None
+            if line.get(logged) is not None
         ]
         if not points:
             continue
@@ -481,7 +460,7 @@ def convergence(
             where = [epochs[at]], [values[at]]
             ax.plot(*where, marker="o", markersize=9, fillstyle="none", color=style["color"])
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set(ylim=(0, None), xlabel="epoch", ylabel=f"{printed.heading} on {split}")
+    ax.set(ylim=(0, None), xlabel="epoch", ylabel=f"{printed.heading} on holdout")
     if ax.get_legend_handles_labels()[1]:
         ax.legend()
     return ax

@@ -245,10 +245,7 @@ def entry_drawings(entry: Entry, *, max_classes: int = 100) -> list[Drawing]:
 
 
 def write_figures(
-    entries: Sequence[Entry],
-    folder: str | os.PathLike[str],
-    *,
-    drawings: Drawings | None = None,
+    entries: Sequence[Entry], folder: str | os.PathLike[str], *, drawings: Drawings | None = None
 ) -> list[Path]:
     """Write every diagram as PNG and SVG; several entries get a folder each for their own ones.
 

@@ -28,8 +28,9 @@ class Overlay:
         name: what is shown: the name of the image, or of a plane or a class of it.
         png: the panel; see `overlay_panel`.
         ece: the ECE of the image, if known.
-        arrays: what the panel is drawn from, if known: labels, prediction, confidence and gap, each
-            (H, W); top_classes and top_probs, (3, H, W); image, (H, W, 3); palette, (C, 3).
+        arrays: what the panel is drawn from, if known: labels, prediction, confidence and gap (NaN
+            where pixels are ignored), each (H, W); top_classes and top_probs, (3, H, W), of the
+            three likeliest classes; image, (H, W, 3), and palette, (C, 3), if there are any.
         class_names: of the arrays, if they have other classes than the report.
         image: the name of the image, if it is another one.
     """

@@ -23,8 +23,9 @@ from segcal.metrics import Interval, Report
 from segcal.metrics.paired import Comparison
 from segcal.metrics.rows import (
     TableCell,
-    best_of,
+    cell_of,
     cells_of,
+    cells_of_values,
     columns_of,
     interval_notes,
     more_columns_of,
@@ -34,7 +35,7 @@ from segcal.metrics.scores import SCORES, Score, ratio
 from segcal.viz.diagrams import class_names, counted
 from segcal.viz.drawings import Drawing, Drawings, entry_drawings
 from segcal.viz.entry import Entry, Heading, Overlay, distinct, shifted
-from segcal.viz.figure import adaptive_svg, run_style, svg_size
+from segcal.viz.figure import adaptive_svg, data_uri, run_style, svg_size, webp_uri
 from segcal.viz.interactive import page_numbers, plot_library, to_json
 from segcal.viz.shifts import mean_over_shifts, mean_table, score_tables, shifts_of
 
@@ -189,8 +190,8 @@ def class_rows(report: Report) -> list[dict[str, Any]]:
     bars = bars / max(bars.max(), 1e-12)
     rows = []
     for c, name in enumerate(class_names(report)):
-        cells = [TableCell(c, str(c)), _cell(SCORES["accuracy"], float(truth[c] / total[c]))]
-        cells += [_cell(score, float(of_class[c])) for score, of_class in scored]
+        cells = [TableCell(c, str(c)), cell_of(SCORES["accuracy"], float(truth[c] / total[c]))]
+        cells += [cell_of(score, float(of_class[c])) for score, of_class in scored]
         rows.append({"name": name, "cells": cells, "bar": f"{bars[c]:.3f}"})
     return rows
 
@@ -200,12 +201,10 @@ def class_ece_table(entries: Sequence[Entry]) -> dict[str, Any]:
     names = class_names(entries[0].report)
     score = SCORES["class_ece"]
     table = np.stack([entry.report.class_ece for entry in entries], axis=1)  # (K, E)
-    rows = []
-    for name, values in zip(names, table.tolist(), strict=True):
-        cells = [_cell(score, value) for value in values]
-        best = best_of([cell.value for cell in cells], score.digits, higher=score.higher)
-        cells = [cell._replace(best=index in best) for index, cell in enumerate(cells)]
-        rows.append({"name": name, "cells": cells})
+    rows = [
+        {"name": name, "cells": cells_of_values(values, score)}
+        for name, values in zip(names, table.tolist(), strict=True)
+    ]
     return {"columns": [Heading(entry.name) for entry in entries], "rows": rows}
 
 
@@ -267,19 +266,8 @@ def facts(report: Report) -> list[tuple[str, str]]:
     return [*lines, ("measured with", f"segcal {p.version}")]
 
 
-def _cell(score: Score, value: float) -> TableCell:
-    return TableCell(value * score.scale, score.number(value))
-
-
 _MAX_CLASSES = 24  # in the diagrams of the page; its tables have all classes
-_APP = (
-    "app/base.js",
-    "app/reliability.js",
-    "app/thresholds.js",
-    "app/overlays.js",
-    "app/inspector.js",
-    "app/images.js",
-)  # one script, in this order
+_APP = ("base", "reliability", "thresholds", "inspector", "images")  # one script, in this order
 _QUALITY = 88  # WEBP quality of overlays, which may be photographs
 
 
@@ -328,7 +316,7 @@ def render_page(
     looked_into = {each["name"] for each in numbers["inspected"]} if numbers else set()
     scripts = [_part("sort.js")]
     if not static:
-        scripts = [*plot_library(), "".join(map(_part, _APP)), *scripts]
+        scripts = [*plot_library(), "".join(_part(f"app/{name}.js") for name in _APP), *scripts]
     environment = Environment(
         loader=PackageLoader("segcal.viz", "page"),
         autoescape=True,
@@ -415,7 +403,7 @@ def _figure(drawing: Drawing) -> dict[str, Any]:
         "title": drawing.title,
         "caption": drawing.caption,
         "wide": drawing.wide,
-        "uri": _uri(adaptive_svg(drawing.svg), "image/svg+xml"),
+        "uri": data_uri(adaptive_svg(drawing.svg), "image/svg+xml"),
         "width": width,
         "height": height,
     }
@@ -428,22 +416,15 @@ def _overlays(overlays: Sequence[Overlay]) -> list[dict[str, Any]]:
 
 def _overlay(overlay: Overlay) -> dict[str, Any]:
     ece = SCORES["ece"]
-    image = Image.open(io.BytesIO(overlay.png)).convert("RGB")
-    buffer = io.BytesIO()
-    # For a photograph WEBP takes a quarter of the size of PNG.
-    image.save(buffer, "WEBP", quality=_QUALITY, method=2)
+    image = Image.open(io.BytesIO(overlay.png))
     return {
         "name": overlay.name,
         "image": overlay.image,
         "ece": None if overlay.ece is None or math.isnan(overlay.ece) else ece.brief(overlay.ece),
-        "uri": _uri(buffer.getvalue(), "image/webp"),
+        "uri": webp_uri(image, _QUALITY),
         "width": image.width,
         "height": image.height,
     }
-
-
-def _uri(data: bytes, kind: str) -> str:
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def _hash(script: str) -> str:

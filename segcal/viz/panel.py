@@ -152,8 +152,7 @@ def _grid(pictures: Mapping[str, NDArray[Any] | None], key_rows: int) -> tuple[F
         if picture.ndim == 2:
             ax.imshow(picture, cmap=_CONFIDENCE_MAP, vmin=0, vmax=100, interpolation="nearest")
         else:
-            few = max(height, width) < _FEW_PIXELS
-            ax.imshow(picture, interpolation="nearest" if few else "auto")
+            ax.imshow(picture, interpolation=_smoothing(picture))
     return figure, axes
 
 
@@ -216,6 +215,10 @@ def _classes_seen(
     count += np.bincount(target, minlength=num_classes)
     most = np.argsort(-count, kind="stable")[:_SHOWN_CLASSES]
     return sorted(int(c) for c in most if count[c])
+
+
+def _smoothing(picture: NDArray[Any]) -> str:
+    return "nearest" if max(picture.shape[:2]) < _FEW_PIXELS else "auto"
 
 
 def _rgb(color: str) -> list[int]:
@@ -290,9 +293,7 @@ def shift_panel(
                 ax = figure.add_axes((left / total_w, bottom / total_h, w / total_w, h / total_h))
                 ax.axis("off")
                 if picture is not None:
-                    ax.imshow(
-                        picture, interpolation="nearest" if max(labels.shape) < 200 else "auto"
-                    )
+                    ax.imshow(picture, interpolation=_smoothing(picture))
                 if row == 0:
                     ax.set_title(headings[column], fontsize=9.5, loc="left", pad=4)
             figure.text(

@@ -22,14 +22,7 @@ from segcal.viz.figure import axes_or_new, ink, new_figure, plain, run_style
 CLEAN, MEAN = "clean", "mean over shifts"
 SHIFT_SCORES = tuple(
     SCORES[name]
-    for name in (
-        "ece",
-        "sce",
-        "accuracy",
-        "overconfidence",
-        "underconfidence",
-        "mean_confidence",
-    )
+    for name in ("ece", "sce", "accuracy", "overconfidence", "underconfidence", "mean_confidence")
 )
 
 
@@ -197,9 +190,6 @@ def severity_curve(entries: Sequence[Entry], ax: Axes | None = None, *, score: s
         entries: with shifts; those without are left out.
         ax: where to draw; a new figure unless given.
         score: ece, sce, accuracy, overconfidence, underconfidence or mean_confidence.
-
-    Returns:
-        The axes drawn on.
     """
     kinds, severities = kinds_and_severities(entries)
     if not kinds:
@@ -256,9 +246,6 @@ def believed_accuracy(entries: Sequence[Entry], ax: Axes | None = None) -> Axes:
     Args:
         entries: with shifts; those without are left out.
         ax: where to draw; a new figure unless given.
-
-    Returns:
-        The axes drawn on.
     """
     ax = axes_or_new(ax, 4.4, 3.6)
     accuracy, confidence = SCORES["accuracy"], SCORES["mean_confidence"]

@@ -1,4 +1,4 @@
-"""`segcal merge`: parts of a data set, judged by separate processes, add up to one evaluation."""
+"""`segcal merge`: parts of a data set, evaluated in separate processes, add up to the whole."""
 
 import json
 import re
@@ -20,13 +20,13 @@ from tests.support.saved import logits_and_labels, save_folder
 COUNTS = ("top.count", "top.hits", "classes.count", "classes.hits", "fine.correct", "fine.wrong")
 
 
-def judged(folder, *arguments):
+def evaluated(folder, *arguments):
     predictions = ["--predictions", str(folder), "--overlays", "none", *QUICK]
     assert main(["eval", *predictions, *map(str, arguments)]) == 0
 
 
-def judged_elsewhere(folder, shard):
-    """`judged`, for another process, which no fixture reaches: pages take seconds to draw."""
+def evaluated_elsewhere(folder, shard):
+    """`evaluated`, for another process, which no fixture reaches: pages take seconds to draw."""
     torch.set_num_threads(1)
     draw_nothing()
     predictions = ["--predictions", str(folder), "--overlays", "none", *QUICK]
@@ -55,10 +55,10 @@ def expect_equal(merged, whole):
 @pytest.mark.usefixtures("undrawn")
 def test_shards_judged_by_separate_processes_merge_into_one_run(tmp_path, capsys):
     folder = save_folder(tmp_path / "net", 10)
-    judged(folder, "--save-state")
+    evaluated(folder, "--save-state")
     whole = segcal.Report.load(folder / "eval" / "report.json")
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        assert list(pool.map(judged_elsewhere, [folder] * 3, ["1/3", "2/3", "3/3"])) == [0, 0, 0]
+        assert list(pool.map(evaluated_elsewhere, [folder] * 3, ["1/3", "2/3", "3/3"])) == [0, 0, 0]
     parts = [folder / f"eval-{k}-of-3" for k in (1, 2, 3)]
     images = [segcal.Report.load(part / "report.json").protocol.images for part in parts]
     assert images == [4, 3, 3]
@@ -116,7 +116,7 @@ def test_the_shards_of_a_run_and_what_they_left_out(runs, tmp_path, capsys):
     folder = save_folder(tmp_path / "net", 4)
     (folder / "im001.npz").write_bytes(b"")
     for k in ("1", "2"):
-        judged(folder, "--skip-bad", "--shard", f"{k}/2")
+        evaluated(folder, "--skip-bad", "--shard", f"{k}/2")
     parts = [folder / "eval-1-of-2", folder / "eval-2-of-2"]
     assert merged(*parts, "--report", tmp_path / "skipped") == 0
     about = json.loads((tmp_path / "skipped" / "report.json").read_text())["about"]
@@ -203,7 +203,7 @@ def test_the_example_in_the_docs(tmp_path, monkeypatch, capsys):
         assert main([*arguments, "--resamples", "20"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[-1].startswith("report: ")
-    judged("predictions")
+    evaluated("predictions")
     whole = segcal.Report.load(tmp_path / "predictions" / "eval" / "report.json")
     report = Path(out[-1].removeprefix("report: ")).with_name("report.json")
     expect_equal(segcal.Report.load(report), whole)
@@ -213,7 +213,7 @@ def test_the_example_in_the_docs(tmp_path, monkeypatch, capsys):
 def test_a_report_does_not_replace_what_it_is_made_of(tmp_path, capsys):
     for name in "ab":
         first = 2 * "ab".index(name)
-        judged(save_folder(tmp_path / name, 2, first=first), "--save-state")
+        evaluated(save_folder(tmp_path / name, 2, first=first), "--save-state")
     states = [tmp_path / name / "eval" for name in "ab"]
     assert merged(*states, "--report", tmp_path / "a" / "eval") == 2
     assert "which holds" in capsys.readouterr().err

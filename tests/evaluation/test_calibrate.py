@@ -33,7 +33,7 @@ def test_the_network_runs_once_for_all_methods(tmp_path, monkeypatch):
     batches = [(batch.logits.clone(), batch.labels) for batch in source]
     expected = segcal.TemperatureScaling().fit(batches)
     torch.testing.assert_close(scalers["ts"].temperature_, expected.temperature_)
-    assert scalers["ts"].temperature_ > 1  # over-confident, and repaired
+    assert scalers["ts"].temperature_ > 1  # over-confident, and corrected
 
 
 def test_a_recording_is_what_was_recorded(tmp_path):

@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from segcal.data.shift import Shift
-from segcal.evaluation.calibrate import fit_scalers
+from segcal.evaluation.calibrate import choose_on_holdout, fit_scalers
 from segcal.evaluation.evaluate import measure
 from segcal.evaluation.saved import PredictionFolder
 from segcal.evaluation.shifted import evaluate_shift
-from segcal.evaluation.triage import choose_on_holdout
 from segcal.metrics.operating import Target
 from tests.support.evaluated import reports
 from tests.support.networks import Network, network_source

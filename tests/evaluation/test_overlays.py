@@ -34,7 +34,7 @@ def test_worst_are_those_with_the_largest_ece_of_their_own(evaluated):
     worst = sorted(own, key=own.get, reverse=True)
     assert choose("worst", 3, source, report) == worst[:3]
     (drawn,) = draw(source, worst[:1], {"none": None})["none"]
-    assert drawn.overlay.ece == pytest.approx(own[worst[0]], rel=1e-5)
+    assert drawn.ece == pytest.approx(own[worst[0]], rel=1e-5)
 
 
 def test_random_ones_are_the_same_every_time_and_never_bad(evaluated):
@@ -67,8 +67,8 @@ def test_what_is_drawn_is_what_the_scaler_says(evaluated):
         np.testing.assert_array_equal(image.arrays["prediction"], p.argmax(0))
         np.testing.assert_array_equal(image.arrays["labels"], labels)
         np.testing.assert_array_equal(np.isnan(image.arrays["gap"]), labels == 255)
-        assert Image.open(io.BytesIO(image.overlay.png)).format == "PNG"
-    assert drawn["none"][0].overlay.name == "im000"
+        assert Image.open(io.BytesIO(image.png)).format == "PNG"
+    assert drawn["none"][0].name == "im000"
     assert "image" not in drawn["none"][0].arrays
 
 

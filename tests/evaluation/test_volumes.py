@@ -234,14 +234,14 @@ def test_the_worst_plane_of_each_axis_is_drawn(fixture, tmp_path, request):
     planes = worst_planes(source, 1)
     assert planes == [Plane(axis, literal_worst(logits, labels, axis)) for axis in range(3)]
     drawn = draw(source, [1], {"none": None})["none"]
-    assert [d.overlay.name for d in drawn] == [
+    assert [d.name for d in drawn] == [
         f"case1 {letter}={plane.place}" for letter, plane in zip("zyx", planes, strict=True)
     ]
-    assert {d.overlay.image for d in drawn} == {"case1"}  # by which the table of images finds them
+    assert {d.image for d in drawn} == {"case1"}  # by which the table of images finds them
     for plane, one in zip(planes, drawn, strict=True):
         np.testing.assert_array_equal(one.arrays["labels"], plane.of(labels))
         assert one.arrays["image"].dtype == np.uint8
-        assert one.overlay.png[:4] == b"\x89PNG"
+        assert one.png[:4] == b"\x89PNG"
 
 
 def test_the_command_evaluates_volumes(tmp_path, capsys):

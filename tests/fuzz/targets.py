@@ -671,8 +671,9 @@ def name_attempt(data, _, out):
     logits, labels = (torch.from_numpy(x)[None] for x in logits_and_labels(0, size=4))
     meter.update(logits, labels, names=[name])
     report = meter.compute(resamples=4)
-    overlay = segcal.viz.Overlay(name, png(np.zeros((4, 4, 3), np.uint8)), 0.5)
-    drawn = [results.Drawn(overlay, {"labels": np.zeros(2)})]
+    arrays = dict.fromkeys(("labels", "prediction"), np.zeros((4, 4), np.int64))
+    arrays |= dict.fromkeys(("confidence", "gap"), np.ones((4, 4), np.float32))
+    drawn = [segcal.viz.Overlay(name, png(np.zeros((4, 4, 3), np.uint8)), 0.5, arrays)]
     entry = segcal.viz.Entry(name, report, (), name, (), [name])
     with results.new_contents(out / "eval") as staging:
         written = results.write_result(results.Result(name, "none", entry), drawn, staging)

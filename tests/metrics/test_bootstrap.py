@@ -172,6 +172,25 @@ def test_few_images_are_said():
     ]
 
 
+def test_an_error_above_its_interval_is_explained():
+    """On few pixels of a calibrated network of many classes the printed SCE is mostly noise."""
+    generator = torch.Generator().manual_seed(11)
+    logits = torch.randn(500, 10, generator=generator)
+    labels = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
+
+    def measure(logits):
+        meter = CalibrationMeter(10, per_image=True)
+        meter.update(logits, labels)
+        return meter.compute()
+
+    calibrated, wrong = measure(logits), measure(9 * logits)
+    assert calibrated.sce > calibrated.intervals["sce"].high
+    assert calibrated.ece < calibrated.intervals["ece"].high
+    assert "; SCE above the interval: noise adds" in calibrated.to_markdown()
+    assert wrong.sce < wrong.intervals["sce"].high
+    assert "above the interval" not in wrong.to_markdown()
+
+
 def test_classes_and_regions_have_intervals():
     logits, labels = images(12, torch.Generator().manual_seed(10))
     report = measured(logits, labels).compute()

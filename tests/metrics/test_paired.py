@@ -88,9 +88,9 @@ def test_order_of_the_images_does_not_matter():
     logits, labels = images(6, torch.Generator().manual_seed(4))
     names = [f"{i}.png" for i in range(6)]
     second = measured(0.5 * logits, labels, names)
-    turned = measured(0.5 * logits.flip(0), labels.flip(0), names[::-1])
+    reversed_ = measured(0.5 * logits.flip(0), labels.flip(0), names[::-1])
     first = measured(logits, labels, names)
-    assert paired_differences([first], [second]) == paired_differences([first], [turned])
+    assert paired_differences([first], [second]) == paired_differences([first], [reversed_])
 
 
 def test_what_cannot_be_paired():
@@ -125,9 +125,9 @@ def test_shifts_of_the_same_images():
     """Meters of a model may differ in their labels if those of the other differ in the same way."""
     logits, labels = images(12, torch.Generator().manual_seed(10))
     names = [f"{i:02d}" for i in range(12)]
-    turned = labels.roll(1, 0)
+    rolled = labels.roll(1, 0)
     first, second = (
-        [measured(scale * logits, seen, names) for seen in (labels, turned)] for scale in (1, 0.5)
+        [measured(scale * logits, seen, names) for seen in (labels, rolled)] for scale in (1, 0.5)
     )
     found = paired_differences(first, second)["ece"]
     singles = [

@@ -9,8 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import cross_entropy
 
 import segcal
-from segcal.posthoc.affine import LAMBDAS, MUS
-from segcal.posthoc.convex import Objective, choose_penalty, minimise, odir
+from segcal.posthoc.affine import LAMBDAS, MUS, Objective, choose_penalty, minimise, odir
 from segcal.posthoc.sample import PixelSampler, in_validation
 from segcal.posthoc.stream import Stream
 from tests.support.holdouts import draw, nll, random_holdout, whole

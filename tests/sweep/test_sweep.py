@@ -1,5 +1,6 @@
 """`segcal sweep` from a YAML file to its tables, on trainings of a second."""
 
+import base64
 import csv
 import re
 import shutil
@@ -11,7 +12,8 @@ from segcal.cli import main
 from segcal.metrics import CalibrationMeter, Report, mean_intervals, paired_differences
 from segcal.sweep.definition import read_sweep
 from segcal.sweep.plan import Evaluation
-from segcal.sweep.results import Results
+from segcal.sweep.render import Number
+from segcal.sweep.results import Results, remarks_on_noise
 from segcal.sweep.store import Store
 from tests.support import ROOT
 
@@ -88,6 +90,15 @@ def test_tables_are_those_of_the_reports(made):
     assert ends == pytest.approx([100 * interval.low, 100 * interval.high], rel=1e-4, abs=1e-9)
 
 
+def test_errors_above_their_intervals_are_explained():
+    within = Number("ece", "%", "nll / none", "clean", (2.0, 3.0), (2.0, 2.5))
+    above = Number("sce", "1e-3", "nll / none", "clean", (19.0,), (4.0, 15.5))
+    missing = Number("sce", "1e-3", "fl / none", "clean", ())
+    assert remarks_on_noise([within, missing]) == []
+    (remark,) = remarks_on_noise([within, above, above, missing])
+    assert remark.startswith("SCE above the interval: noise adds")
+
+
 def test_differences_are_paired_over_seeds_and_shifts(made):
     nll, fl, *_ = read_sweep(made / "grid.yaml").methods()
     store = Store(made / "out/runs")
@@ -113,7 +124,8 @@ def test_page_and_marked_file(made):
     assert "fl: gamma" in text and "The weights of the last epoch are evaluated." in text
     page = (made / "out/grid.html").read_text()
     assert "<h1>Digits under shift</h1>" in page and page.count("<table>") == 5
-    assert (made / "out/grid.png").exists()
+    picture = base64.b64encode((made / "out/grid.png").read_bytes()).decode()
+    assert f"data:image/png;base64,{picture}" in page
 
 
 def test_the_same_command_trains_nothing_again(made, capsys):

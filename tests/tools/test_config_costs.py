@@ -45,7 +45,7 @@ def test_configs_open_with_command_cost_and_the_papers_numbers(name):
 )
 def test_stated_costs_are_those_counted(name):
     path = CONFIGS / f"{name}.yaml"
-    assert f"# cost: {cost.in_words(load_config(path))}\n" in path.read_text(encoding="utf-8")
+    assert f"# cost: {cost.cost_in_words(load_config(path))}\n" in path.read_text(encoding="utf-8")
 
 
 def test_frozen_parts_go_forward_only():

@@ -6,7 +6,7 @@ import interval_coverage as tool
 import numpy as np
 import pytest
 import torch
-from interval_coverage import SCORES, SOURCES, Truth, large_sample, outcomes
+from interval_coverage import SHOWN, SOURCES, Truth, large_sample, trials
 
 from tests.support.synthetic_reports import images, measured
 
@@ -28,7 +28,7 @@ def truths():
 @pytest.mark.parametrize("name", ["× 1.15, × 0.8751", "× 1.15, × 0.8751, correlated"])
 def test_equal_errors_are_seldom_called_different(name, truths):
     """Logits × 1.15 and × 0.8751 are wrong in opposite ways by as much."""
-    every = list(outcomes(SOURCES[name].draw, truths(name), 20, 60))
+    every = list(trials(SOURCES[name].draw, truths(name), 20, 60))
     for score in ("ece", "sce"):
         sure = [low > 0 or high < 0 for (_, low, high), _ in (o.difference[score] for o in every)]
         assert np.mean(sure) <= 0.15, score
@@ -39,7 +39,7 @@ def test_equal_errors_are_seldom_called_different(name, truths):
 
 def test_clear_differences_are_called_so(truths):
     name = "× 1.3, × 1"
-    every = list(outcomes(SOURCES[name].draw, truths(name), 40, 20))
+    every = list(trials(SOURCES[name].draw, truths(name), 40, 20))
     for score in ("ece", "sce"):
         assert np.mean([o.difference[score][0].high < 0 for o in every]) >= 0.9
 
@@ -47,8 +47,8 @@ def test_clear_differences_are_called_so(truths):
 @pytest.mark.parametrize("number", [2, 4])
 def test_few_images(number, truths):
     name = "× 1.15, × 0.8751, correlated"
-    every = list(outcomes(SOURCES[name].draw, truths(name), number, 50))
-    for score in SCORES:
+    every = list(trials(SOURCES[name].draw, truths(name), number, 50))
+    for score in SHOWN:
         held = [low <= true <= high for (_, low, high), true in (o.first[score] for o in every)]
         assert np.mean(held) >= 0.9, score
 
@@ -56,7 +56,7 @@ def test_few_images(number, truths):
 def test_miou_with_rare_classes(truths):
     """Where an interval is given, it holds; where a class is too rare, none is given."""
     name = "10 classes, some rare"
-    every = list(outcomes(SOURCES[name].draw, truths(name), 30, 50))
+    every = list(trials(SOURCES[name].draw, truths(name), 30, 50))
     given = [o.first["miou"] for o in every if o.first["miou"] is not None]
     assert 15 <= len(given) <= 45
     assert np.mean([low <= true <= high for (_, low, high), true in given]) >= 0.9
@@ -78,7 +78,7 @@ def test_command(tmp_path, capsys, monkeypatch):
 
 
 def test_bands_hold_about_as_often_as_they_should():
-    meter = tool.CalibrationMeter(4, ignore_index=tool.IGNORE)
+    meter = tool.CalibrationMeter(4, ignore_index=tool._IGNORE)
     meter.update(*tool.triage_images(2000, torch.Generator().manual_seed(1)))
     found = tool.bands_held(meter.compute(), 20, 25)
     held = np.concatenate([held[count > 0] for count, held in found])

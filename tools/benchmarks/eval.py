@@ -18,8 +18,8 @@ from benchmarks.measure import print_ratios, time_and_memory
 from segcal import CalibrationMeter
 from segcal.evaluation.saved import PredictionFolder
 
-HERE = Path(__file__).resolve().parents[2]
-IGNORE = 255
+_HERE = Path(__file__).resolve().parents[2]
+_IGNORE = 255
 COARSE = 16  # pixels between the points that logits and labels are interpolated from
 
 
@@ -66,7 +66,7 @@ def _write(folder: Path, files: int, shape: list[int]) -> None:
         noise = torch.rand(coarse.shape, generator=generator).clamp_min(1e-9)
         labels = (coarse - (-noise.log()).log()).argmax(1, keepdim=True)
         labels = F.interpolate(labels.float(), size=(height, width)).to(torch.uint8)
-        labels[torch.rand(labels.shape, generator=generator) < 0.02] = IGNORE
+        labels[torch.rand(labels.shape, generator=generator) < 0.02] = _IGNORE
         file = folder / f"{i:03}.npz"
         np.savez(file, logits=logits[0].half().numpy(), labels=labels[0, 0].numpy())
 
@@ -85,7 +85,7 @@ def _work(saved: Path, out: Path) -> dict[str, Callable[[], object]]:
     def count() -> None:
         source = PredictionFolder(saved)
         batch = next(iter(source))
-        meter = CalibrationMeter(source.num_classes, ignore_index=IGNORE, per_image=True)
+        meter = CalibrationMeter(source.num_classes, ignore_index=_IGNORE, per_image=True)
         for _ in source.names:
             meter.update(batch.values, batch.labels)
         meter.compute()
@@ -95,7 +95,7 @@ def _work(saved: Path, out: Path) -> dict[str, Callable[[], object]]:
         "segcal, import": lambda: _python("-c", "import segcal.commands.evaluate"),
         "segcal, read and check": read,
         "segcal, count one file as often": count,
-        "segcal eval": lambda: _eval(HERE, saved, out),
+        "segcal eval": lambda: _eval(_HERE, saved, out),
         "segcal report, the page and figures again": lambda: _python(
             "-m", "segcal", "report", str(out), "--out", str(out.parent / "page")
         ),
@@ -107,7 +107,7 @@ def _eval(checkout: Path, saved: Path, out: Path) -> None:
     _python(*command, checkout=checkout)
 
 
-def _python(*arguments: str, checkout: Path = HERE) -> None:
+def _python(*arguments: str, checkout: Path = _HERE) -> None:
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     subprocess.run(
         [sys.executable, *arguments],

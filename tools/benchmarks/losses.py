@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from benchmarks.measure import print_ratios, time_and_memory
 from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES, build_loss
 
-BASELINE = "F.cross_entropy"
+_BASELINE = "F.cross_entropy"
 # Hyper-parameters that choose another formula are measured too.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ls, slope 0.01": ("ls", {"slope": 0.01}),
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
         return once
 
     every = [*BASE_LOSSES, *(f"nll+{name}" for name in AUXILIARY_LOSSES), *VARIANTS]
-    work = {BASELINE: step(lambda z, y: F.cross_entropy(z, y, ignore_index=255))}
+    work = {_BASELINE: step(lambda z, y: F.cross_entropy(z, y, ignore_index=255))}
     for name in arguments.specs or every:
         spec, hyper = VARIANTS.get(name, (name, {}))
         work[name] = step(build_loss(spec, **hyper))

@@ -23,7 +23,7 @@ from segcal.metrics.regions import boundary
 
 AS_CALLED = "softmax(1), as called"  # its result lies in memory that is new to the process
 WARM = "softmax into warm memory"  # that was written to before
-IGNORE = 255
+_IGNORE = 255
 BINS = 15
 TILE = 32  # side of the squares that stand for objects where regions are measured
 
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> None:
         generator = torch.Generator().manual_seed(0)
         logits = 3 * torch.randn(shape, generator=generator)
         labels = torch.randint(0, case.classes, (shape[0], *shape[2:]), generator=generator)
-        labels[torch.rand(labels.shape, generator=generator) < 0.05] = IGNORE
+        labels[torch.rand(labels.shape, generator=generator) < 0.05] = _IGNORE
         logits = logits.to(arguments.device, case.dtype)
         labels = labels.to(arguments.device)
         pixels = arguments.batches * labels.numel()
@@ -105,13 +105,13 @@ def _segcal(logits: Tensor, labels: Tensor, batches: int) -> Work:
             torch.softmax(logits, 1, dtype=torch.float32, out=out)
 
     def update(*, per_image: bool = False) -> CalibrationMeter:
-        meter = CalibrationMeter(c, BINS, IGNORE, per_image=per_image)
+        meter = CalibrationMeter(c, BINS, _IGNORE, per_image=per_image)
         for _ in range(batches):
             meter.update(logits, labels)
         return meter
 
     def update_regions() -> None:
-        meters = [CalibrationMeter(c, BINS, IGNORE, region=str(i)) for i in range(len(inside))]
+        meters = [CalibrationMeter(c, BINS, _IGNORE, region=str(i)) for i in range(len(inside))]
         for _ in range(batches):
             update_together(meters, logits, labels, inside=inside)
 
@@ -142,7 +142,7 @@ def _peers(logits: Tensor, labels: Tensor, batches: int) -> Work:
 def _torchmetrics_ece(logits: Tensor, labels: Tensor, batches: int) -> Tensor:
     from torchmetrics.classification import MulticlassCalibrationError
 
-    metric = MulticlassCalibrationError(logits.shape[1], BINS, ignore_index=IGNORE)
+    metric = MulticlassCalibrationError(logits.shape[1], BINS, ignore_index=_IGNORE)
     metric.to(logits.device)
     for _ in range(batches):
         metric.update(logits.softmax(1), labels)
@@ -155,7 +155,7 @@ def _torchmetrics_sce(logits: Tensor, labels: Tensor, batches: int) -> float:
     c = logits.shape[1]
     metrics = [BinaryCalibrationError(BINS).to(logits.device) for _ in range(c)]
     for _ in range(batches):
-        probs, valid = logits.softmax(1), labels != IGNORE
+        probs, valid = logits.softmax(1), labels != _IGNORE
         for k, metric in enumerate(metrics):
             metric.update(probs[:, k][valid], (labels[valid] == k).long())
     return sum(float(metric.compute()) for metric in metrics) / c
@@ -163,7 +163,7 @@ def _torchmetrics_sce(logits: Tensor, labels: Tensor, batches: int) -> float:
 
 def _rows(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """(P, C) probabilities and (P,) labels of the valid pixels."""
-    valid = (labels != IGNORE).cpu().numpy()
+    valid = (labels != _IGNORE).cpu().numpy()
     probs = logits.softmax(1).movedim(1, -1).cpu().numpy()[valid]
     return probs, labels.cpu().numpy()[valid]
 
@@ -197,7 +197,7 @@ def _torch_uncertainty_ece(logits: Tensor, labels: Tensor, batches: int) -> Tens
     from torch_uncertainty.metrics import CalibrationError
 
     metric = CalibrationError(
-        task="multiclass", num_bins=BINS, num_classes=logits.shape[1], ignore_index=IGNORE
+        task="multiclass", num_bins=BINS, num_classes=logits.shape[1], ignore_index=_IGNORE
     )
     for _ in range(batches):
         metric.update(logits.softmax(1), labels)

@@ -15,8 +15,8 @@ from torch import Tensor
 from benchmarks.measure import Measurement, peak_extra_bytes, print_ratios, synchronise
 from segcal.posthoc import SCALERS, TemperatureScaling
 
-BASELINE = "gather + L-BFGS"
-SIDE = 256
+_BASELINE = "gather + L-BFGS"
+_SIDE = 256
 IMAGES = 4  # a batch
 POOL = 8  # different batches; they are repeated until there are enough pixels
 
@@ -30,11 +30,11 @@ class Synthetic:
 
     def __init__(self, pixels: int, classes: int, device: str) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.batches = math.ceil(pixels / (IMAGES * SIDE**2))
+        self.batches = math.ceil(pixels / (IMAGES * _SIDE**2))
         self.pool = []
         for _ in range(min(POOL, self.batches)):
             coarse = 6 * torch.randn(IMAGES, classes, 33, 33, generator=generator)
-            logits = F.interpolate(coarse, size=(SIDE, SIDE), mode="bilinear")
+            logits = F.interpolate(coarse, size=(_SIDE, _SIDE), mode="bilinear")
             noise = torch.rand(logits.shape, generator=generator).clamp_min(1e-9)
             labels = (logits / 1.5 - (-noise.log()).log()).argmax(1)  # a sample from the softmax
             labels[torch.rand(labels.shape, generator=generator) < 0.05] = 255
@@ -80,12 +80,12 @@ def run(arguments: argparse.Namespace) -> None:
     batches = Synthetic(arguments.pixels, arguments.classes, arguments.device)
     work: dict[str, Callable[[], object]] = {}
     if not arguments.no_baseline:
-        work[BASELINE] = lambda: gather_and_minimise(batches)
+        work[_BASELINE] = lambda: gather_and_minimise(batches)
     for name in arguments.scalers:
         scaler = TemperatureScaling(method="grid") if name == "grid" else SCALERS[name]()
         work[name] = lambda scaler=scaler: scaler.fit(batches)  # type: ignore[misc]
     print(
-        f"{batches.batches * IMAGES * SIDE**2 / 1e6:.1f} M pixels × {arguments.classes} classes, "
+        f"{batches.batches * IMAGES * _SIDE**2 / 1e6:.1f} M pixels × {arguments.classes} classes, "
         f"5 % ignored, {arguments.device}, {torch.get_num_threads()} threads\n"
     )
     print_ratios(_once(name, function, arguments.device) for name, function in work.items())

@@ -10,7 +10,7 @@ import torch
 from benchmarks.measure import resident
 from segcal import CalibrationMeter
 
-IGNORE = 255
+_IGNORE = 255
 MIB = 2**20
 
 
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> None:
     for _ in range(arguments.blocks):
         logits = torch.randn(1, c, h, w, generator=generator).mul_(3)
         labels = torch.randint(0, c, (1, h, w), generator=generator)
-        labels[torch.rand(1, h, w, generator=generator) < 0.05] = IGNORE
+        labels[torch.rand(1, h, w, generator=generator) < 0.05] = _IGNORE
         blocks.append((logits, labels))
     print(
         f"{arguments.images} images of {c}×{h}×{w} float32, 5 % ignored, one process, "
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
         f"| 0 | 0 | | {resident('VmRSS') / MIB:.0f} |",
         flush=True,
     )
-    meter = CalibrationMeter(c, ignore_index=IGNORE, per_image=arguments.per_image)
+    meter = CalibrationMeter(c, ignore_index=_IGNORE, per_image=arguments.per_image)
     levels: list[float] = []
     started = last = time.perf_counter()
     for number in range(1, arguments.images + 1):

@@ -23,7 +23,7 @@ from segcal.training.optim import build_optimizer
 from segcal.training.order import EpochOrder
 from segcal.training.trainer import Trainer
 
-BASELINE = "plain loop"
+_BASELINE = "plain loop"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> None:
         device=arguments.device,
     )
     work = {
-        BASELINE: plain_loop(model.to(arguments.device), config, batches, arguments),
+        _BASELINE: plain_loop(model.to(arguments.device), config, batches, arguments),
         "trainer": steps_of(trainer, batches, arguments),
     }
     print(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-HERE = Path(__file__).resolve().parents[2]
+_HERE = Path(__file__).resolve().parents[2]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _eval(folder: Path, options: list[str]) -> tuple[float, int]:
     """Seconds and the peak of memory in bytes."""
     command = [sys.executable, "-m", "segcal", "eval", "--predictions", str(folder), *options]
-    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    environment = {**os.environ, "PYTHONPATH": str(_HERE)}
     start = time.perf_counter()
     child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(child.pid, 0)

@@ -15,14 +15,14 @@ from segcal.commands.options import add_grid_options, spell
 from segcal.commands.sweep import find_sweep, make, weights_remark, worker_of, write_sweep
 from segcal.data.samples import WorkerDied
 from segcal.sweep.definition import Sweep
-from segcal.sweep.figures import write_figures
+from segcal.sweep.figures import save_figures
 from segcal.sweep.plan import merge_methods
 from segcal.sweep.render import put_into, sheet_markdown, write_sheet
 from segcal.sweep.results import Results
 from segcal.sweep.store import GridProgress, Store, failures
 from segcal.sweep.worker import TrainingWorker
 
-FIGURES = {"opening": opening.OPENING, **figures.FIGURES}
+MAKERS = {"opening": opening.OPENING, **figures.FIGURES}
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -34,8 +34,10 @@ def parser(description: str) -> argparse.ArgumentParser:
     )
     add = found.add_argument
     add("names", nargs="*", metavar="NAME", help="tables and figures, by our name or the paper's")
-    add("--list", action="store_true", help="name every table and figure, and how far it is")
-    add("--scale", choices=("small", "full"), default="full", help="small: for a CPU (full)")
+    add("--list", action="store_true", help="list every table and figure, and its progress")
+    add(
+        "--scale", choices=("small", "full"), default="full", help="small: for a CPU; default: full"
+    )
     add_grid_options(found, Path("runs/reproduce"))
     return found
 
@@ -63,11 +65,11 @@ def reproduce(description: str, arguments: Sequence[str]) -> int:
 
 
 def sweeps_of(
-    entry: paper.Entry, worker: TrainingWorker, options: argparse.Namespace
+    entry: paper.PaperItem, worker: TrainingWorker, options: argparse.Namespace
 ) -> list[Sweep]:
     """What is trained and evaluated for a table or figure."""
     if isinstance(entry, paper.Figure):
-        maker = FIGURES[entry.name]
+        maker = MAKERS[entry.name]
         return maker.parts(find_sweep(f"paper/{maker.sweep}", worker, options))
     folder = "paper/" if isinstance(entry, paper.Table) else ""
     return [find_sweep(f"{folder}{entry.name}", worker, options)]
@@ -77,7 +79,7 @@ def listing(options: argparse.Namespace) -> str:
     """Every table and figure: what it is called, how far it is, and which data is missing."""
     worker, store = worker_of(options), Store(options.out / "runs")
     lines = [f"at --scale {options.scale}, in {options.out}:"]
-    kinds: dict[str, Mapping[str, paper.Entry]] = {
+    kinds: dict[str, Mapping[str, paper.PaperItem]] = {
         "tables": paper.tables(),
         "figures": paper.figures(),
         "tables of our own": paper.own_tables(),
@@ -105,7 +107,7 @@ def _missing(sweeps: Sequence[Sweep], worker: TrainingWorker) -> dict[str, str]:
     return {config: reason for config, reason in reasons.items() if reason is not None}
 
 
-def _reproduce(wanted: Sequence[paper.Entry], options: argparse.Namespace, command: str) -> int:
+def _reproduce(wanted: Sequence[paper.PaperItem], options: argparse.Namespace, command: str) -> int:
     worker = worker_of(options)
     plan = [(entry, sweeps_of(entry, worker, options)) for entry in wanted]
     everything = [sweep for _, sweeps in plan for sweep in sweeps]
@@ -121,7 +123,7 @@ def _reproduce(wanted: Sequence[paper.Entry], options: argparse.Namespace, comma
 
 
 def _write(
-    entry: paper.Entry,
+    entry: paper.PaperItem,
     results: Sequence[Results],
     worker: TrainingWorker,
     options: argparse.Namespace,
@@ -133,7 +135,7 @@ def _write(
         if failures(methods, first.store):
             print(f"{entry.name}: not drawn, for want of the runs that failed", file=sys.stderr)
             return []
-        return write_figures(lambda: FIGURES[entry.name].draw(results), entry.name, options.out)
+        return save_figures(lambda: MAKERS[entry.name].draw(results), entry.name, options.out)
     mark = f"reproduce {entry.name} --scale {options.scale}"
     said = [weights_remark(first.sweep, worker, first.store)]
     if options.small:

@@ -20,7 +20,7 @@ from segcal.models.build import build_model
 RATE = 3e12  # FLOP/s in float32, about a quarter of the peak of the paper's GTX 1080 Ti
 
 # Training samples without the hold-out, shape of one, classes.
-SIZES: dict[str, tuple[int, tuple[int, ...], int]] = {
+DATA_SIZES: dict[str, tuple[int, tuple[int, ...], int]] = {
     "cifar10": (45000, (3, 32, 32), 10),
     "cifar100": (45000, (3, 32, 32), 100),
     "svhn": (65931, (3, 32, 32), 10),
@@ -35,7 +35,7 @@ SIZES: dict[str, tuple[int, tuple[int, ...], int]] = {
 
 def training_flops(config: TrainConfig) -> float:
     """FLOPs of a whole training of `config`; nothing is computed but the count."""
-    samples, shape, classes = SIZES[config.data.name]
+    samples, shape, classes = DATA_SIZES[config.data.name]
     if config.data.imbalance is not None:  # of CIFAR-10
         kept = sum(int(5000 * config.data.imbalance ** (-c / 9)) for c in range(10))
         samples = round(0.9 * kept)
@@ -51,7 +51,7 @@ def training_flops(config: TrainConfig) -> float:
     return counter.get_total_flops() / 2 * samples * config.epochs
 
 
-def in_words(config: TrainConfig) -> str:
+def cost_in_words(config: TrainConfig) -> str:
     """What configs say of their cost: counted FLOPs, and the time they would take."""
     flops = training_flops(config)
     minutes = flops / RATE / 60
@@ -64,4 +64,4 @@ def in_words(config: TrainConfig) -> str:
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        print(f"{name}: {in_words(load_config(Path(name)))}")
+        print(f"{name}: {cost_in_words(load_config(Path(name)))}")

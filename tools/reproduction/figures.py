@@ -18,7 +18,7 @@ from segcal.metrics import Report
 from segcal.metrics.scores import SCORES
 from segcal.sweep.definition import Row, Sweep, Variation
 from segcal.sweep.plan import Evaluation
-from segcal.sweep.results import CLEAN, Results
+from segcal.sweep.results import CLEAN_IMAGES, Results
 from segcal.training.trainer import LOG
 from segcal.viz.figure import new_figure, run_style
 
@@ -132,7 +132,7 @@ def against(setting: str, sweep: str) -> FigureMaker:
             for variation in found.sweep.variations():
                 ((_, at),) = variation.options
                 for row in found.rows(variation):
-                    mean = found.number(row, score, CLEAN, "", interval=False).mean
+                    mean = found.number(row, score, CLEAN_IMAGES, "", interval=False).mean
                     assert mean is not None
                     lines.setdefault(row.method.loss, {})[float(at)] = mean
             for index, (loss, line) in enumerate(lines.items()):

@@ -115,7 +115,7 @@ class OwnTable:
     label: str = ""
 
 
-Entry = Table | Figure | OwnTable
+PaperItem = Table | Figure | OwnTable
 
 
 @cache
@@ -141,13 +141,13 @@ def figures() -> dict[str, Figure]:
     return {name: Figure(name, **entry) for name, entry in _paper()["figures"].items()}
 
 
-def find(name: str) -> Entry:
+def find(name: str) -> PaperItem:
     """The table or figure called `name`, by our name or the paper's label, with tab: or without.
 
     Raises:
         ValueError: there is none.
     """
-    everything: dict[str, Entry] = {**tables(), **own_tables(), **figures()}
+    everything: dict[str, PaperItem] = {**tables(), **own_tables(), **figures()}
     for entry in everything.values():
         if name and name in (entry.name, entry.label, entry.label.partition(":")[2]):
             return entry

@@ -207,8 +207,7 @@ def _load_tempering(dtype: torch.dtype) -> None:
     memory = torch.zeros(0, dtype=dtype).view(_READ_AS[dtype]).numpy()
     with _announced(dtype):
         sum_tempered(
-            *(memory, (0, 0, 0), 2, 0, False, *_NOWHERE),
-            *(np.zeros(0), _NONE, np.zeros((0, 3))),
+            *(memory, (0, 0, 0), 2, 0, False, *_NOWHERE), *(np.zeros(0), _NONE, np.zeros((0, 3)))
         )
 
 

@@ -4,7 +4,6 @@
 
 const numbers = JSON.parse(document.getElementById("numbers").textContent);
 const entries = numbers.entries;
-const LEVEL = "95 %";
 
 const byId = (id) => document.getElementById(id);
 const sum = (values) => values.reduce((total, value) => total + value, 0);
@@ -125,6 +124,10 @@ function paint(figure, { ink, quiet, grid }) {
   }
   for (const each of gridsOf(figure)) each.grid_line_color = grid;
 }
+
+// An empty source of columns, and how points and lines name those for x and y.
+const newSource = (...columns) => new Bokeh.ColumnDataSource({ data: Object.fromEntries(columns.map((name) => [name, []])) });
+const XY = { x: { field: "x" }, y: { field: "y" } };
 
 dark.addEventListener("change", () => plots.forEach((figure) => paint(figure, colors())));
 // Paper is light. Bokeh paints in the next frame, which comes too late for it.

@@ -1,5 +1,21 @@
 // Images: all of them in a table to sort and filter, and confidence against accuracy of each.
 
+function overlayOf(name, model) {
+  const found = [...document.querySelectorAll("[data-overlay]")].filter(
+    (each) => each.dataset.overlay === name
+  );
+  return found.find((each) => Number(each.dataset.model) === model) || found[0];
+}
+
+const hasOverlay = (name) => overlayOf(name) !== undefined;
+
+function openOverlay(name, model) {
+  const figure = overlayOf(name, model);
+  for (let at = figure; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
+  figure.scrollIntoView({ block: "start" });
+  figure.focus({ preventScroll: true });
+}
+
 const images = (() => {
   const root = byId("find");
   if (!root) return null;
@@ -31,26 +47,10 @@ const images = (() => {
     height: 400,
   });
   figure.line({ x: [0, 100], y: [0, 100], line_dash: "dashed", line_color: "#8b98ab" });
-  const source = new Bokeh.ColumnDataSource({ data: { x: [], y: [], color: [] } });
-  figure.scatter({
-    x: { field: "x" },
-    y: { field: "y" },
-    source,
-    size: 6,
-    fill_color: { field: "color" },
-    fill_alpha: 0.7,
-    line_color: null,
-  });
-  const marked = new Bokeh.ColumnDataSource({ data: { x: [], y: [] } });
-  figure.scatter({
-    x: { field: "x" },
-    y: { field: "y" },
-    source: marked,
-    size: 14,
-    fill_color: null,
-    line_color: "#8b98ab",
-    line_width: 3,
-  });
+  const source = newSource("x", "y", "color");
+  figure.scatter({ ...XY, source, size: 6, fill_color: { field: "color" }, fill_alpha: 0.7, line_color: null });
+  const marked = newSource("x", "y");
+  figure.scatter({ ...XY, source: marked, size: 14, fill_color: null, line_color: "#8b98ab", line_width: 3 });
 
   function load() {
     const { names, pixels, correct, ece, bias } = entries[Number(control("model").value)].images;

@@ -8,9 +8,8 @@ const EVERY_CLASS = "top";
 
 const binListeners = []; // called with the chosen bin, or null
 
-const reliability = (() => {
+{
   const root = byId("reliability");
-  if (!root) return null;
   const holder = byId("reliability-plot");
   const control = (name) => root.querySelector(`[name="${name}"]`);
   const boxes = [...root.querySelectorAll('[name="model"]')];
@@ -28,7 +27,7 @@ const reliability = (() => {
     yRange: new Bokeh.Range1d({ start: 0, end: 1 }),
     height: 440,
   });
-  const cursor = new Bokeh.ColumnDataSource({ data: { left: [], right: [], top: [], bottom: [] } });
+  const cursor = newSource("left", "right", "top", "bottom");
   figure.quad({
     left: { field: "left" },
     right: { field: "right" },
@@ -41,8 +40,8 @@ const reliability = (() => {
   });
   figure.line({ x: [-20, 20], y: [-20, 20], line_dash: "dashed", line_color: "#8b98ab" });
   const layers = entries.map((entry) => {
-    const source = new Bokeh.ColumnDataSource({ data: { x: [], y: [] } });
-    const band = new Bokeh.ColumnDataSource({ data: { x: [], low: [], high: [] } });
+    const source = newSource("x", "y");
+    const band = newSource("x", "low", "high");
     const drawn = [
       figure.varea({
         x: { field: "x" },
@@ -52,15 +51,8 @@ const reliability = (() => {
         fill_color: entry.color,
         fill_alpha: 0.16,
       }),
-      figure.line({ x: { field: "x" }, y: { field: "y" }, source, line_color: entry.color, line_width: 2 }),
-      figure.scatter({
-        x: { field: "x" },
-        y: { field: "y" },
-        source,
-        size: 7,
-        fill_color: entry.color,
-        line_color: null,
-      }),
+      figure.line({ ...XY, source, line_color: entry.color, line_width: 2 }),
+      figure.scatter({ ...XY, source, size: 7, fill_color: entry.color, line_color: null }),
     ];
     return { source, band, drawn };
   });
@@ -248,5 +240,4 @@ const reliability = (() => {
   ]);
   fillSelect(control("protocol"), [["", "all pixels together"], ...names("protocols").map((name) => [name, name])]);
   draw();
-  return { state };
-})();
+}

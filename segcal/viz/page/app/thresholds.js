@@ -1,8 +1,6 @@
 // Thresholds: what is accepted, and how much of it is right, where confidence is above a threshold.
 
-const thresholds = (() => {
-  const root = byId("thresholds");
-  if (!root) return null;
+{
   const slider = byId("threshold");
   const edges = numbers.fineEdges;
   const stops = numbers.thresholds; // of the slider; each is one of the edges
@@ -51,17 +49,23 @@ const thresholds = (() => {
       line_color: entry.color,
       line_width: 2,
     });
-    const source = new Bokeh.ColumnDataSource({ data: { x: [], y: [] } });
-    figure.scatter({
-      x: { field: "x" },
-      y: { field: "y" },
-      source,
-      size: 11,
-      fill_color: entry.color,
-      line_color: null,
-    });
+    const source = newSource("x", "y");
+    figure.scatter({ ...XY, source, size: 11, fill_color: entry.color, line_color: null });
     return source;
   });
+
+  const rowOf = (name, accepted, wrong, all) => [
+    name,
+    show("accuracy", ratio(accepted, all)),
+    show("accuracy", ratio(accepted - wrong, accepted)),
+    show("error", ratio(wrong, accepted)),
+    showCount(accepted),
+  ];
+
+  function fillAccepted(table, first, counted, rows) {
+    const unit = numbers.scores.accuracy.unit;
+    fillTable(table, [first, `accepted (${unit})`, `right among these (${unit})`, `wrong (${unit})`, counted], rows);
+  }
 
   function draw() {
     const threshold = stops[Number(slider.value)];
@@ -71,27 +75,14 @@ const thresholds = (() => {
     slider.setAttribute("aria-valuetext", text);
     const rows = entries.map((entry, e) => {
       const { count, wrong, pixels } = above[e];
-      const risk = ratio(wrong[at], count[at]);
       const known = count[at] > 0;
       markers[e].data = {
         x: known ? [(percent * count[at]) / pixels] : [],
-        y: known ? [percent * risk] : [],
+        y: known ? [percent * ratio(wrong[at], count[at])] : [],
       };
-      const accuracy = ratio(count[at] - wrong[at], count[at]);
-      return [
-        named(entry),
-        show("accuracy", count[at] / pixels),
-        show("accuracy", accuracy),
-        show("error", risk),
-        showCount(count[at]),
-      ];
+      return rowOf(named(entry), count[at], wrong[at], pixels);
     });
-    const unit = numbers.scores.accuracy.unit;
-    fillTable(
-      byId("threshold-table"),
-      ["model", `accepted (${unit})`, `right among these (${unit})`, `wrong (${unit})`, entries[0].counted],
-      rows
-    );
+    fillAccepted(byId("threshold-table"), "model", entries[0].counted, rows);
     drawClasses(threshold);
   }
 
@@ -113,27 +104,9 @@ const thresholds = (() => {
     if (!isKnownHere) return;
     const rows = entry.accepted.map(({ bin, correct, wrong }, c) => {
       const above = (counts) => sum(counts.filter((_, i) => bin[i] >= from));
-      const [right, accepted] = [above(correct), above(correct) + above(wrong)];
-      return [
-        entry.classes[c],
-        show("accuracy", ratio(accepted, sum(correct) + sum(wrong))),
-        show("accuracy", ratio(right, accepted)),
-        show("error", ratio(accepted - right, accepted)),
-        showCount(accepted),
-      ];
+      return rowOf(entry.classes[c], above(correct) + above(wrong), above(wrong), sum(correct) + sum(wrong));
     });
-    const unit = numbers.scores.accuracy.unit;
-    fillTable(
-      byId("threshold-classes"),
-      [
-        "predicted class",
-        `accepted (${unit})`,
-        `right among these (${unit})`,
-        `wrong (${unit})`,
-        entry.counted,
-      ],
-      rows
-    );
+    fillAccepted(byId("threshold-classes"), "predicted class", entry.counted, rows);
   }
 
   const buttons = entries.flatMap((entry) =>
@@ -155,5 +128,4 @@ const thresholds = (() => {
   byId("threshold-model").addEventListener("change", draw);
   slider.value = stops.findIndex((stop) => stop >= 0.9);
   draw();
-  return { above };
-})();
+}
