@@ -1,4 +1,4 @@
-"""Safe reading of files that anyone may have written, and whole-or-nothing writing.
+"""Safe reading of untrusted files, and atomic writing.
 
 What a file asks for is looked up in its header and bounded before memory is taken for it, and
 nothing is ever unpickled. Whatever is wrong with a file becomes one `BadFile`.
@@ -212,7 +212,7 @@ def _read_header(
         raise ValueError(f"Expected a .npy header of version 1.0 or 2.0, but got {version}")
     shape, fortran, dtype = _HEADERS[version](file)
     if dtype.hasobject:
-        raise ValueError("Expected an array of numbers, but got Python objects (pickled), unread")
+        raise ValueError("Expected an array of numbers, but got pickled objects, never loaded")
     if dtype.kind not in "biuf":
         raise ValueError(f"Expected an array of numbers, but got dtype {dtype}")
     if min(shape, default=1) < (0 if own else 1):

@@ -186,7 +186,7 @@ def _class_weights(config: TrainConfig, data: Splits) -> tuple[float, ...] | Non
     weights = config.class_weights
     if weights is not None and len(weights) != data.num_classes:
         raise ValueError(
-            f"Expected {data.num_classes} class_weights, one a class, but got {len(weights)}"
+            f"Expected {data.num_classes} class_weights, one per class, but got {len(weights)}"
         )
     return weights
 
@@ -285,7 +285,7 @@ def _announce(config: TrainConfig, trainer: Trainer) -> None:
         and trainer.device.type != "cuda"
         and _has_batch_norm(model)
     ):
-        log.warning("batch normalisation stays within each process: over all it needs GPUs")
+        log.warning("batch normalisation is not synchronised between processes: that needs GPUs")
 
 
 def _has_batch_norm(model: nn.Module) -> bool:

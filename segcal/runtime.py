@@ -62,7 +62,7 @@ def choose_device(name: str) -> torch.device:
                 f"{' '.join(str(error).split()):.120}"
             ) from None
     elif device.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError("Expected --device mps on a machine that has it, but this one has not")
+        raise ValueError("Expected a machine with MPS for --device mps, but this one has none")
     return device
 
 

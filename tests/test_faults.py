@@ -329,7 +329,7 @@ def test_a_full_tmpdir_is_named(small_disk, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(2**40, 0, 2**40))
     assert main(["eval", str(run), *QUICK, "--overlays", "none", "--posthoc", "ts"]) == 1
     err = capsys.readouterr().err
-    assert str(small_disk) in err and "TMPDIR names another folder" in err
+    assert str(small_disk) in err and "set TMPDIR to use another folder" in err
     assert err.count("\n") == 1
     assert not (run / "eval").exists()
 

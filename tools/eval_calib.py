@@ -1,10 +1,10 @@
-"""Evaluate how calibrated networks are: report, diagrams, overlays and a page to look at.
+"""Evaluate how calibrated networks are: report, diagrams, overlays and an HTML page.
 
 python tools/eval_calib.py runs/NAME                              writes runs/NAME/eval/report.html
-python tools/eval_calib.py runs/NAME runs/OTHER --out comparison  each by itself, and all compared
+python tools/eval_calib.py runs/NAME runs/OTHER --out comparison  a report of each, and a comparison
 python tools/eval_calib.py runs/NAME --posthoc none,ts,dc         before and after post-hoc methods
 python tools/eval_calib.py runs/NAME --split holdout --overlays random --num-overlays 8
-python tools/eval_calib.py --predictions DIR                      what any framework saved
+python tools/eval_calib.py --predictions DIR                      predictions saved by any framework
 python tools/eval_calib.py --predictions DIR --posthoc ts --fit-predictions HOLDOUT_DIR
 torchrun --nproc-per-node 8 tools/eval_calib.py …                 the same numbers, sooner
 python tools/eval_calib.py --help                                 every option

@@ -1,4 +1,4 @@
-"""Measure how often intervals hold, and how often models are called different that are not.
+"""Measure how often intervals hold, and how often equal models are called different.
 
 nice -n 10 python tools/interval_coverage.py                     # the tables of docs/conventions.md
 nice -n 10 python tools/interval_coverage.py --images 2 3 5 10 --sources 0.8751

@@ -1,10 +1,10 @@
 """Reproduces the tables and figures of the paper.
 
-python tools/reproduce.py --list                       what there is, what is done, what is missing
+python tools/reproduce.py --list                       all tables and figures, done or missing
 python tools/reproduce.py main --scale small           a CPU-sized version of the main table
-python tools/reproduce.py segmentation --seeds 3       a table as the paper has it
+python tools/reproduce.py segmentation --seeds 3       a table of the paper, in full
 
-Each run has a folder of its own. The same command continues where it was stopped.
+Each run has its own folder. The same command continues after a stop.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Makes the subset of PASCAL VOC 2012 at half resolution that docs/results.md is about.
+"""Makes the subset of PASCAL VOC 2012 at half resolution that docs/results.md uses.
 
 python tools/voc_half.py data/VOCdevkit/VOC2012 data/voc2012_half      from the official archive
 

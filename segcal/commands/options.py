@@ -470,7 +470,9 @@ def _add_prediction_options(parser: Parser) -> None:
     group.add_argument(
         "--class-names", type=names, metavar="A,B,...", help="names of the classes, in order"
     )
-    group.add_argument("--ignore-index", type=int, help="label that is not counted; default: 255")
+    group.add_argument(
+        "--ignore-index", type=int, help="ignored label; default: 255 (-100 if a class)"
+    )
     group.add_argument(
         "--align-corners",
         action="store_const",

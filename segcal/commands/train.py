@@ -1,4 +1,4 @@
-"""`segcal train`: trains a network, and says what to do next."""
+"""`segcal train`: trains a network, and prints the command that evaluates it."""
 
 from __future__ import annotations
 

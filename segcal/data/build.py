@@ -1,4 +1,4 @@
-"""The data sets by name, built as the parts to train on, to hold out and to test on."""
+"""The data sets by name, each built as a training, a hold-out and a test part."""
 
 from __future__ import annotations
 

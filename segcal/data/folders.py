@@ -15,7 +15,7 @@ def masks(config: DataConfig) -> RawDataset:
     """Segmentation from root/{train,test}/{images,masks}, a mask named like its image.
 
     Masks are PNG files of one channel that hold class indices. root/classes.txt names the
-    classes, one a line; without it num_classes says how many there are.
+    classes, one per line; without it num_classes says how many there are.
 
     With multilabel, masks are in root/{train,test}/masks/CLASS, one folder a class, and hold 0 or
     1. Without classes.txt, the classes are the names of these folders.
@@ -83,7 +83,9 @@ def _class_names(config: DataConfig, root: Path) -> tuple[str, ...]:
             first = "train" if (root / "train").is_dir() else "test"
             return _subfolders(root / first / "masks")
         if config.num_classes is None:
-            raise ValueError(f"Expected num_classes, or names one a line in {listed}, but got none")
+            raise ValueError(
+                f"Expected num_classes, or one name per line in {listed}, but got none"
+            )
         check_num_classes(config.num_classes)
         return tuple(f"class {i}" for i in range(config.num_classes))
     with naming(listed):

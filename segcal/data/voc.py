@@ -94,7 +94,7 @@ def _listed(folder: Path, name: str, others: Mapping[str, Part]) -> FilePart:
     # A line is an id, or "/JPEGImages/ID.jpg /SegmentationClassAug/ID.png".
     ids = [Path(line.split()[0]).stem for line in lines if line.strip()]
     if not ids:
-        raise ValueError(f"Expected names of images in {path}, one a line, but got none")
+        raise ValueError(f"Expected names of images in {path}, one per line, but got none")
     for what, part in others.items():
         seen = sorted(set(ids) & set(part.names))
         if seen:

@@ -147,7 +147,7 @@ def _save(path: Path, array: np.ndarray) -> None:
         raise OSError(
             error.errno or errno.ENOSPC,
             f"cannot write the logits of the hold-out ({error.strerror or error}), which take 4 "
-            "bytes a pixel and class; TMPDIR names another folder",
+            "bytes per pixel and class; set TMPDIR to use another folder",
             str(path.parent),
         ) from None
 
@@ -162,7 +162,7 @@ def _check_space(source: PredictionSource, batch: Predictions, folder: Path) -> 
     if needed > free:
         raise ValueError(
             f"Expected {needed:.1f} GiB free in {folder.parent} for the logits of the hold-out, "
-            f"but got {free:.1f} GiB; TMPDIR names another folder"
+            f"but got {free:.1f} GiB; set TMPDIR to use another folder"
         )
 
 
@@ -230,7 +230,7 @@ def choose_on_holdout(
     ignore, multilabel = source.ignore_index, source.multilabel
     if misses and multilabel:
         raise ValueError(
-            "Expected predictions of one class a pixel for class sets, but got sigmoid outputs"
+            "Expected predictions of one class per pixel for class sets, but got sigmoid outputs"
         )
     rates = {name: MissRates(ignore) for name in scalers if misses}
     watching = {name: [found] for name, found in rates.items()}

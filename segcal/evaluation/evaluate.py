@@ -103,7 +103,7 @@ def evaluate(
 ) -> Report:
     """Evaluate `model` on every batch of `loader`, at the resolution of the labels.
 
-    The model is put in eval mode and left as it was found. Under torch.distributed each rank
+    The model runs in eval mode; its mode is restored afterwards. Under torch.distributed each rank
     evaluates its own share of the data (without repeats: shard by `indices[rank::world]`) and
     every rank returns the report of the whole.
 

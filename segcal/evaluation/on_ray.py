@@ -1,4 +1,4 @@
-"""Evaluation of saved predictions on a Ray cluster: a task a shard, added up as they come."""
+"""Evaluation of saved predictions on a Ray cluster: one task per shard, whose sums are added up."""
 
 from __future__ import annotations
 

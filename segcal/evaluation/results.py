@@ -385,7 +385,7 @@ def shift_states(folder: Path) -> dict[Shift, Path]:
     states = {u.shift: shift_folder(folder, u.shift) / STATE for u in entry.shifts}
     if not states:
         raise ValueError(
-            f"Expected results under shift in {folder}, but there are none: segcal eval --shift"
+            f"Expected results under shift in {folder}, but found none; run segcal eval --shift"
         )
     return states
 

@@ -101,7 +101,7 @@ class PredictionFormat:
         for name in ("labels", "images"):
             folder = getattr(self, name)
             if folder is not None and not folder.is_dir():
-                raise ValueError(f"Expected {name} to be a folder, but {folder} is none")
+                raise ValueError(f"Expected {name} to be a folder, but {folder} is not one")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class PredictionFolder:
         for file in files:
             first = by_name.setdefault(_stem(file), file)
             if first != file:
-                raise ValueError(f"Expected one file a name, but got {first} and {file}")
+                raise ValueError(f"Expected one file per name, but got {first} and {file}")
         return files
 
     def shard(self, number: int, count: int) -> PredictionFolder:
@@ -453,7 +453,7 @@ class PredictionFolder:
         if x.shape[1] != self.num_classes:
             raise ValueError(f"Expected {self.num_classes} classes, but got {x.shape[1]}")
         if is_sigmoid(kind) != self.multilabel:
-            raise ValueError(f"Expected what other files hold, but got {kind}")
+            raise ValueError(f"Expected the kind of the other files, but got {kind}")
         if x.ndim > 3 and x.shape[2:] != y.shape[y.ndim - x.ndim + 2 :]:
             x = _resize(x, kind, y, align_corners=self.format.align_corners)
         _check_values(flatten(x, y, self.ignore_index, multilabel=self.multilabel), kind)

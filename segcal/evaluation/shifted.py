@@ -1,4 +1,4 @@
-"""Evaluation under shift: one pass over each changed test set, kept so that it is made once."""
+"""Evaluation under shift: one pass over each changed test set, whose results are stored."""
 
 from __future__ import annotations
 

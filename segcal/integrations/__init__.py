@@ -1,4 +1,4 @@
-"""Adapters to other frameworks, one module each; it imports its framework, nothing else does.
+"""Adapters to other frameworks, one module each; only that module imports the framework.
 
 Every one counts with `segcal.CalibrationMeter`, so the numbers are those of `segcal eval`.
 """

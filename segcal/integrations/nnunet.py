@@ -46,9 +46,9 @@ class NnunetFolder(PredictionFolder):
     never opened. Names of the classes and the ignore label come from dataset.json.
 
     Voxels outside the box that was predicted are 0 for all classes in files of earlier versions:
-    they count as background for certain, and the log says how many there are. Probabilities that
+    they count as certain background, and the log says how many there are. Probabilities that
     were rounded to float16 are divided by their sum. A network that was trained on regions gives
-    sigmoid outputs, one a region: each is evaluated as a two-class problem.
+    sigmoid outputs, one per region: each is evaluated as a two-class problem.
 
     Args:
         path: the folder.
@@ -202,7 +202,9 @@ def _completed(values: np.ndarray, file: Path) -> np.ndarray:
     total = values.sum(0)
     empty = total == 0
     if empty.any():
-        log.warning("%s: %d voxels were not predicted: background", file, int(empty.sum()))
+        log.warning(
+            "%s: %d voxels were not predicted: counted as background", file, int(empty.sum())
+        )
         values[0][empty] = 1
         total[empty] = 1
     off = np.abs(total - 1)

@@ -38,7 +38,7 @@ class TrainerLoss:
 
     Args:
         spec: as for `segcal.build_loss`.
-        ignore_index: label of pixels that count for nothing; -100 always does.
+        ignore_index: label of pixels that are not counted; -100 never is.
         **options: of `segcal.build_loss`.
     """
 

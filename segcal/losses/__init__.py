@@ -1,4 +1,4 @@
-"""Losses for training, exact on pixels and over ranks: BASE or BASE+AUX+… in one grammar."""
+"""Losses for training, by name: BASE or BASE+AUX+…, exact on pixels and over ranks."""
 
 from segcal.losses.auxiliary import AUXILIARY_LOSSES
 from segcal.losses.base import BASE_LOSSES

@@ -1,4 +1,4 @@
-"""The auxiliary losses, which ask for calibration beside a base loss.
+"""The auxiliary losses, which are added to a base loss to improve calibration.
 
 Signatures are those of the base losses. Every mean is over all valid pixels of the global batch,
 not per image, but for ace. A batch without valid pixels gives 0. In a multi-label batch the

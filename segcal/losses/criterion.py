@@ -109,17 +109,17 @@ def build_loss(
     Args:
         spec: a base loss of `BASE_LOSSES`, alone or with one or more of `AUXILIARY_LOSSES`, all
             joined by "+".
-        ignore_index: label of pixels that count for nothing.
+        ignore_index: label of pixels that are not counted.
         weight: (K,) class weights of the base loss.
         sync: take batch statistics over all ranks; False keeps them local.
         multilabel: the logits are K sigmoid outputs and the labels (N, K, *S) of 0, 1 or
             `ignore_index`; K = 1 is a binary problem. Each output is a two-class problem with the
             logits (0, z): means over pixels are over the pixels of all of them, and statistics of
             a batch (mdca, dca, mmce, dece, dice) are taken for each class and averaged.
-        beta: the auxiliary's weight, or {"mdca": 1, "cp": 0.1}. An auxiliary that is not told has
-            its usual weight (`USUAL_BETA`).
+        beta: the auxiliary's weight, or {"mdca": 1, "cp": 0.1}. An auxiliary without a weight has
+            its usual one (`USUAL_BETA`).
         **hyper: the hyper-parameters of the chosen terms, which are the keyword arguments of
-            their functions. One that two terms take goes to both; one that none takes is an error.
+            their functions. One of two terms goes to both; one of no term is an error.
     """
     return Criterion(
         spec,
@@ -143,9 +143,9 @@ class Criterion(nn.Module):
     A logit of −inf, or float32's least, masks a class: its p is 0. That works with every term that
     reads probabilities. Where it makes the loss infinite (ls, mbls and nacl read every logit, and
     a label may be a masked class) a CPU raises a ValueError; an accelerator returns inf, since
-    looking would stall every step.
+    a check would stall every step.
 
-    On a CPU a label out of range raises at once. On an accelerator looking would stall every
+    On a CPU a label out of range raises at once. On an accelerator a check would stall every
     step, so the count is read when it has arrived: the error comes a step or so later, and the
     bad pixels are ignored meanwhile.
 
@@ -220,7 +220,7 @@ class Criterion(nn.Module):
         return {**parts, "loss": total}
 
     def mass(self, labels: Tensor) -> Tensor:
-        """What a batch with these labels weighs in a mean over batches: a scalar.
+        """The weight of a batch with these labels in a mean over batches: a scalar.
 
         That is its number of valid pixels, or the sum of their class weights. Of a batch that
         comes in parts, the mean of the parts' losses weighted so is the base loss of the whole.

@@ -37,7 +37,7 @@ def class_weight(weight: Tensor, pixels: Pixels) -> Tensor:
     classes = pixels.problems or pixels.num_classes
     if weight.shape != (classes,):
         raise ValueError(
-            f"Expected weight of shape ({classes},), one a class, but got {tuple(weight.shape)}"
+            f"Expected weight of shape ({classes},), one per class, but got {tuple(weight.shape)}"
         )
     return weight
 

@@ -1,4 +1,4 @@
-"""What the sums of each image tell: intervals of the scores, debiased scores, the worst images.
+"""Statistics over images: intervals of the scores, debiased scores, the worst images.
 
 The pixels of an image are not independent, so images are left out and resampled, never pixels. The
 interval of a score is for its large-sample value: the score of infinitely many such images.

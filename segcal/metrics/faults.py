@@ -1,4 +1,4 @@
-"""Sentences that say which pixel of a batch cannot be counted, and why."""
+"""Error messages: which pixel of a batch cannot be counted, and why."""
 
 from __future__ import annotations
 

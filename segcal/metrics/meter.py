@@ -49,8 +49,8 @@ class CalibrationMeter:
         meter.update(logits, labels)
     report = meter.compute()
 
-    An update that fails leaves the meter as it was. On the CPU it raises at once; on an
-    accelerator, where looking would stall the queue, a batch with bad values adds nothing and
+    An update that fails does not change the meter. On the CPU it raises at once; on an
+    accelerator, where a check would stall the queue, a batch with bad values adds nothing and
     `compute` raises. Several threads may update one meter.
 
     With `multilabel` the outputs are K sigmoids, and labels (N, K, *S) of 0, 1 or the ignore index:
@@ -64,7 +64,7 @@ class CalibrationMeter:
         edge_rule: "right" for bins (lo, hi] with 0 in the first, "left" for [lo, hi) with 1 in
             the last. An edge k/B is rounded to the dtype of the probabilities.
         per_image: keep the sums of each image too, for intervals and for the worst images; about
-            8·K·B bytes an image.
+            8·K·B bytes per image.
         class_names: K names for the report.
         region: what the counted pixels are, for the report; see `segcal.metrics.regions`.
         multilabel: the outputs are of K sigmoids.
@@ -416,7 +416,7 @@ def update_together(
             f"Expected one image, after an update with one, to be continued, but got {n}"
         )
     if names is not None and (isinstance(names, str) or len(names) != n):
-        raise ValueError(f"Expected {n} names, one an image, but got {names!r}")
+        raise ValueError(f"Expected {n} names, one per image, but got {names!r}")
     try:
         batches = count(values, labels, inside, s, logits=not probs)
     except ValueError as error:

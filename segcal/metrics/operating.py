@@ -1,4 +1,4 @@
-"""Operating points: the threshold of confidence that reaches a target, and what it gives elsewhere.
+"""Operating points: the confidence threshold that reaches a target, and its result elsewhere.
 
 A pixel is accepted if its confidence is above the threshold. The threshold is chosen on a hold-out
 and checked on test images, with intervals over the images.

@@ -1,4 +1,4 @@
-"""Protocols in print: ways to average a calibration error that give other numbers.
+"""Protocols of published work: other ways to average a calibration error.
 
 Every score of a report is over pooled pixels. Papers also print means over images or batches, and
 leave out background. `PROTOCOLS` lists them; `scores_by_protocol` computes each from the sums of

@@ -1,4 +1,4 @@
-"""The state of a meter as tensors and as an npz file, and what any such state must obey."""
+"""The state of a meter as tensors and as an npz file, and the checks of such a state."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class AffineScaler(PixelScaler):
     Args:
         lambdas: values of λ to choose from; by default those of the class, 0 alone.
         mus: values of μ to choose from; likewise.
-        max_pixels: size of the sample; 8·C bytes a pixel.
+        max_pixels: size of the sample; 8·C bytes per pixel.
         seed: of the sample.
         ignore_index: the label that means "do not count this pixel".
         sync: sum over all ranks; False fits this rank's share alone.

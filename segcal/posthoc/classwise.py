@@ -39,7 +39,7 @@ class ClasswiseTemperatureScaling(SampledScaler):
 
     Args:
         shares: values of s to choose from.
-        max_pixels: size of the sample of pixels; 8·C bytes a pixel.
+        max_pixels: size of the sample of pixels; 8·C bytes per pixel.
         seed: of the sample.
         ignore_index: the label that means "do not count this pixel".
         sync: sample over all ranks; False fits this rank's share alone.
@@ -142,7 +142,7 @@ class DistributionAwareTemperatureScaling(SampledScaler):
 
     Args:
         strength: how much larger than T the temperature of the most frequent class is.
-        max_pixels: size of the sample of pixels; 8·C bytes a pixel.
+        max_pixels: size of the sample of pixels; 8·C bytes per pixel.
         seed: of the sample.
         ignore_index: the label that means "do not count this pixel".
         sync: sample over all ranks; False fits this rank's share alone.

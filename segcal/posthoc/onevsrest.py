@@ -26,7 +26,7 @@ class OneVsRestScaler(SampledScaler):
     pixels of its own, keeps its p_c. Fitted as `SampledScaler` says.
 
     Args:
-        max_pixels: size of the sample of pixels; 8·C bytes a pixel.
+        max_pixels: size of the sample of pixels; 8·C bytes per pixel.
         seed: of the sample.
         ignore_index: the label that means "do not count this pixel".
         sync: sample over all ranks; False fits this rank's share alone.

@@ -33,7 +33,7 @@ class PixelScaler(Scaler):
     """A map from the logits of a pixel to calibrated logits, fitted on a sample of pixels.
 
     Args:
-        max_pixels: size of the sample; 8·C bytes a pixel.
+        max_pixels: size of the sample; 8·C bytes per pixel.
         seed: of the sample.
         ignore_index: the label that means "do not count this pixel".
         sync: sample over all ranks; False fits this rank's share alone.

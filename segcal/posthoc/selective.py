@@ -1,4 +1,4 @@
-"""Selective scaling: a higher temperature where a small network takes the prediction for wrong."""
+"""Selective scaling: a higher temperature where a small network expects a wrong prediction."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ class SelectiveScaling(SampledScaler):
     """Selective scaling (Wang et al. 2023): logits / T where the prediction seems wrong.
 
     A small network (C → C → 2C → C → 2, batch norm, ReLU) sees the log-probabilities of a pixel and
-    says whether the predicted class is wrong. Where it says right, the logits stay as they are;
+    says whether the predicted class is wrong. Where it says right, the logits do not change;
     where it says wrong, they are divided by one T ≥ 1. The predicted class never changes.
 
     The network is trained with AdamW on the pixels of the sample, among which those predicted wrong
     are repeated. After each epoch T is the temperature of least NLL on the pixels that the network
-    takes for wrong. Every fifth image is for validation (of a single image, every fifth pixel): the
-    epoch of least NLL there is kept. If that is not below the NLL of the logits as they are, the
+    calls wrong. Every fifth image is for validation (of a single image, every fifth pixel): the
+    epoch of least NLL there is kept. If that is not below the NLL of the unchanged logits, the
     scaler is the identity.
 
     Args:
         epochs: of training, over the sample.
         repeats: how often a pixel predicted wrong is seen in an epoch; the paper's are 1 to 4.
         lr: step of AdamW.
-        max_pixels: size of the sample of pixels; 8·C bytes a pixel.
+        max_pixels: size of the sample of pixels; 8·C bytes per pixel.
         seed: of the sample, first weights and order of training.
         ignore_index: the label that means "do not count this pixel".
         sync: sample over all ranks; False fits this rank's share alone.
 
     Attributes:
         epoch_: the epoch that was kept.
-        temperature_: () T of the pixels taken for wrong.
+        temperature_: () T of the pixels called wrong.
         network_: gives two logits for each pixel, right and wrong.
     """
 
@@ -69,7 +69,7 @@ class SelectiveScaling(SampledScaler):
         self._require_positive("epochs", "repeats", "lr")
 
     def wrong(self, logits: Tensor) -> Tensor:
-        """(N, *S) bool: where the network takes the prediction for wrong, for logits (N, C, *S)."""
+        """(N, *S) bool: where the network calls the prediction wrong, for logits (N, C, *S)."""
         return self._wrong(dense_of(logits)).reshape(logits.shape[0], *logits.shape[2:])
 
     def _wrong(self, dense: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Writes and reads checkpoints: whole files or none, and the last two of a run.
+"""Writes and reads checkpoints atomically, and keeps the last two of a run.
 
 When a new `last.pt` is complete on the disk, the old one becomes `last.prev.pt`. If the newest is
 lost, the one before it is still there. Reading unpickles nothing.

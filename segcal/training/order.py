@@ -50,8 +50,8 @@ class EpochOrder(Sampler[list[tuple[int, int]]]):
         self.world_size = distributed.world_size() if world_size is None else world_size
         if batch_size % (self.world_size * accumulate):
             raise ValueError(
-                f"Expected a batch_size that {self.world_size} process(es) x accumulate="
-                f"{accumulate} divide, but got {batch_size}"
+                f"Expected a batch_size that is a multiple of {self.world_size} process(es) x "
+                f"accumulate={accumulate}, but got {batch_size}"
             )
         if samples < batch_size:
             raise ValueError(

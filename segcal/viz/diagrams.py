@@ -379,7 +379,7 @@ _COVERAGES = np.linspace(0.005, 1, 200)
 def risk_coverage(report: Report | Mapping[str, Report], ax: Axes | None = None) -> Axes:
     """Share of wrong predictions against the share accepted, most confident first.
 
-    Operating points are marked where they turned out, with their intervals.
+    Operating points are marked at their measured risk and coverage, with intervals.
 
     Args:
         report: one report, or several by name.

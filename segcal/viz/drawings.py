@@ -40,8 +40,8 @@ _WRONG_WORDS = (
 
 _RISK_WORDS = (
     "Risk and coverage",
-    "How many of the most confident predictions are wrong. Marks: thresholds that were chosen on "
-    "the hold-out, as they turned out here, with 95 % intervals.",
+    "How many of the most confident predictions are wrong. Marks: results here of thresholds that "
+    "were chosen on the hold-out, with 95 % intervals.",
 )
 
 
@@ -183,9 +183,9 @@ def shift_drawings(entries: Sequence[Entry]) -> list[Drawing]:
     drawings.append(
         Drawing(
             "shift_belief",
-            "Accuracy that the network believes",
-            "A point a shift: mean confidence against true accuracy. Above the diagonal the "
-            "network believes itself better than it is; the ring marks the clean images.",
+            "Confidence and accuracy under shift",
+            "One point per shift: mean confidence against accuracy. Above the diagonal the "
+            "network is over-confident; the ring marks the clean images.",
             partial(believed_accuracy, entries),
         )
     )
@@ -194,7 +194,7 @@ def shift_drawings(entries: Sequence[Entry]) -> list[Drawing]:
             Drawing(
                 "shift_ece_by_corruption",
                 "ECE against severity, by corruption",
-                "The same for each corruption by itself.",
+                "The same for each corruption.",
                 partial(severity_curves, entries),
                 wide=True,
             )

@@ -1,4 +1,4 @@
-"""Panels of one image: what the network sees, says and gets wrong, clean or under shift."""
+"""Panels of one image: input, labels, prediction and errors, clean or under shift."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def severity_curve(entries: Sequence[Entry], ax: Axes | None = None, *, score: s
 
 
 def severity_curves(entries: Sequence[Entry], *, score: str = "ece") -> Figure:
-    """The same for each corruption by itself, in small diagrams of one scale."""
+    """The same for each corruption, in small diagrams of one scale."""
     kinds, severities = kinds_and_severities(entries)
     rows = math.ceil(len(kinds) / _COLUMNS)
     columns = min(len(kinds), _COLUMNS)
@@ -239,9 +239,9 @@ def _curves(
 
 
 def believed_accuracy(entries: Sequence[Entry], ax: Axes | None = None) -> Axes:
-    """Mean confidence, the accuracy that a model believes in, against its true accuracy.
+    """Mean confidence under each shift against accuracy.
 
-    A point a shift; the clean images have a ring.
+    One point per shift; the clean images have a ring.
 
     Args:
         entries: with shifts; those without are left out.

@@ -461,5 +461,7 @@ def test_files_of_softmax_and_sigmoids_do_not_mix(tmp_path):
     np.savez(tmp_path / "a.npz", sigmoid_logits=logits, labels=labels)
     np.savez(tmp_path / "b.npz", logits=logits, labels=labels[0])
     folder = PredictionFolder(tmp_path)
-    with pytest.raises(BadFile, match=r"b.npz: Expected what other files hold, but got logits"):
+    with pytest.raises(
+        BadFile, match=r"b.npz: Expected the kind of the other files, but got logits"
+    ):
         folder[1]

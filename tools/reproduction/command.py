@@ -34,8 +34,10 @@ def parser(description: str) -> argparse.ArgumentParser:
     )
     add = found.add_argument
     add("names", nargs="*", metavar="NAME", help="tables and figures, by our name or the paper's")
-    add("--list", action="store_true", help="name every table and figure, and how far it is")
-    add("--scale", choices=("small", "full"), default="full", help="small: for a CPU (full)")
+    add("--list", action="store_true", help="list every table and figure, and its progress")
+    add(
+        "--scale", choices=("small", "full"), default="full", help="small: for a CPU; default: full"
+    )
     add_grid_options(found, Path("runs/reproduce"))
     return found
 
