@@ -17,8 +17,7 @@ from segcal.files import BadFile
 from segcal.metrics import Report
 from segcal.runtime import in_processes
 from segcal.viz import Overlay, ShiftView, shift_panel
-from segcal.viz.heatmap import gap_of, predictions
-from segcal.viz.panel import draw_panel
+from segcal.viz.panel import draw_panel, gap_of, predictions
 
 log = logging.getLogger(__name__)
 WORST, RANDOM, NONE = "worst", "random", "none"

@@ -13,9 +13,14 @@ from segcal.viz.diagrams import (
 from segcal.viz.drawings import write_figures
 from segcal.viz.entry import Entry, Overlay, Shifted, comparison_csv, comparison_markdown
 from segcal.viz.figure import class_palette
-from segcal.viz.heatmap import calibration_gap, calibration_overlay
 from segcal.viz.html import write_page
-from segcal.viz.panel import ShiftView, overlay_panel, shift_panel
+from segcal.viz.panel import (
+    ShiftView,
+    calibration_gap,
+    calibration_overlay,
+    overlay_panel,
+    shift_panel,
+)
 from segcal.viz.shifts import (
     believed_accuracy,
     severity_curve,

@@ -15,7 +15,7 @@ from segcal.viz import (
     overlay_panel,
     voc_palette,
 )
-from segcal.viz.heatmap import hatching
+from segcal.viz.panel import hatching
 from tests.support.synthetic_reports import SHAPE, predictor
 
 
