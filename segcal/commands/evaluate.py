@@ -46,7 +46,7 @@ from segcal.metrics.rows import describe_report
 from segcal.posthoc import Scaler
 from segcal.posthoc.registry import NONE
 from segcal.runtime import choose_device, process_group
-from segcal.viz import Entry, Overlay, Shifted, shift_text
+from segcal.viz import Entry, Overlay, shift_text
 from segcal.viz.drawings import Drawings
 
 
@@ -268,7 +268,7 @@ def _evaluate_one(
             subject.history if scalers[method] is None else (),  # drawn once a run
             subject.config + (f"# post-hoc: {scalers[method]}\n" if scalers[method] else ""),
             skipped=skipped,
-            shifts=[Shifted(shift, found) for shift, found in under[method].items()],
+            shifts=under[method],
         )
         for method, report in reports.items()
     }

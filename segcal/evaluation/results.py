@@ -39,7 +39,6 @@ from segcal.posthoc.registry import NONE
 from segcal.viz import (
     Entry,
     Overlay,
-    Shifted,
     comparison_csv,
     comparison_markdown,
     shift_csv,
@@ -295,7 +294,7 @@ def write_result(
         "run": result.run,
         "method": result.method,
         "key": key,
-        "shifts": [[under.shift.name, under.shift.value] for under in result.entry.shifts],
+        "shifts": [[shift.name, shift.value] for shift in result.entry.shifts],
         "shift_overlay": None if panel is None else panel.name,
         "skipped": list(result.entry.skipped),
         "overlays": overlays,
@@ -382,7 +381,7 @@ def shift_states(folder: Path) -> dict[Shift, Path]:
         folder: `eval` of a run, or `eval/posthoc/METHOD`.
     """
     entry = read_result(folder / REPORT).entry
-    states = {u.shift: shift_folder(folder, u.shift) / STATE for u in entry.shifts}
+    states = {shift: shift_folder(folder, shift) / STATE for shift in entry.shifts}
     if not states:
         raise ValueError(
             f"Expected results under shift in {folder}, but found none; run segcal eval --shift"
@@ -460,14 +459,14 @@ def _fit_together(arrays: Mapping[str, np.ndarray], num_classes: int) -> bool:
     return bytes_alone and bool(((confidence >= 0) & (confidence <= 1)).all())
 
 
-def _read_shifts(listed: Sequence[Sequence[Any]], folder: Path) -> list[Shifted]:
+def _read_shifts(listed: Sequence[Sequence[Any]], folder: Path) -> dict[Shift, Report]:
     """The reports under shift that are still there."""
-    found = []
+    found = {}
     for name, value in listed:
         shift = Shift(str(name), value)
         path = shift_folder(folder, shift) / REPORT
         if path.is_file():
-            found.append(Shifted(shift, Report.load(path)))
+            found[shift] = Report.load(path)
     return found
 
 

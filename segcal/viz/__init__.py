@@ -11,7 +11,7 @@ from segcal.viz.diagrams import (
     wrong_confidence,
 )
 from segcal.viz.drawings import write_figures
-from segcal.viz.entry import Entry, Overlay, Shifted, comparison_csv, comparison_markdown
+from segcal.viz.entry import Entry, Overlay, comparison_csv, comparison_markdown
 from segcal.viz.figure import class_palette
 from segcal.viz.html import write_page
 from segcal.viz.panel import (
@@ -35,7 +35,6 @@ __all__ = [
     "Entry",
     "Overlay",
     "ShiftView",
-    "Shifted",
     "believed_accuracy",
     "calibration_gap",
     "calibration_overlay",

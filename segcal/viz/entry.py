@@ -48,19 +48,6 @@ class Overlay:
 
 
 @dataclass(frozen=True)
-class Shifted:
-    """A model under a shift.
-
-    Attributes:
-        shift: what was done to the test images.
-        report: its numbers on them.
-    """
-
-    shift: Shift
-    report: Report
-
-
-@dataclass(frozen=True)
 class Entry:
     """One row of a comparison: a run, or a run after a post-hoc method.
 
@@ -71,7 +58,7 @@ class Entry:
         config: the YAML of the run, if known.
         overlays: panels of some images.
         skipped: files that were left out, each with the reason.
-        shifts: the same model under shifts, if it was evaluated there too.
+        shifts: the reports of the same model under shifts, if it was evaluated there too.
         shift_overlay: the panel of one image, clean and under shifts.
     """
 
@@ -81,7 +68,7 @@ class Entry:
     config: str = ""
     overlays: Sequence[Overlay] = ()
     skipped: Sequence[str] = ()
-    shifts: Sequence[Shifted] = ()
+    shifts: Mapping[Shift, Report] = field(default_factory=dict)
     shift_overlay: Overlay | None = None
 
     def __post_init__(self) -> None:

@@ -91,7 +91,7 @@ def _under_shift(entries: Sequence[Entry]) -> list[Phrase]:
         for name in ("ece", "accuracy", "mean_confidence")
     )
     count = len(best.shifts)
-    under = f" Under {count} shifts" if count > 1 else f" Under {best.shifts[0].shift}"
+    under = f" Under {count} shifts" if count > 1 else f" Under {next(iter(best.shifts))}"
     mean = "mean " if count > 1 else ""
     if len(entries) == 1:
         subject = f"{under} the {mean}ECE is {ece}"

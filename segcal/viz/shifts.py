@@ -28,27 +28,28 @@ SHIFT_SCORES = tuple(
 
 def shifts_of(entries: Sequence[Entry]) -> list[Shift]:
     """All shifts of the entries, kinds in the order they were asked for, each by severity."""
-    found = list(dict.fromkeys(under.shift for entry in entries for under in entry.shifts))
+    found = list(dict.fromkeys(shift for entry in entries for shift in entry.shifts))
     kinds = list(dict.fromkeys(shift.name for shift in found))
-    numbers = [shift.value if isinstance(shift.value, int | float) else 0 for shift in found]
-    order = sorted(range(len(found)), key=lambda i: (kinds.index(found[i].name), numbers[i]))
-    return [found[i] for i in order]
+
+    def place(shift: Shift) -> tuple[int, float]:
+        return kinds.index(shift.name), 0 if isinstance(shift.value, str) else shift.value
+
+    return sorted(found, key=place)
 
 
 def mean_over_shifts(entry: Entry, score: str) -> float:
     """The plain mean of a score over all shifts of an entry, without the clean images."""
-    return float(np.mean([getattr(under.report, score) for under in entry.shifts]))
+    return float(np.mean([getattr(report, score) for report in entry.shifts.values()]))
 
 
 def shift_records(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     """The scores of every model, clean, under each shift, and in the mean; fractions."""
     records: list[dict[str, Any]] = []
     for entry in shifted(entries):
-        reports = {under.shift: under.report for under in entry.shifts}
         records.append(_record(entry, CLEAN, 0, _scores(entry.report)))
         for shift in shifts_of([entry]):
             label = shift.name if shift.severity is not None else str(shift)
-            records.append(_record(entry, label, shift.severity, _scores(reports[shift])))
+            records.append(_record(entry, label, shift.severity, _scores(entry.shifts[shift])))
         means = {score.name: mean_over_shifts(entry, score.name) for score in SHIFT_SCORES}
         records.append(_record(entry, MEAN, None, means))
     return records
@@ -101,8 +102,8 @@ def shift_text(entries: Sequence[Entry]) -> str:
         ["model", CLEAN, CLEAN, *map(str, shifts), MEAN],
     ]
     for entry in entries:
-        under = {found.shift: found.report.ece for found in entry.shifts}
-        eces = [entry.report.ece, *(under.get(shift, math.nan) for shift in shifts)]
+        under = [entry.shifts.get(shift) for shift in shifts]
+        eces = [getattr(report, ece.name, math.nan) for report in (entry.report, *under)]
         eces.append(mean_over_shifts(entry, ece.name))
         lines.append([entry.name, accuracy.number(entry.report.accuracy), *map(ece.number, eces)])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -146,12 +147,11 @@ def score_tables(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     The best of each row is marked.
     """
     entries = shifted(entries)
-    reports = [{under.shift: under.report for under in entry.shifts} for entry in entries]
     tables = []
     for score in SHIFT_SCORES:
         rows = [(CLEAN, [getattr(entry.report, score.name) for entry in entries])]
         for shift in shifts_of(entries):
-            under = [found.get(shift) for found in reports]
+            under = [entry.shifts.get(shift) for entry in entries]
             rows.append((str(shift), [getattr(report, score.name, math.nan) for report in under]))
         rows.append((MEAN, [mean_over_shifts(entry, score.name) for entry in entries]))
         tables.append(
@@ -174,11 +174,10 @@ def kinds_and_severities(entries: Sequence[Entry]) -> tuple[list[str], list[int]
     entries = shifted(entries)
     shifts = [s for s in shifts_of(entries) if s.severity is not None]
     severities = sorted({s.severity for s in shifts if s.severity is not None})
-    met = [{under.shift for under in entry.shifts} for entry in entries]
     kinds = [
         kind
         for kind in dict.fromkeys(shift.name for shift in shifts)
-        if all(len([s for s in found if s.name == kind]) == len(severities) for found in met)
+        if all(sum(s.name == kind for s in e.shifts) == len(severities) for e in entries)
     ]
     return kinds, severities if kinds else []
 
@@ -226,7 +225,7 @@ def _curves(
 ) -> None:
     scale = SCORES[score].scale
     for index, entry in enumerate(shifted(entries)):
-        at = {(u.shift.name, u.shift.severity): getattr(u.report, score) for u in entry.shifts}
+        at = {(s.name, s.severity): getattr(report, score) for s, report in entry.shifts.items()}
         values = [getattr(entry.report, score)]
         values += [
             float(np.mean([at[kind, severity] for kind in kinds])) for severity in severities
@@ -251,7 +250,7 @@ def believed_accuracy(entries: Sequence[Entry], ax: Axes | None = None) -> Axes:
     accuracy, confidence = SCORES["accuracy"], SCORES["mean_confidence"]
     low = top = accuracy.scale
     for index, entry in enumerate(shifted(entries)):
-        reports = [entry.report, *(under.report for under in entry.shifts)]
+        reports = [entry.report, *entry.shifts.values()]
         true = [top * report.accuracy for report in reports]
         believed = [top * report.mean_confidence for report in reports]
         low = min([low, *true, *believed])

@@ -199,11 +199,11 @@ def test_results_are_read_again(digits):
     evaluated = digits / "eval"
     for place in (evaluated, evaluated / "posthoc" / "ts"):
         entry = results.read_result(place / "report.json").entry
-        assert [str(under.shift) for under in entry.shifts] == ["fog:1", "fog:5", "rotation:15"]
+        assert [str(shift) for shift in entry.shifts] == ["fog:1", "fog:5", "rotation:15"]
         states = results.shift_states(place)
-        for under in entry.shifts:
-            meter = segcal.CalibrationMeter.load(states[under.shift])
-            assert meter.compute().ece == under.report.ece
+        for shift, report in entry.shifts.items():
+            meter = segcal.CalibrationMeter.load(states[shift])
+            assert meter.compute().ece == report.ece
     assert main(["report", str(digits), "--out", str(digits / "again")]) == 0
     again, first = (folder / "shift.csv" for folder in (digits / "again", evaluated))
     assert again.read_text() == first.read_text()

@@ -12,7 +12,6 @@ from segcal.data.shift import Shift, parse_shifts
 from segcal.viz import (
     Entry,
     Overlay,
-    Shifted,
     ShiftView,
     believed_accuracy,
     severity_curve,
@@ -35,7 +34,7 @@ REPORTS = [synthetic_report(sharpness=s, images=1, side=16) for s in (2.0, 3.0, 
 
 def entry(name, shifts, first=0, **more):
     reports = REPORTS[first:] + REPORTS[:first]
-    under = [Shifted(s, reports[i % 5]) for i, s in enumerate(parse_shifts(shifts))]
+    under = {s: reports[i % 5] for i, s in enumerate(parse_shifts(shifts))}
     return Entry(name, CLEAN, shifts=under, **more)
 
 
@@ -171,7 +170,7 @@ def test_headline_names_the_mean():
     mean = 50 * (REPORTS[0].ece + REPORTS[1].ece)
     assert f" Under 2 shifts the mean ECE is {mean:.2f}\u00a0%: confidence" in one
     both = [entry("a", "fog:1,5"), entry("b", "fog:1,5", first=2)]
-    means = {e.name: sum(u.report.ece for u in e.shifts) for e in both}
+    means = {e.name: sum(report.ece for report in e.shifts.values()) for e in both}
     words = "".join(phrase.text for phrase in headline(both))
     assert f" Under 2 shifts {min(means, key=means.get)} has the lowest mean ECE" in words
     single = "".join(phrase.text for phrase in headline([entry("a", "snow")]))
