@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -117,7 +118,8 @@ def _work_off(
     signal.signal(signal.SIGTERM, _stop)
     pool = open_pool(options)
     try:
-        failures = work(methods, store, worker, pool, train=options.train, say=_say)
+        say = partial(print, flush=True)
+        failures = work(methods, store, worker, pool, train=options.train, say=say)
     except KeyboardInterrupt:
         print("saved; the same command goes on from here", file=sys.stderr)
         raise
@@ -126,10 +128,6 @@ def _work_off(
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     return failures
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 def _stop(number: int, _: FrameType | None) -> NoReturn:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from segcal import registry
-from segcal.data import benchmarks, classification, folders, scenes, text, voc
+from segcal.data import classification, folders, scenes, text, voc
 from segcal.data.image_files import FilePart, unusable
 from segcal.data.options import DataConfig
 from segcal.data.samples import ArrayPart, Part, RawDataset, Samples, split, spread
@@ -72,11 +72,11 @@ DATASETS: dict[str, DatasetEntry] = {
     "cifar100": DatasetEntry(classification.cifar100, "CIFAR", "classification"),
     "svhn": DatasetEntry(classification.svhn, "house numbers", "classification"),
     "mnist": DatasetEntry(classification.mnist, "handwritten digits", "classification"),
-    "tiny_imagenet": DatasetEntry(benchmarks.tiny_imagenet, "200 classes", "classification"),
+    "tiny_imagenet": DatasetEntry(classification.tiny_imagenet, "200 classes", "classification"),
     "pacs": DatasetEntry(
-        benchmarks.pacs, "four domains", "classification", options=("domain", "train_domain")
+        classification.pacs, "four domains", "classification", options=("domain", "train_domain")
     ),
-    "mendeley": DatasetEntry(benchmarks.mendeley, "chest X-rays", "classification"),
+    "mendeley": DatasetEntry(classification.mendeley, "chest X-rays", "classification"),
     "newsgroups": DatasetEntry(
         text.newsgroups, "20 Newsgroups, text", "text", options=("max_words", "max_length")
     ),

@@ -136,20 +136,20 @@ def legend_above(ax: Axes, bottom: float = 1.0) -> None:
 
 def png(figure: Figure, *, title: str = "", dpi: int = 160) -> bytes:
     """A figure drawn in `themed` as PNG, with `title` in its metadata."""
-    buffer = io.BytesIO()
     metadata = {"Software": None, **({"Title": title} if title else {})}
-    with themed():  # matplotlib makes ticks only when it draws them
-        figure.savefig(
-            buffer, format="png", dpi=dpi, metadata=metadata, pil_kwargs={"compress_level": 4}
-        )  # half the time of level 6, for 3 % more bytes
-    return buffer.getvalue()
+    faster = {"compress_level": 4}  # half the time of level 6, for 3 % more bytes
+    return _saved(figure, format="png", dpi=dpi, metadata=metadata, pil_kwargs=faster)
 
 
 def svg(figure: Figure) -> bytes:
     """A figure drawn in `themed` as SVG; the same figure always gives the same bytes."""
+    return _saved(figure, format="svg", metadata={"Date": None, "Creator": None})
+
+
+def _saved(figure: Figure, **options: Any) -> bytes:
     buffer = io.BytesIO()
     with themed():  # matplotlib makes ticks only when it draws them
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        figure.savefig(buffer, **options)
     return buffer.getvalue()
 
 

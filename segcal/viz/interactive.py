@@ -161,13 +161,8 @@ def _accepted(report: Report) -> list[dict[str, Any]] | None:
 
 
 def _point(point: OperatingPoint) -> dict[str, Any]:
-    return {
-        "target": point.target,
-        "threshold": point.threshold,
-        "coverage": point.coverage,
-        "accuracy": point.accuracy,
-        "verdict": point.verdict,
-    }
+    names = ("target", "threshold", "coverage", "accuracy", "verdict")
+    return {name: getattr(point, name) for name in names}
 
 
 def _images(report: Report) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from segcal.data import DataConfig, build_data
-from segcal.data.benchmarks import DOMAINS, PACS_CLASSES
+from segcal.data.classification import DOMAINS, PACS_CLASSES
 from tests.support.datasets import pacs_colour, write_pacs
 
 

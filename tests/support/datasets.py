@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 from torchvision import datasets
 
-from segcal.data.benchmarks import DOMAINS, PACS_CLASSES
+from segcal.data.classification import DOMAINS, PACS_CLASSES
 
 
 def write_masks(root, count=12, side=16):

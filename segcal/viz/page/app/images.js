@@ -22,22 +22,16 @@ const images = (() => {
   const PAGE = 50;
   const control = (name) => root.querySelector(`[name="${name}"]`);
   const state = { rows: [], found: [], sort: "ece", down: true, page: 0, at: null };
+  const scored = (key, score) => ({ key, label: heading(score), text: (row) => show(score, row[key]) });
+  const signed = (row) => make("span", { class: row.bias > 0 ? "over" : "under" }, show("bias", row.bias));
   const columns = [
     { key: "name", label: "image" },
-    { key: "ece", score: "ece" },
-    { key: "accuracy", score: "accuracy" },
-    { key: "confidence", score: "mean_confidence" },
-    { key: "bias", score: "bias" },
-    { key: "pixels", label: entries[0].counted },
+    scored("ece", "ece"),
+    scored("accuracy", "accuracy"),
+    scored("confidence", "mean_confidence"),
+    { key: "bias", label: heading("bias"), text: signed },
+    { key: "pixels", label: entries[0].counted, text: (row) => showCount(row.pixels) },
   ];
-  const text = {
-    name: (row) => row.name,
-    ece: (row) => show("ece", row.ece),
-    accuracy: (row) => show("accuracy", row.accuracy),
-    confidence: (row) => show("mean_confidence", row.confidence),
-    bias: (row) => make("span", { class: row.bias > 0 ? "over" : "under" }, show("bias", row.bias)),
-    pixels: (row) => showCount(row.pixels),
-  };
 
   const figure = newPlot("#image-plot", {
     xLabel: "accuracy of the image (%)",
@@ -96,7 +90,7 @@ const images = (() => {
     const pages = Math.max(1, Math.ceil(state.found.length / PAGE));
     const from = state.page * PAGE;
     const rows = state.found.slice(from, from + PAGE);
-    const head = columns.map(({ key, score, label }) => {
+    const head = columns.map(({ key, label }) => {
       const sorted = key === state.sort ? (state.down ? "descending" : "ascending") : null;
       const click = () => {
         state.down = key === state.sort ? !state.down : key !== "name";
@@ -104,8 +98,7 @@ const images = (() => {
         select();
         byId("image-table").querySelectorAll("thead button")[columns.findIndex((c) => c.key === key)].focus();
       };
-      const name = score ? heading(score) : label;
-      const button = make("button", { type: "button", onclick: click }, ...unitApart(name));
+      const button = make("button", { type: "button", onclick: click }, ...unitApart(label));
       return make("th", { scope: "col", "aria-sort": sorted }, button);
     });
     const body = rows.map((row) => {
@@ -116,7 +109,7 @@ const images = (() => {
         "tr",
         { class: row === state.at ? "marked" : null },
         make("th", { scope: "row" }, name),
-        ...columns.slice(1).map(({ key }) => make("td", {}, text[key](row)))
+        ...columns.slice(1).map(({ text }) => make("td", {}, text(row)))
       );
     });
     byId("image-table").replaceChildren(
