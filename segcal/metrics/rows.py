@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from segcal.metrics.protocols import PROTOCOL_SCORES, describe_protocol
 from segcal.metrics.scores import LOGGED, SCORES, Score, number
+from segcal.metrics.tables import Interval
 
 if TYPE_CHECKING:
     from segcal.metrics.report import Report
-from segcal.metrics.tables import Interval
 
 THRESHOLD_DIGITS = 8  # those that count
 FEW_IMAGES = 20  # fewer may all lack what is rare

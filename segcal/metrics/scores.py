@@ -618,7 +618,7 @@ class ScoreTable:
     class_ace = Score(
         "ACE of the class by image",
         "%",
-        lambda report: _class_ace(report),
+        _class_ace,
         "mean over the images that show the class of their ACE, as in `image_ace`; NaN where the "
         "sums of each image were not kept",
         scope="classes",

@@ -357,13 +357,11 @@ def _shift_view(entries: Sequence[Entry], drawings: Sequence[Drawing]) -> dict[s
     """What the template shows of models under shift; None if none was evaluated there."""
     if not shifted(entries):
         return None
-    figures = [_figure(drawing) for drawing in drawings]
     return {
         "count": len(shifts_of(entries)),
         "means": mean_table(entries),
         "tables": score_tables(entries),
-        "figures": [figure for figure in figures if not figure["wide"]],
-        "wide_figures": [figure for figure in figures if figure["wide"]],
+        **_figures(drawings),
         "overlays": [
             {"model": entry.name, **_overlay(entry.shift_overlay)}
             for entry in entries
@@ -377,15 +375,13 @@ def _view(entry: Entry, drawings: Sequence[Drawing], inspected: set[str]) -> dic
     if entry.report.protocol.num_classes > _MAX_CLASSES:  # its wide diagrams would be too large
         smaller = entry_drawings(entry, max_classes=_MAX_CLASSES)
         drawings = [small if small.wide else d for d, small in zip(drawings, smaller, strict=True)]
-    figures = [_figure(drawing) for drawing in drawings]
     return {
         "name": entry.name,
         "verdict": verdict(entry.report),
         "ece": SCORES["ece"].brief(entry.report.ece),
         "report": entry.report,
         "tiles": tiles(entry.report),
-        "figures": [figure for figure in figures if not figure["wide"]],
-        "wide_figures": [figure for figure in figures if figure["wide"]],
+        **_figures(drawings),
         "classes": class_rows(entry.report),
         "parts": part_tables(entry.report),
         "overlays": _overlays([o for o in entry.overlays if o.name not in inspected]),
@@ -397,12 +393,18 @@ def _view(entry: Entry, drawings: Sequence[Drawing], inspected: set[str]) -> dic
     }
 
 
+def _figures(drawings: Sequence[Drawing]) -> dict[str, list[dict[str, Any]]]:
+    return {
+        "figures": [_figure(drawing) for drawing in drawings if not drawing.wide],
+        "wide_figures": [_figure(drawing) for drawing in drawings if drawing.wide],
+    }
+
+
 def _figure(drawing: Drawing) -> dict[str, Any]:
     width, height = svg_size(drawing.svg)
     return {
         "title": drawing.title,
         "caption": drawing.caption,
-        "wide": drawing.wide,
         "uri": data_uri(adaptive_svg(drawing.svg), "image/svg+xml"),
         "width": width,
         "height": height,

@@ -17,6 +17,7 @@ const binListeners = []; // called with the chosen bin, or null
 
   const shown = () => entries.filter((_, i) => boxes[i].checked);
   const isLogit = () => root.querySelector('[name="scale"]:checked').value === "logit";
+  const isTop = () => control("class").value === EVERY_CLASS; // else one class is chosen
   const partOf = (entry) => entry.parts[control("region").value];
   const place = (p) => (isLogit() ? logit(p) : p);
 
@@ -60,7 +61,7 @@ const binListeners = []; // called with the chosen bin, or null
   // Bins of the diagram: those of the report or, on the logit scale, groups of its fine histogram,
   // at last four to each halving of 1 - confidence.
   function edgesOf(part) {
-    if (!isLogit() || control("class").value !== EVERY_CLASS) return part.edges;
+    if (!isLogit() || !isTop()) return part.edges;
     const edges = numbers.fineEdges;
     return edges.filter((_, i) => i === edges.length - 1 || i % numbers.step === 0);
   }
@@ -68,8 +69,7 @@ const binListeners = []; // called with the chosen bin, or null
   function sumsOf(entry) {
     const part = partOf(entry);
     if (!part) return null;
-    const which = control("class").value;
-    if (which !== EVERY_CLASS) return part.byClass[Number(which)];
+    if (!isTop()) return part.byClass[Number(control("class").value)];
     if (!isLogit()) return part.top;
     const size = edgesOf(part).length - 1;
     const [count, hits, confidence] = [0, 0, 0].map(() => new Array(size).fill(0));
@@ -85,7 +85,7 @@ const binListeners = []; // called with the chosen bin, or null
   // The interval of accuracy in a bin of the report, which has that of the gap as a part of the ECE.
   function intervalOf(entry, bin) {
     const part = partOf(entry);
-    const gap = control("class").value === EVERY_CLASS ? part.bins[bin] : undefined;
+    const gap = isTop() ? part.bins[bin] : undefined;
     const count = part.top.count[bin];
     if (!gap || !isKnown(gap.low) || !count) return null;
     const confidence = part.top.confidence[bin] / count;
@@ -116,9 +116,8 @@ const binListeners = []; // called with the chosen bin, or null
         high: known.map((b) => place(intervalOf(entry, b)[1])),
       };
     });
-    const isClass = control("class").value !== EVERY_CLASS;
-    figure.below[0].axis_label = isClass ? "predicted probability of the class" : "confidence";
-    figure.left[0].axis_label = isClass ? "share of these that have the label" : "accuracy";
+    figure.below[0].axis_label = isTop() ? "confidence" : "predicted probability of the class";
+    figure.left[0].axis_label = isTop() ? "accuracy" : "share of these that have the label";
     const low = isLogit() ? logit(edges[1] / 4) : 0;
     const ends = isLogit() ? [Math.max(-7, Math.min(low, -1)), LOGIT_END + 0.3] : [0, 1];
     for (const range of [figure.x_range, figure.y_range]) [range.start, range.end] = ends;
@@ -142,8 +141,7 @@ const binListeners = []; // called with the chosen bin, or null
 
   function choose(bin) {
     state.chosen = bin;
-    const isTop = control("class").value === EVERY_CLASS;
-    binListeners.forEach((listen) => listen(isTop ? bin : null));
+    binListeners.forEach((listen) => listen(isTop() ? bin : null));
     byId("unchoose").hidden = !bin;
   }
 
@@ -156,7 +154,6 @@ const binListeners = []; // called with the chosen bin, or null
     byId("bin-hint").hidden = Boolean(bin);
     byId("bin-table").hidden = byId("bin-images").hidden = !bin;
     if (!bin) return;
-    const isClass = control("class").value !== EVERY_CLASS;
     const rows = [];
     const most = [];
     for (const entry of shown()) {
@@ -174,7 +171,7 @@ const binListeners = []; // called with the chosen bin, or null
         show("bias", confidence - accuracy),
         showCount(count),
       ]);
-      const gap = isClass || isLogit() ? null : partOf(entry).bins[bin.index];
+      const gap = !isTop() || isLogit() ? null : partOf(entry).bins[bin.index];
       for (const [name, part] of gap ? gap.images : []) most.push([named(entry), name, show("bias", part)]);
     }
     const unit = numbers.scores.accuracy.unit;
