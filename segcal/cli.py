@@ -1,6 +1,6 @@
 """The `segcal` command: runs the given subcommand, and turns errors into one line.
 
-`segcal --help` and `segcal COMMAND --help` need no torch: commands are imported to be run.
+`segcal --help` and the help of every command but train need no torch: a command is imported to run.
 """
 
 from __future__ import annotations

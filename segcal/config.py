@@ -187,8 +187,8 @@ def train_parser(prog: str) -> ArgumentParser:
 def _complete_help(parser: ArgumentParser) -> None:
     """Add what data sets and networks declare: their names, and which of them take an option."""
     declared: dict[str, tuple[Mapping[str, Any], Callable[[str], str]]] = {
-        "data": (datasets.DATASETS, datasets.takers),
-        "model": (models.MODELS, models.takers),
+        "data": (datasets.DATASETS, datasets.dataset_takers),
+        "model": (models.MODELS, models.model_takers),
     }
     for action in parser._actions:
         group, _, option = action.dest.partition(".")

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from segcal.metrics import sums
+from segcal.metrics.counting import compiled
 from tests.support import ROOT
 
 # A module may import from its own layer and from those before it.
@@ -134,3 +136,31 @@ def test_evaluating_saved_predictions_needs_no_training():
     code = f"import sys, segcal.commands.evaluate; print([m for m in {heavy} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert out.stdout.strip() == "[]", out.stderr
+
+
+# One name, one thing -----------------------------------------------------------------------------
+
+SAME = {"log", "main"}  # the logger of a module, the function of a script
+SAME |= {"add_arguments", "run"}  # what tools/bench.py calls of each benchmark
+SAME |= {"CalibrationMetric"}  # what each framework calls a metric
+SAME |= {n for n in vars(sums).keys() & vars(compiled) if n.isupper()}  # compiled code has its own
+
+
+def public_names(path):
+    """The classes, functions and constants that a module defines for others."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            found = [node.name]
+        else:
+            targets = getattr(node, "targets", [getattr(node, "target", None)])
+            parts = [e for t in targets for e in getattr(t, "elts", [t])]
+            found = [part.id for part in parts if isinstance(part, ast.Name)]
+        yield from (name for name in found if not name.startswith("_"))
+
+
+def test_no_name_is_defined_in_two_modules():
+    where = {}
+    for path in (*SOURCES, *TOOLS):
+        for name in set(public_names(path)) - SAME:
+            where.setdefault(name, []).append(name_of(path))
+    assert {name: paths for name, paths in where.items() if len(paths) > 1} == {}

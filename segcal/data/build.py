@@ -89,7 +89,7 @@ DATASETS: dict[str, DatasetEntry] = {
 }
 
 
-def takers(option: str) -> str:
+def dataset_takers(option: str) -> str:
     """Which data sets take an option, in words; "" if all do."""
     if option in _COMMON:
         return ""
@@ -115,7 +115,7 @@ def find_dataset(config: DataConfig) -> DatasetEntry:
     if unfit is not None:
         raise ValueError(
             f"Expected {unfit} to be unset for {config.name}, which is {entry.task}, "
-            f"but got {getattr(config, unfit)!r}; it is for {takers(unfit)}"
+            f"but got {getattr(config, unfit)!r}; it is for {dataset_takers(unfit)}"
         )
     return entry
 

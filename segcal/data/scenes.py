@@ -14,7 +14,7 @@ from segcal.data.options import DataConfig
 from segcal.data.samples import ArrayPart, RawDataset, split
 from segcal.data.transforms import Augmentation
 
-SIDE = 48
+_SIDE = 48
 TRAIN_SCENES = 2000  # hold-out included
 TEST_SCENES = 500
 IGNORE = 255
@@ -120,7 +120,7 @@ def make_scene(pool: Digits, rng: np.random.Generator) -> tuple[np.ndarray, np.n
     """One scene, (48, 48, 3) uint8 RGB, and its labels, (48, 48) uint8; `rng` decides all of it."""
     ground = (rng.uniform(0.1, 0.45) + rng.uniform(-0.12, 0.12, 3)).astype(np.float32)
     image = ground + _texture(rng)  # (48, 48, 3)
-    label = np.zeros((SIDE, SIDE), dtype=np.uint8)
+    label = np.zeros((_SIDE, _SIDE), dtype=np.uint8)
     for _ in range(rng.integers(0, 2)):
         _paste(image, label, _arc(rng), _ink(ground, rng), rng)
     for _ in range(rng.integers(3, 6)):
@@ -135,7 +135,7 @@ def make_scene(pool: Digits, rng: np.random.Generator) -> tuple[np.ndarray, np.n
 def _texture(rng: np.random.Generator) -> np.ndarray:
     """(48, 48, 3) float32 around 0: waves in some colour, and grain of two sizes."""
     angle, waves = rng.uniform(0, np.pi), rng.uniform(1, 9)
-    ramp = np.linspace(0, 2 * np.pi * waves, SIDE, dtype=np.float32)
+    ramp = np.linspace(0, 2 * np.pi * waves, _SIDE, dtype=np.float32)
     phase = ramp * np.float32(np.cos(angle)) + ramp[:, None] * np.float32(np.sin(angle))
     wave = np.sin(phase[..., None] + 3 * _smooth(rng, cells=3))  # (48, 48, 1)
     colour = rng.uniform(-0.1, 0.1, 3).astype(np.float32)
@@ -147,8 +147,8 @@ def _smooth(rng: np.random.Generator, *, cells: int, channels: int = 1) -> np.nd
     import cv2
 
     knots = rng.standard_normal((cells, cells, channels), dtype=np.float32)
-    noise = cv2.resize(knots, (SIDE, SIDE), interpolation=cv2.INTER_CUBIC)
-    return noise.reshape(SIDE, SIDE, channels)
+    noise = cv2.resize(knots, (_SIDE, _SIDE), interpolation=cv2.INTER_CUBIC)
+    return noise.reshape(_SIDE, _SIDE, channels)
 
 
 def _ink(ground: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -208,8 +208,8 @@ def _paste(
         value: the label of the ink.
     """
     side = len(opacity)
-    top, left = rng.integers(-side // 5, SIDE - side + side // 5 + 1, 2)
-    rows, columns = (slice(max(at, 0), min(at + side, SIDE)) for at in (top, left))
+    top, left = rng.integers(-side // 5, _SIDE - side + side // 5 + 1, 2)
+    rows, columns = (slice(max(at, 0), min(at + side, _SIDE)) for at in (top, left))
     opacity = opacity[
         rows.start - top : rows.stop - top, columns.start - left : columns.stop - left
     ]

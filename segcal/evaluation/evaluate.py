@@ -1,7 +1,7 @@
 """The evaluation loop: one pass over predictions, a meter for every scaler and region.
 
-`segcal.evaluate` wraps any module and loader for it; the trainer, the commands and the grids of
-tools/ call the same loop.
+`segcal.evaluate` wraps any module and loader for it; the trainer, the commands and sweeps call
+the same loop.
 """
 
 from __future__ import annotations

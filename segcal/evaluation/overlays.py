@@ -20,7 +20,7 @@ from segcal.viz import Overlay, ShiftView, shift_panel
 from segcal.viz.panel import draw_panel, gap_of, predictions
 
 log = logging.getLogger(__name__)
-WORST, RANDOM, NONE = "worst", "random", "none"
+WORST, RANDOM, _NO_IMAGES = "worst", "random", "none"
 
 
 def require_images(which: str, source: NamedPredictions) -> None:
@@ -44,7 +44,7 @@ def choose(which: str, number: int, source: NamedPredictions, report: Report) ->
         report: of `source`; it knows the worst.
     """
     index = {name: i for i, name in enumerate(source.names) if name not in source.skipped}
-    if which == NONE or number < 1:
+    if which == _NO_IMAGES or number < 1:
         return []
     if which == RANDOM:
         order = np.random.default_rng(0).permutation(len(index))
@@ -54,7 +54,7 @@ def choose(which: str, number: int, source: NamedPredictions, report: Report) ->
 
 
 def _names(which: str) -> list[str]:
-    words = [] if which in (WORST, RANDOM, NONE) else which.split(",")
+    words = [] if which in (WORST, RANDOM, _NO_IMAGES) else which.split(",")
     return [word.strip() for word in words]
 
 

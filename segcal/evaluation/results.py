@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 EVAL, COMPARISON = "eval", "comparison"  # folders
 REPORT, PAGE, STATE, SCALER = "report.json", "report.html", "state.npz", "scaler.safetensors"
 OVERLAYS, POSTHOC, SHIFT = "overlays", "posthoc", "shift"
-SHIFT_SCORES, SHIFT_PANEL = "shift.json", "shift.png"
+SHIFT_FILE, SHIFT_PANEL = "shift.json", "shift.png"
 _ARRAYS = (
     *("labels", "prediction", "confidence", "gap"),
     *("top_classes", "top_probs", "palette", "image"),
@@ -63,7 +63,7 @@ _SEED = re.compile(r"[-_. ]?seed[-_=]?\d+")
 _MOST_COMPARED = 12  # models; all pairs of the best take time
 _MAX_NAME = 200  # bytes; systems allow 255, and an ending comes after it
 # Replaced as a whole, or removed. Results under a shift are kept: they have keys.
-PAGES = (PAGE, "table.md", "table.csv", "figures", SHIFT_SCORES, "shift.md", "shift.csv")
+PAGES = (PAGE, "table.md", "table.csv", "figures", SHIFT_FILE, "shift.md", "shift.csv")
 RESULTS = (*PAGES, REPORT, STATE, SHIFT_PANEL, OVERLAYS, POSTHOC)
 # Where new results are inside their folder: being written; complete, while old ones may be in
 # their place; complete, when the old ones are gone, to `_OLD` until they are removed.
@@ -206,14 +206,14 @@ def write_pages(
     """Write page, tables and figures of `results` into `folder`; see `write_page` for the rest."""
     entries = [result.entry for result in results]
     tables = comparison_markdown(entries)
-    if any(result.method != "none" for result in results):
+    if any(result.method != NONE for result in results):
         reports = {(r.run, r.method): r.entry.report for r in results}
         tables += "\n" + posthoc_markdown(reports)
     (folder / "table.md").write_text(tables, encoding="utf-8")
     (folder / "table.csv").write_text(comparison_csv(entries), encoding="utf-8")
     if any(entry.shifts for entry in entries):
         scores = without_nan({"scores": shift_records(entries)})
-        (folder / SHIFT_SCORES).write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
+        (folder / SHIFT_FILE).write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
         (folder / "shift.md").write_text(shift_markdown(entries), encoding="utf-8")
         (folder / "shift.csv").write_text(shift_csv(entries), encoding="utf-8")
     drawings = drawings or Drawings(distinct(entries))
@@ -341,7 +341,7 @@ def read_result(path: Path) -> Result:
     report = Report.load(path)
     about = json.loads(path.read_text(encoding="utf-8")).get("about", {})
     try:
-        run, method = str(about.get("run", _name(path))), str(about.get("method", "none"))
+        run, method = str(about.get("run", _name(path))), str(about.get("method", NONE))
         entry = Entry(
             name=entry_name(run, method),
             report=report,
@@ -402,7 +402,7 @@ def kept_report(folder: Path, key: str) -> Report | None:
 
 def entry_name(run: str, method: str) -> str:
     """What tables call a run after a post-hoc method."""
-    return run if method == "none" else f"{run} + {method.upper()}"
+    return run if method == NONE else f"{run} + {method.upper()}"
 
 
 def file_name(name: str) -> str:

@@ -26,7 +26,7 @@ from segcal.metrics.sums import ImageSums
 from segcal.metrics.tables import BinGap, ImageScore, ImageStatistics, ImageTable, Interval
 
 LEVEL = 0.95
-WORST = 20  # images listed in a report
+MOST_WORST = 20  # images listed in a report
 LISTED = 10_000  # images in its table
 BIN_IMAGES = 3  # images named for each bin
 MIN_LABELLED = 2  # images that must show a class for an interval of mIoU
@@ -66,7 +66,7 @@ def image_statistics(
     names, sums = sorted_sums(images, names)
     pixels = sums["pixels"]
     ece = np.abs(sums["top_gap"]).sum(1) / pixels  # (I,)
-    worst = np.argsort(-ece, kind="stable")[:WORST]
+    worst = np.argsort(-ece, kind="stable")[:MOST_WORST]
     found: dict[str, Estimate] = {}
     low = dict.fromkeys(("ece", "sce"), math.nan)
     withheld: dict[str, str] = {}

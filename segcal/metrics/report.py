@@ -31,7 +31,7 @@ from segcal.metrics.tables import (
     require_sums,
 )
 
-FORMAT = "segcal-report"
+_FORMAT = "segcal-report"
 FORMAT_VERSION = 1
 
 
@@ -116,7 +116,7 @@ class Report(ScoreTable):
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings. NaN becomes None, as JSON has no NaN."""
         return {
-            "format": FORMAT,
+            "format": _FORMAT,
             "format_version": FORMAT_VERSION,
             "protocol": asdict(self.protocol),
             # For readers of the file; `from_dict` computes the scores again from the sums.
@@ -150,8 +150,8 @@ class Report(ScoreTable):
         Raises:
             ValueError: `data` is not the dict of a report.
         """
-        if not isinstance(data, Mapping) or data.get("format") != FORMAT:
-            raise ValueError(f"Expected a report with format {FORMAT!r}, but got something else")
+        if not isinstance(data, Mapping) or data.get("format") != _FORMAT:
+            raise ValueError(f"Expected a report with format {_FORMAT!r}, but got something else")
         if data.get("format_version") != FORMAT_VERSION:
             raise ValueError(
                 f"Expected format_version {FORMAT_VERSION}, but got {data.get('format_version')!r}"

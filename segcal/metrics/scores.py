@@ -106,7 +106,7 @@ def class_dice(intersection: Array, predicted: Array, truth: Array) -> Array:
     return ratio(2 * intersection, predicted + truth)
 
 
-def dice(intersection: Array, predicted: Array, truth: Array) -> Array:
+def mean_dice(intersection: Array, predicted: Array, truth: Array) -> Array:
     """Mean Dice over the classes that are predicted or in the truth; others do not count."""
     return mean_of_known(class_dice(intersection, predicted, truth))
 
@@ -200,7 +200,7 @@ def aurc(correct: Array, wrong: Array) -> float:
     The mean over m = 1..n of the error rate among the m most confident pixels. Approximate: the
     pixels of a fine bin are ties in random order, and the expected value is returned.
     """
-    count, errors = risk_coverage(correct, wrong)
+    count, errors = cumulative_errors(correct, wrong)
     if len(count) == 1:
         return float("nan")
     # Within a bin of error rate r the expected risk at m is r + (errors - before r) / m, and the
@@ -217,7 +217,7 @@ def augrc(correct: Array, wrong: Array) -> float:
     The mean over m = 1..n of the share of all pixels that are wrong and among the m most confident.
     Approximate as `aurc`.
     """
-    count, errors = risk_coverage(correct, wrong)
+    count, errors = cumulative_errors(correct, wrong)
     size, new = np.diff(count), np.diff(errors)
     return float(ratio((size * errors[:-1] + new * (size + 1) / 2).sum(), count[-1] ** 2))
 
@@ -227,7 +227,7 @@ def risk_at_coverage(correct: Array, wrong: Array, coverage: float) -> float:
 
     Approximate as `aurc`. `coverage` is in (0, 1].
     """
-    count, errors = risk_coverage(correct, wrong)
+    count, errors = cumulative_errors(correct, wrong)
     accepted = coverage * count[-1]
     return float(ratio(np.interp(accepted, count, errors), accepted))
 
@@ -237,7 +237,7 @@ def coverage_at_risk(correct: Array, wrong: Array, risk: float) -> float:
 
     Approximate as `aurc`. `risk` is in [0, 1).
     """
-    count, errors = risk_coverage(correct, wrong)
+    count, errors = cumulative_errors(correct, wrong)
     if len(count) == 1:
         return float("nan")
     excess = errors - risk * count
@@ -249,7 +249,7 @@ def coverage_at_risk(correct: Array, wrong: Array, risk: float) -> float:
     return float(reached / count[-1])
 
 
-def risk_coverage(correct: Array, wrong: Array) -> tuple[Array, Array]:
+def cumulative_errors(correct: Array, wrong: Array) -> tuple[Array, Array]:
     """The risk-coverage curve at the edges of the fine bins that hold pixels.
 
     Returns:
@@ -444,7 +444,7 @@ class ScoreTable:
     dice = Score(
         "Dice",
         "%",
-        lambda report: float(dice(*report.overlap)),
+        lambda report: float(mean_dice(*report.overlap)),
         "mean of `class_dice` over the classes that occur in prediction or truth",
         better="higher",
         dense=True,

@@ -201,7 +201,7 @@ MODELS: dict[str, ModelEntry] = {
 }
 
 
-def takers(option: str) -> str:
+def model_takers(option: str) -> str:
     """Which networks take an option, in words; "" if all do."""
     return ", ".join(name for name, entry in MODELS.items() if option in entry.options)
 
@@ -242,7 +242,7 @@ def _find_model(config: ModelConfig) -> ModelEntry:
     if unfit is not None:
         raise ValueError(
             f"Expected {unfit} to be unset for {config.name}, but got "
-            f"{getattr(config, unfit)!r}; it is for {takers(unfit)}"
+            f"{getattr(config, unfit)!r}; it is for {model_takers(unfit)}"
         )
     return MODELS[name]
 

@@ -22,7 +22,7 @@ from segcal.posthoc.stream import Stream, Survey
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-FORMAT = "segcal.posthoc/1"
+SCALER_FORMAT = "segcal.posthoc/1"
 
 
 class Scaler(nn.Module):
@@ -116,7 +116,7 @@ class Scaler(nn.Module):
         """Write the fitted scaler, as safetensors; `segcal.posthoc.load` reads it."""
         self._require_fitted()
         metadata = {
-            "format": FORMAT,
+            "format": SCALER_FORMAT,
             "scaler": self.name,
             "options": json.dumps(self._options()),
             "learned": json.dumps(self.numbers()),

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from segcal.posthoc.interface import FORMAT, Scaler
+from segcal.posthoc.interface import SCALER_FORMAT, Scaler
 from segcal.posthoc.registry import ENTRIES
 
 SCALERS: dict[str, type[Scaler]] = {
@@ -45,8 +45,8 @@ def load(path: str | os.PathLike[str]) -> Scaler:
 
 
 def _build(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Scaler:
-    if metadata.get("format") != FORMAT:
-        raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
+    if metadata.get("format") != SCALER_FORMAT:
+        raise ValueError(f"its format is {metadata.get('format')!r}, not {SCALER_FORMAT!r}")
     name = metadata.get("scaler", "")
     if name not in SCALERS:
         raise ValueError(f"its scaler {name!r} is none of {', '.join(SCALERS)}")

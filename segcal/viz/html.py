@@ -205,7 +205,8 @@ def class_ece_table(entries: Sequence[Entry]) -> dict[str, Any]:
         {"name": name, "cells": cells_of_values(values, score)}
         for name, values in zip(names, table.tolist(), strict=True)
     ]
-    return {"columns": [Heading(entry.name) for entry in entries], "rows": rows}
+    columns = [Heading(entry.name) for entry in entries]
+    return {"heading": score.heading, "columns": columns, "rows": rows}
 
 
 def differences_table(comparison: Comparison) -> dict[str, Any]:

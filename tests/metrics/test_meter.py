@@ -151,8 +151,8 @@ def test_streamed_is_merged_is_one_shot(per_image, data):
 def test_chunks_leave_no_trace(monkeypatch, space):
     logits, labels = batch(1, n=4, space=space)
     whole = measured(logits, labels, per_image=True)
-    monkeypatch.setattr(cpu, "PIECE", 130)
-    monkeypatch.setattr(torch_pass, "PIECE", 700)
+    monkeypatch.setattr(cpu, "PIECE_PIXELS", 130)
+    monkeypatch.setattr(torch_pass, "PIECE_PROBS", 700)
     assert_same(measured(logits, labels, per_image=True), whole)
 
 

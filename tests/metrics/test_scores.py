@@ -49,7 +49,7 @@ def test_nothing_is_nan():
     bins = (scores.ece, scores.mce, scores.rms_ce, scores.overconfidence, scores.underconfidence)
     for score in (*bins, scores.smece, scores.ks):
         assert np.isnan(score(none, none, none.astype(float)))
-    for score in (scores.miou, scores.dice):
+    for score in (scores.miou, scores.mean_dice):
         assert np.isnan(score(none, none, none))
     for score in (scores.risk_at_coverage, scores.coverage_at_risk):
         assert np.isnan(score(none, none, 0.5))
@@ -65,7 +65,7 @@ def test_absent_classes_are_left_out_of_miou():
     assert scores.class_iou(intersection, predicted, truth)[:2].tolist() == [0.75, 0]
     assert scores.miou(intersection, predicted, truth) == pytest.approx(0.375)
     assert scores.class_dice(intersection, predicted, truth)[:2].tolist() == [6 / 7, 0]
-    assert scores.dice(intersection, predicted, truth) == pytest.approx(3 / 7)
+    assert scores.mean_dice(intersection, predicted, truth) == pytest.approx(3 / 7)
 
 
 FIVE = np.array([0, 1, 1, 1]), np.array([1, 0, 1, 0])  # (correct, wrong) of five pixels

@@ -9,7 +9,7 @@ from reproduction.paper import AVERAGE, Table, titles
 from segcal.metrics.scores import SCORES, UNITS
 from segcal.sweep.definition import Sweep, Variation
 from segcal.sweep.render import Block, Number, Sheet
-from segcal.sweep.results import Results, parts_of
+from segcal.sweep.results import Results, conditions_of
 
 
 def make_sheet(
@@ -39,7 +39,7 @@ def numbers(table: Table, results: Results) -> list[Number]:
 
     Experiments, shifts and classes go by their order: at a small scale others take their places.
     """
-    sweep, parts = results.sweep, parts_of(results.sweep)
+    sweep, conditions = results.sweep, conditions_of(results.sweep)
     rows = {(c, row.name): row for c in sweep.configs for row in results.rows(Variation(c))}
 
     def seeds(metric: str, row: str, column: str) -> tuple[float, ...]:
@@ -52,7 +52,7 @@ def numbers(table: Table, results: Results) -> list[Number]:
         found = results.number(
             rows[sweep.configs[table.experiments.index(want.experiment)], want.row],
             metric,
-            parts[0 if clean is None else place + clean],
+            conditions[0 if clean is None else place + clean],
             column,
             interval=False,
             of_class=None if want.of_class is None else place,

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
-PIECE = 2**17  # pixels
+PIECE_PIXELS = 2**17  # pixels
 _WORTH_A_THREAD = 2**18  # values
 _IMAGE_BINS = 2**20  # of the images of a piece together
 _CONFUSION = 2**18  # cells; with more, the cell of every pixel is listed
@@ -162,7 +162,7 @@ def _in_threads(
     """Cut an (N, K, rows, *) batch into pieces, and let each thread work on a share of them."""
     n, k = rows.shape[:2]
     threads = max(min(torch.get_num_threads(), rows.numel() // _WORTH_A_THREAD), 1)
-    pixels = min(PIECE, _FARTHEST // k, rows.numel() // (k * threads) + 1)
+    pixels = min(PIECE_PIXELS, _FARTHEST // k, rows.numel() // (k * threads) + 1)
     cuts = cut(rows.shape, pixels, most_images=most_images)
     if threads == 1:
         return [work(cuts)]

@@ -30,7 +30,7 @@ from segcal.metrics.sums import (
 )
 from segcal.pixels import Pixels, as_rows, cut, flatten
 
-PIECE = 2**21  # probabilities worked on at a time
+PIECE_PROBS = 2**21  # probabilities worked on at a time
 _SPARE = 1024  # slots for what is not counted; many, so that atomic additions do not queue up
 
 
@@ -72,7 +72,7 @@ def count_in_torch(
     edges = bin_edges(num_bins, settings.edge_rule, compute if logits else values.dtype).to(place)
     rows, flat = as_rows(values, labels)
     masks = [None if mask is None else mask.reshape(flat.shape) for mask in inside]
-    most_images = max(PIECE // (k * num_bins), 1) if per_image else n
+    most_images = max(PIECE_PROBS // (k * num_bins), 1) if per_image else n
     found = [
         BatchSums(
             Sums.zeros(k, num_bins, place, confusion=False),
@@ -86,7 +86,7 @@ def count_in_torch(
     cells: list[Tensor] = []
     counted: list[list[Tensor]] = [[] for _ in inside]
     pixels = torch.zeros(len(inside), n, dtype=torch.int64, device=place)
-    for images, part in cut(rows.shape, max(PIECE // k, 1), most_images=most_images):
+    for images, part in cut(rows.shape, max(PIECE_PROBS // k, 1), most_images=most_images):
         piece = flatten(rows[images, :, part], flat[images, part], settings.ignore_index)
         seen = _predictions(piece, values.dtype, logits=logits)
         cells.append(seen.target * k + seen.predicted)
