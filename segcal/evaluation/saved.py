@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -139,6 +140,24 @@ _WHOLE_VOXELS = 2**27  # numbers that a volume may have to be read whole, 512 Mi
 _PART_VOXELS = 2**23  # numbers in a part of a larger one
 
 
+class OpenPrediction(NamedTuple):
+    """A file of predictions that is open.
+
+    Attributes:
+        kind: what its values are.
+        shape: reads the shape of its values.
+        values: reads its values.
+        slabs: reads those of a volume, in parts of so many slices.
+        labels: reads the labels, from this file or another one.
+    """
+
+    kind: Kind
+    shape: Callable[[], tuple[int, ...]]
+    values: Callable[[], np.ndarray]
+    slabs: Callable[[int], Iterator[np.ndarray]]
+    labels: Callable[[], np.ndarray]
+
+
 class PredictionFolder:
     """Predictions and labels in files, in the order of their names: a `NamedPredictions`.
 
@@ -231,21 +250,12 @@ class PredictionFolder:
         reason: BadFile | None = None
         for file in self._files:
             try:
-                return self._kind_and_shape(file)
+                with self._open(file) as found:
+                    return found.kind, found.shape()
             except BadFile as error:
                 reason = reason or error
         assert reason is not None  # there is at least one file
         raise reason
-
-    def _kind_and_shape(self, file: Path) -> tuple[Kind, tuple[int, ...]]:
-        """What the values in a file are, and their shape."""
-        if is_nifti(file):
-            return self._stated_kind(file), Nifti(file).shape
-        if file.suffix == ".npy":
-            return self._stated_kind(file), npy_shape(file)
-        with Npz(file) as arrays:
-            key, kind = self._npz_key(file, arrays)
-            return kind, arrays.shape(key)
 
     @property
     def num_classes(self) -> int:
@@ -281,26 +291,35 @@ class PredictionFolder:
         return 255 if self.num_classes <= 255 else -100
 
     def __getitem__(self, index: int) -> Predictions:
-        file = self._files[index]
-        kind, values, labels = self._read(file)
-        with naming(file):
-            x, y = self._checked(kind, values, labels)
+        with self._open(self._files[index]) as found:
+            return self._whole(index, found)
+
+    def _whole(self, index: int, found: OpenPrediction) -> Predictions:
+        """All that a file holds."""
+        values, labels = found.values(), found.labels()
+        with naming(self._files[index]):
+            x, y = self._checked(found.kind, values, labels)
         one = len(x) == 1
         name = self.names[index]
         names = [name] if one else [f"{name}:{row}" for row in range(len(x))]
-        return Predictions(names, kind, x, y)
+        return Predictions(names, found.kind, x, y)
 
     def parts(self, index: int) -> Iterator[Predictions]:
         """What indexing gives; a volume that is large, as parts of some slices, one at a time."""
-        file = self._files[index]
-        kind, shape = self._kind_and_shape(file)
-        if len(shape) != 4 or math.prod(shape) <= _WHOLE_VOXELS:
-            yield self[index]
-            return
+        with self._open(self._files[index]) as found:
+            shape = found.shape()
+            if len(shape) == 4 and math.prod(shape) > _WHOLE_VOXELS:
+                yield from self._parts_of_volume(index, found)
+                return
+            whole = self._whole(index, found)
+        yield whole
+
+    def _parts_of_volume(self, index: int, found: OpenPrediction) -> Iterator[Predictions]:
+        file, kind, shape = self._files[index], found.kind, found.shape()
         if self.format.layout != "chw":
             raise BadFile(f"{file}: Expected a volume this large as (C, D, H, W), layout chw")
         depth = max(1, _PART_VOXELS // (shape[0] * math.prod(shape[2:])))
-        slabs, labels = self._read_parts(file, depth)
+        slabs, labels = found.slabs(depth), found.labels()
         with naming(file):
             if is_sigmoid(kind) and shape[0] == 1 and labels.ndim == 3:
                 labels = labels[None]
@@ -354,25 +373,32 @@ class PredictionFolder:
             )
         return image
 
-    def _read(self, file: Path) -> tuple[Kind, np.ndarray, np.ndarray]:
-        """What a file holds, its values and its labels; it is opened once."""
+    @contextmanager
+    def _open(self, file: Path) -> Iterator[OpenPrediction]:
+        """Open a file of predictions; what it holds is read inside the block."""
+        beside = partial(self._labels_beside, file)
         if is_nifti(file):
-            return self._stated_kind(file), Nifti(file).read(), self._labels_beside(file)
-        if file.suffix == ".npy":
-            return self._stated_kind(file), read_npy(file), self._labels_beside(file)
-        with Npz(file) as arrays:
-            key, kind = self._npz_key(file, arrays)
-            return kind, arrays[key], self._npz_labels(file, arrays)
-
-    def _read_parts(self, file: Path, depth: int) -> tuple[Iterator[np.ndarray], np.ndarray]:
-        """The values of a volume, as parts of `depth` slices, and its labels."""
-        if is_nifti(file):
-            return Nifti(file).slabs(depth), self._labels_beside(file)
-        if file.suffix == ".npy":
-            return read_slabs(file, None, depth), self._labels_beside(file)
-        with Npz(file) as arrays:
-            key = self._npz_key(file, arrays)[0]
-            return read_slabs(file, key, depth), self._npz_labels(file, arrays)
+            kind, volume = self._stated_kind(file), Nifti(file)
+            yield OpenPrediction(kind, lambda: volume.shape, volume.read, volume.slabs, beside)
+        elif file.suffix == ".npy":
+            yield OpenPrediction(
+                self._stated_kind(file),
+                shape=partial(npy_shape, file),
+                values=partial(read_npy, file),
+                slabs=partial(read_slabs, file, None),
+                labels=beside,
+            )
+        else:
+            with Npz(file) as arrays:
+                key, kind = self._npz_key(file, arrays)
+                inside = self.format.labels is None and "labels" in arrays.keys
+                yield OpenPrediction(
+                    kind,
+                    shape=lambda: arrays.shape(key),
+                    values=lambda: arrays[key],
+                    slabs=partial(read_slabs, file, key),
+                    labels=(lambda: arrays["labels"]) if inside else beside,
+                )
 
     def _stated_kind(self, file: Path) -> Kind:
         if self.format.kind is None:
@@ -391,11 +417,6 @@ class PredictionFolder:
             listed = ", ".join(arrays.keys) or "none"
             raise BadFile(f"{file}: Expected {wanted}, but got {listed}")
         return found[0], found[0]
-
-    def _npz_labels(self, file: Path, arrays: Npz) -> np.ndarray:
-        """The labels in a .npz, or beside it."""
-        inside = self.format.labels is None and "labels" in arrays.keys
-        return arrays["labels"] if inside else self._labels_beside(file)
 
     def _labels_beside(self, file: Path) -> np.ndarray:
         """The labels of `file`, from a file of their own."""

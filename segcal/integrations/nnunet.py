@@ -13,14 +13,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from segcal.evaluation.saved import NIFTI, Kind, PredictionFolder, whole_numbers
-from segcal.files import BadFile, Nifti, Npz, naming, read_slabs, read_yaml
+from segcal.evaluation.saved import (
+    NIFTI,
+    Kind,
+    OpenPrediction,
+    PredictionFolder,
+    whole_numbers,
+)
+from segcal.files import BadFile, Nifti, Npz, naming, read_yaml
 from segcal.integrations import missing
 from segcal.losses import build_loss
 
@@ -85,20 +92,24 @@ class NnunetFolder(PredictionFolder):
             inside[:, labels == self._ignored] = self.ignore_index
         return inside
 
-    def _read(self, file: Path) -> tuple[Kind, np.ndarray, np.ndarray]:
-        with Npz(file) as arrays:
-            values = arrays[self._npz_key(file, arrays)[0]]
-        labels = self._labels_beside(file)
-        self._check_place(file, None if self._regions else values)
-        with naming(file):
-            kind = self._stated_kind(file)
-            return kind, values if self._regions else _completed(values, file), labels
+    @contextmanager
+    def _open(self, file: Path) -> Iterator[OpenPrediction]:
+        with super()._open(file) as found:
 
-    def _read_parts(self, file: Path, depth: int) -> tuple[Iterator[np.ndarray], np.ndarray]:
-        labels = self._labels_beside(file)
-        self._check_place(file, None)
-        slabs = read_slabs(file, KEY, depth)
-        return slabs if self._regions else (_completed(slab, file) for slab in slabs), labels
+            def complete(values: np.ndarray) -> np.ndarray:
+                with naming(file):
+                    return values if self._regions else _completed(values, file)
+
+            def values() -> np.ndarray:
+                stored = found.values()
+                self._check_place(file, None if self._regions else stored)
+                return complete(stored)
+
+            def slabs(depth: int) -> Iterator[np.ndarray]:
+                self._check_place(file, None)
+                return map(complete, found.slabs(depth))
+
+            yield found._replace(values=values, slabs=slabs)
 
     def _check_place(self, file: Path, values: np.ndarray | None) -> None:
         """Refuse labels that lie elsewhere than the predictions."""
