@@ -22,7 +22,7 @@ def compare_states(options: argparse.Namespace) -> None:
         (str(path), _differences([first], [meter], options.resamples, f"{paths[0]} and {path}"))
         for path, meter in zip(paths[1:], others, strict=True)
     ]
-    print(f"difference from {paths[0]} (95 % interval over images); * where it leaves out 0\n")
+    print(f"difference from {paths[0]} (95 % interval over images); * where it excludes 0\n")
     print(to_table(rows))
 
 
@@ -51,7 +51,7 @@ def _compare_shifts(folders: Sequence[Path], resamples: int) -> None:
             rows.append((f"mean over {len(pairs)} shifts", mean))
         print(
             f"difference of {folder} from {folders[0]} (95 % interval over images); "
-            "* where it leaves out 0\n"
+            "* where it excludes 0\n"
         )
         print(to_table(rows) + "\n")
 

@@ -44,7 +44,7 @@ class Difference:
 
     @property
     def sure(self) -> bool:
-        """Whether the interval leaves out 0: the models differ beyond the choice of images."""
+        """Whether the interval excludes 0: the models differ beyond the choice of images."""
         return self.low > _ROUNDING or self.high < -_ROUNDING
 
     def texts(self, score: Score) -> tuple[str, str]:

@@ -22,7 +22,7 @@ from segcal.sweep.store import Store
 from segcal.sweep.worker import to_shift
 
 INTERVAL = "mean ± deviation over seeds (95 % interval over images)"
-DIFFERENCE = "differences on the same images (95 % interval over images), * where it leaves out 0"
+DIFFERENCE = "differences on the same images (95 % interval over images), * where it excludes 0"
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ class Results:
         """How the numbers came about."""
         counts = sorted({len(entry.seeds) for entry in self.sweep.entries})
         seeds = " or ".join(map(str, counts)) + (" seeds" if counts[-1] > 1 else " seed")
-        said = [f"{seeds} a method; post-hoc methods are fitted on the clean hold-out."]
+        said = [f"{seeds} per method; post-hoc methods are fitted on the clean hold-out."]
         rules = " and by ".join(SCORES[rule].label for rule in self.sweep.select)
         if any(len(combinations(entry.hyper)) > 1 for entry in self.sweep.entries):
             said.append(
