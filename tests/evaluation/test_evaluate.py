@@ -68,6 +68,16 @@ def test_is_the_meter_over_all_batches(wrap):
     close(report, measured(inputs, labels))
 
 
+def test_settings_are_those_of_the_meter():
+    inputs, labels = data()
+    settings = {"num_bins": 4, "edge_rule": "left", "ignore_index": 1}
+    labels[labels == 255] = 1
+    loader = batches((4 * inputs).round() / 4, labels)  # many equal probabilities
+    report = segcal.evaluate(Constant(), loader, num_classes=K, progress=False, **settings)
+    close(report, measured((4 * inputs).round() / 4, labels, **settings))
+    assert report.protocol.num_bins == 4 and report.protocol.edge_rule == "left"
+
+
 def test_eval_mode_is_enforced_and_every_mode_restored():
     model = nn.Sequential(Constant(), nn.Dropout())
     model[1].eval()
