@@ -62,7 +62,8 @@ def test_names_of_one_kind_share_their_words():
     assert described == "a, c (red); b (blue)"
 
 
-def test_the_help_lists_every_name_and_who_takes_an_option(capsys):
+def test_the_help_lists_every_name_and_who_takes_an_option(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "10000")  # lines end at hyphens too
     text = " ".join(train_parser("segcal train").format_help().split())
     for option, entries in (("data.name", DATASETS), ("model.name", MODELS)):
         shown = text.partition(f"--{option} ")[2].partition(" --")[0]

@@ -18,7 +18,7 @@ from segcal.posthoc.sample import Smallest, keys, validation_of
 from segcal.posthoc.stream import HoldoutBatch, Stream, Survey
 from segcal.posthoc.temperature import T_MAX, T_MIN, least_nll, sums_of
 
-_TILE = 64  # of a tile
+TILE_SIDE = 64
 _BATCH_PIXELS = 1 << 15
 _LEAST_BATCHES = 16  # an epoch, for small hold-outs
 
@@ -267,7 +267,7 @@ def image_planes(images: Tensor | None, like: Tensor) -> Tensor:
 
 
 class TileSampler:
-    """Samples tiles of up to _TILE × _TILE pixels, `pixels` in all, from the batches it is shown.
+    """Samples tiles of up to TILE_SIDE × TILE_SIDE pixels, `pixels` in all, from the batches it is shown.
 
     Each image is cut into tiles, the last ones of a row or column overlapping those before them;
     each tile with a valid pixel has the same chance.
@@ -284,7 +284,7 @@ class TileSampler:
         n, _, height, width = logits.shape
         if self._side is None:
             # At least two tiles an image, so that a single image can be fitted and validated.
-            self._side = min(_TILE, -(-height // 2)), min(_TILE, -(-width // 2))
+            self._side = min(TILE_SIDE, -(-height // 2)), min(TILE_SIDE, -(-width // 2))
             self._smallest = Smallest(max(2, self._pixels // (self._side[0] * self._side[1])))
         layers = (
             logits.float().nan_to_num(0, 0, 0),  # valid pixels are finite, but have neighbours

@@ -96,16 +96,16 @@ def test_no_pixels_are_an_error(tmp_path):
 
 def test_the_file_at_hand_and_the_next_one_are_in_memory(tmp_path, monkeypatch):
     alive = []
-    read = PredictionFolder.__getitem__
+    read = PredictionFolder._whole
 
-    def watched(self, index):
+    def watched(self, index, found):
         gc.collect()
         assert len([values for values in alive if values() is not None]) <= 1
-        batch = read(self, index)
+        batch = read(self, index, found)
         alive.append(weakref.ref(batch.values))
         return batch
 
-    monkeypatch.setattr(PredictionFolder, "__getitem__", watched)
+    monkeypatch.setattr(PredictionFolder, "_whole", watched)
     source = PredictionFolder(save_folder(tmp_path))
     reports(source, {"none": None, "half": Halve()})
     assert len(alive) == 6

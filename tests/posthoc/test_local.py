@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import segcal
-from segcal.posthoc.local import SIDE, TileSampler, image_planes
+from segcal.posthoc.local import TILE_SIDE, TileSampler, image_planes
 from segcal.posthoc.stream import Stream
 from tests.support.holdouts import draw, nll, random_holdout, whole
 
@@ -118,7 +118,7 @@ def test_tiles_cover_the_images():
     ((z, y),) = random_holdout(1, n=5, size=(150, 140))
     fitting, validation = sampled_tiles([(z, y)])
     assert len(fitting) == 4 * 9 and len(validation) == 9
-    assert fitting.logits.shape == (36, 5, SIDE, SIDE)
+    assert fitting.logits.shape == (36, 5, TILE_SIDE, TILE_SIDE)
     seen = torch.cat([t.logits[:, 0][t.valid] for t in (fitting, validation)]).unique()
     assert torch.equal(seen, z[:, 0][y != 255].unique())
 
@@ -126,7 +126,7 @@ def test_tiles_cover_the_images():
 def test_tiles_are_bounded_and_small_images_filled_up_with_ignored_pixels():
     ((large, labels),) = random_holdout(1, n=6, size=(150, 140))
     ((small, few),) = random_holdout(1, n=2, size=(10, 7))
-    fitting, validation = sampled_tiles([(large, labels), (small, few)], pixels=20 * SIDE**2)
+    fitting, validation = sampled_tiles([(large, labels), (small, few)], pixels=20 * TILE_SIDE**2)
     assert len(fitting) + len(validation) == 20
     assert sorted(torch.cat([fitting.place, validation.place]).tolist()) == [*range(20)]
     both = sampled_tiles([(large, labels), (small, few)])
