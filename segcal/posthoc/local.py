@@ -267,7 +267,7 @@ def image_planes(images: Tensor | None, like: Tensor) -> Tensor:
 
 
 class TileSampler:
-    """Samples tiles of up to TILE_SIDE × TILE_SIDE pixels, `pixels` in all, from the batches it is shown.
+    """Samples tiles of at most 64 × 64 pixels, `pixels` in all, from the batches it is shown.
 
     Each image is cut into tiles, the last ones of a row or column overlapping those before them;
     each tile with a valid pixel has the same chance.
