@@ -391,12 +391,12 @@ def print_bands(images: Sequence[int], data_sets: int) -> None:
         for n in images:
             found = bands_held(whole, n, data_sets, **kind)
             count, held = np.stack([c for c, _ in found]), np.stack([h for _, h in found])
-            many = count >= 5 * n  # pixels, five an image
+            many = count >= 5 * n  # five pixels per image
             rest = (count > 0) & ~many
             cells.append(" / ".join(f"{100 * held[some].mean():.0f}" for some in (many, rest)))
         rows.append(_row([name, *cells]))
     columns = [f"{n} images" for n in images]
-    _print("Band held: bins of five pixels an image / of fewer", ["images", *columns], rows)
+    _print("Band held: bins of five pixels per image / of fewer", ["images", *columns], rows)
 
 
 def main() -> None:

@@ -37,8 +37,9 @@ def make_half(source: Path, target: Path, lists: dict[str, list[str]]) -> None:
     folders = (("JPEGImages", ".jpg"), ("SegmentationClass", ".png"))
     for folder, suffix in folders:
         for name in names:
-            if not (source / folder / f"{name}{suffix}").is_file():
-                raise FileNotFoundError(f"Expected {name}{suffix} in {source / folder}, but not so")
+            path = source / folder / f"{name}{suffix}"
+            if not path.is_file():
+                raise FileNotFoundError(f"Expected the file {path}, but there is none")
         (target / folder).mkdir(parents=True, exist_ok=True)
     (target / LISTS).mkdir(parents=True, exist_ok=True)
     for name in names:

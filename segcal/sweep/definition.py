@@ -63,10 +63,10 @@ class MethodEntry:
         name: what tables call it.
         loss: the training loss.
         hyper: values to choose from, by the name of a hyper-parameter.
-        seeds: of its trainings.
+        seeds: one training per seed.
         posthoc: short names of the post-hoc methods it is evaluated with.
-        shifts: of the test images, as in fog:3.
-        options: settings of its own.
+        shifts: shifts of the test images, as in fog:3.
+        options: settings of this method alone.
     """
 
     name: str
@@ -83,16 +83,16 @@ class Sweep:
     """A grid of trainings and what its tables show.
 
     Attributes:
-        name: of the files of its tables.
+        name: name of its files.
         title: what it shows.
         configs: YAML files of settings, or names of such in configs/: every method is trained with
             each.
         entries: the methods.
-        options: other settings than the configs'.
+        options: settings that replace those of the configs.
         vary: settings with several values: every method is trained with each.
         select: scores on the hold-out that choose hyper-parameters; tables show the choice of the
             first, and that of the others where it differs.
-        limit: images under shift; None for all.
+        limit: number of images under shift; None for all.
         scores: the columns of the tables.
         compare: pairs of rows whose differences are shown.
         draw: rows in the reliability diagram.
@@ -186,7 +186,7 @@ def read_sweep(
     """The sweep that a YAML file defines.
 
     Args:
-        path: of the file.
+        path: the YAML file.
         small: take what the file says under `small` in place of its own keys.
         at_hand: whether the data of a config is there: the first small version whose data is there
             is taken, or else the last.

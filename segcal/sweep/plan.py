@@ -25,7 +25,7 @@ class Evaluation:
 
     Attributes:
         posthoc: short name of a post-hoc method, or none.
-        shift: of the test images, as in fog:3; empty for the clean images.
+        shift: shift of the test images, as in fog:3; empty for the clean images.
         limit: evaluate on this many images, evenly spaced; None for all.
     """
 
@@ -49,8 +49,8 @@ class Training:
         config: a YAML file, or the name of one in configs/.
         loss: the training loss.
         hyper: its hyper-parameters.
-        seed: of the training.
-        options: other settings than the config's.
+        seed: random seed of the training.
+        options: settings that replace those of the config.
     """
 
     config: str

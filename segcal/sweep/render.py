@@ -22,10 +22,10 @@ class Number:
 
     Attributes:
         metric: what it measures.
-        unit: of `printed` and `seeds`.
+        unit: unit of `printed` and `seeds`.
         row: name of the row.
         column: name of the column.
-        seeds: one value a seed; empty while it is not measured.
+        seeds: one value per seed; empty while it is not measured.
         interval: ends of the 95 % interval over images of the mean over seeds, or None.
         printed: the number of a paper, if it is compared with one.
     """
@@ -80,9 +80,9 @@ class Sheet:
     """Tables ready to be written.
 
     Attributes:
-        name: of the files.
-        title: what they show.
-        command: that made them.
+        name: name of the files.
+        title: what the tables show.
+        command: the command that made them.
         remarks: how they were made, one sentence or two each.
         blocks: the tables.
         numbers: every number, for the csv.
@@ -121,7 +121,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def sheet_csv(sheet: Sheet) -> str:
-    """One line a number, with the seeds' own values."""
+    """One line per number, with the value of each seed."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     paper = any(n.printed is not None for n in sheet.numbers)

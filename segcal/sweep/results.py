@@ -31,8 +31,8 @@ class Condition:
 
     Attributes:
         title: in words.
-        shifts: of the test images; "" for the clean ones.
-        limit: of images; None for all.
+        shifts: shifts of the test images; "" for the clean ones.
+        limit: number of images; None for all.
     """
 
     title: str
@@ -117,7 +117,7 @@ class Results:
         return rows
 
     def reports(self, row: Row, evaluation: Evaluation) -> list[Report]:
-        """The reports of a row, one a seed; none while any is missing."""
+        """The reports of a row, one per seed; none while any is missing."""
         key = (row.method.key, evaluation)
         if key not in self._reports:
             self._reports[key] = self.store.reports(row.method, evaluation)
@@ -145,7 +145,7 @@ class Results:
         interval: bool = True,
         of_class: int | None = None,
     ) -> Number:
-        """A score of a row: its mean over the shifts of `condition`, one a seed, and its interval.
+        """A score of a row: for each seed its mean over the shifts of `condition`; its interval.
 
         A score of classes is that of the class with the index `of_class`, without an interval.
         """

@@ -1,4 +1,4 @@
-"""The files of a grid, a folder a training, and what they say: how far it is, what failed."""
+"""The files of a grid, one folder per training: what is done, what failed, what is missing."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Store:
         return candidates[ranks.index(max(ranks))].hyper
 
     def reports(self, method: Method, evaluation: Evaluation) -> list[Report]:
-        """The reports of the chosen runs, one a seed; none while any is missing."""
+        """The reports of the chosen runs, one per seed; none while any is missing."""
         return [Report.load(path) for path in self._paths(method, evaluation)]
 
     def meters(self, method: Method, evaluation: Evaluation) -> list[CalibrationMeter]:

@@ -73,7 +73,7 @@ def share(count: NDArray[np.int64]) -> NDArray[np.float64]:
 def counted(report: Report) -> str:
     """What is counted: "pixels", or "samples" where each image is one (classification).
 
-    Of sigmoid outputs it is "decisions", one of each class.
+    For sigmoid outputs it is "decisions", one per pixel and class.
     """
     one_each = report.protocol.pixels <= report.protocol.images
     return "samples" if one_each else pixels_or_decisions(report)

@@ -86,11 +86,11 @@ class Drawings:
     """All diagrams of some entries; each is drawn once, for its file and for the page.
 
     Args:
-        entries: whose names differ; a diagram is drawn when it is asked for, or after `begin`.
+        entries: with distinct names. A diagram is drawn when it is asked for, or after `begin`.
 
     Attributes:
-        together: that show all entries, by the part of the page that they belong to.
-        own: of each entry by itself.
+        together: diagrams that show all entries, by the part of the page that they belong to.
+        own: for each entry, the diagrams that show it alone.
     """
 
     def __init__(self, entries: Sequence[Entry]) -> None:
@@ -194,7 +194,7 @@ def shift_drawings(entries: Sequence[Entry]) -> list[Drawing]:
             Drawing(
                 "shift_ece_by_corruption",
                 "ECE against severity, by corruption",
-                "The same for each corruption.",
+                "One diagram per corruption.",
                 partial(severity_curves, entries),
                 wide=True,
             )

@@ -246,7 +246,7 @@ def worst_images(report: Report) -> list[tuple[str, str, str]]:
     return [(each.name, ece.number(each.ece), f"{each.pixels:,}") for each in report.worst_images]
 
 
-_SIGMOIDS = ", with a sigmoid each: a decision of each pixel and class, at p = 0.5"
+_SIGMOIDS = ", with a sigmoid each: one decision per pixel and class, at p = 0.5"
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
@@ -380,7 +380,6 @@ def _view(entry: Entry, drawings: Sequence[Drawing], inspected: set[str]) -> dic
         "name": entry.name,
         "verdict": verdict(entry.report),
         "ece": SCORES["ece"].brief(entry.report.ece),
-        "report": entry.report,
         "tiles": tiles(entry.report),
         **_figures(drawings),
         "classes": class_rows(entry.report),

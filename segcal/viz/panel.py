@@ -431,11 +431,11 @@ def shift_panel(
     """PNG of one image under shifts: image, prediction, and the gap after each post-hoc method.
 
     Args:
-        views: a row each, the clean image first.
+        views: one per row, the clean image first.
         labels: (H, W) integer labels, the same for all.
-        palette: (C or more, 3) uint8 colours of the classes; `class_palette` unless told.
-        ignore_index: the label that means "do not count this pixel"; those are hatched.
-        name: of the image; kept in the file as its title, not drawn.
+        palette: (C or more, 3) uint8 colours of the classes; by default `class_palette`.
+        ignore_index: the label that means "do not count this pixel"; such pixels are hatched.
+        name: name of the image; stored as the title of the file, not drawn.
     """
     methods = list(views[0].probs)
     colors = class_palette(len(views[0].probs[methods[0]])) if palette is None else palette

@@ -66,7 +66,7 @@ def _scores(report: Report) -> dict[str, float]:
 
 
 def shift_csv(entries: Sequence[Entry]) -> str:
-    """CSV: one row a model and shift, the scores in the units of the header."""
+    """CSV: one row per model and shift, the scores in the units of the header."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["model", "shift", "severity", *(score.heading for score in SHIFT_SCORES)])
@@ -80,7 +80,7 @@ def shift_csv(entries: Sequence[Entry]) -> str:
 
 
 def shift_markdown(entries: Sequence[Entry]) -> str:
-    """Markdown: the means over shifts, then a table a score with a row a shift."""
+    """Markdown: the means over shifts, then one table per score, with one row per shift."""
     parts = [_markdown(mean_table(entries), "model")]
     for table in score_tables(entries):
         parts.append(f"**{table['score']}**\n\n" + _markdown(table, "shift"))
@@ -88,7 +88,7 @@ def shift_markdown(entries: Sequence[Entry]) -> str:
 
 
 def shift_text(entries: Sequence[Entry]) -> str:
-    """Lines for a terminal, a model each: accuracy, then ECE clean, under each shift, in the mean.
+    """Lines for a terminal, one per model: accuracy; ECE, clean, under each shift and in the mean.
 
     Empty if no entry was evaluated under shift.
     """
@@ -122,7 +122,7 @@ def _markdown(table: dict[str, Any], corner: str) -> str:
 
 
 def mean_table(entries: Sequence[Entry]) -> dict[str, Any]:
-    """A row a model: ECE on clean images, then every score in the mean over shifts."""
+    """One row per model: ECE on clean images, then every score in the mean over shifts."""
     entries = shifted(entries)
     columns = [cells_of_values([entry.report.ece for entry in entries], SCORES["ece"])]
     columns += [
@@ -142,7 +142,7 @@ def mean_table(entries: Sequence[Entry]) -> dict[str, Any]:
 
 
 def score_tables(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """A table a score: a row a shift, after the clean images and before the mean; a column a model.
+    """One table per score: rows are clean images, each shift, and the mean; columns are models.
 
     The best of each row is marked.
     """
@@ -166,7 +166,7 @@ def score_tables(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     return tables
 
 
-_COLUMNS, _CELL = 4, 2.3  # small diagrams a row, and their width in inches
+_COLUMNS, _CELL = 4, 2.3  # small diagrams in a row, and their width in inches
 
 
 def kinds_and_severities(entries: Sequence[Entry]) -> tuple[list[str], list[int]]:
@@ -187,7 +187,7 @@ def severity_curve(entries: Sequence[Entry], ax: Axes | None = None, *, score: s
 
     Args:
         entries: with shifts; those without are left out.
-        ax: where to draw; a new figure unless given.
+        ax: axes to draw on; those of a new figure if None.
         score: ece, sce, accuracy, overconfidence, underconfidence or mean_confidence.
     """
     kinds, severities = kinds_and_severities(entries)
@@ -244,7 +244,7 @@ def believed_accuracy(entries: Sequence[Entry], ax: Axes | None = None) -> Axes:
 
     Args:
         entries: with shifts; those without are left out.
-        ax: where to draw; a new figure unless given.
+        ax: axes to draw on; those of a new figure if None.
     """
     ax = axes_or_new(ax, 4.4, 3.6)
     accuracy, confidence = SCORES["accuracy"], SCORES["mean_confidence"]

@@ -18,7 +18,7 @@ from tests.support.framework_batches import CLASSES, batches, report_of
 
 
 class Scenes(torch.utils.data.Dataset):
-    """Images of one colour a quadrant, and the colour's number as label; a border of 255."""
+    """Images of four quadrants, each of one colour, whose number is the label; a border of 255."""
 
     def __len__(self):
         return 8

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from segcal.data.shift import Shift, parse_shifts
+from segcal.data.shift import parse_shifts
 from segcal.viz import (
     Entry,
     Overlay,
@@ -151,7 +151,7 @@ def test_section_of_the_page():
     assert 'id="shift"' not in render_page([Entry("a", CLEAN)])
 
 
-def test_panel_has_a_row_a_shift_and_a_column_a_method():
+def test_panel_has_one_row_per_shift_and_one_column_per_method():
     probs, labels = predictor(0.7)
     image = np.full((*labels.shape, 3), 90, np.uint8)
 
@@ -175,7 +175,3 @@ def test_headline_names_the_mean():
     assert f" Under 2 shifts {min(means, key=means.get)} has the lowest mean ECE" in words
     single = "".join(phrase.text for phrase in headline([entry("a", "snow")]))
     assert " Under snow:3 the ECE is" in single
-
-
-def test_severity_0_is_a_shift_too():
-    assert Shift("fog", 0).severity == 0 and str(Shift("fog", 0)) == "fog:0"

@@ -133,7 +133,7 @@ def _write(
     if isinstance(entry, paper.Figure):
         methods = [method for each in results for method in each.sweep.methods()]
         if failures(methods, first.store):
-            print(f"{entry.name}: not drawn, for want of the runs that failed", file=sys.stderr)
+            print(f"{entry.name}: not drawn, because some of its runs failed", file=sys.stderr)
             return []
         return save_figures(lambda: MAKERS[entry.name].draw(results), entry.name, options.out)
     mark = f"reproduce {entry.name} --scale {options.scale}"

@@ -32,7 +32,7 @@ class FigureMaker:
 
     Attributes:
         sweep: of configs/sweeps/paper that has its runs.
-        parts: of that sweep what it shows, each a sweep of its own.
+        parts: the parts of that sweep that it shows, each a sweep of its own.
         draw: the pictures by the suffix of their name, from the results of each part.
     """
 

@@ -51,7 +51,7 @@ class Table:
         rows: names of the rows.
         columns: names of the columns.
         units: unit of each metric.
-        values: metric to row to one number a column, in that unit.
+        values: by metric and row, one number per column, in that unit.
         experiment: the one of the whole table, where neither rows nor columns name it.
         notes: doubts about the paper's numbers.
     """
