@@ -188,10 +188,11 @@ class CalibrationMeter:
             self._raise_faults()
             self._warn_of_probs()
             copy = self._sums.to("cpu", copy=True)
-            images = None
-            if s.per_image:
-                names = [name or f"image {i}" for i, name in enumerate(self._names)]
-                images = image_statistics(self.image_sums(), names, resamples=resamples, seed=seed)
+            by_image = self.image_sums()
+            names = [name or f"image {i}" for i, name in enumerate(self._names)]
+        images = None
+        if s.per_image:
+            images = image_statistics(by_image, names, resamples=resamples, seed=seed)
         sums = {name: tensor.numpy() for name, tensor in copy.tensors().items()}
         edges = np.arange(s.num_bins + 1) / s.num_bins
         by_class = sums["class_fine_correct"], sums["class_fine_wrong"]
@@ -331,6 +332,7 @@ class CalibrationMeter:
             self._sums = sums.to("cpu", copy=True)
             self._images = [by_image]
             self._names = names
+            self._last = None
             self._synced = bool(state["synced"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -353,6 +355,7 @@ class CalibrationMeter:
         return meter
 
 
+@torch.inference_mode(False)  # what a later part of an image adds to can be changed in any mode
 @torch.no_grad()
 def update_together(
     meters: Sequence[CalibrationMeter],

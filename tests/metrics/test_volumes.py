@@ -95,6 +95,28 @@ def test_only_a_single_image_can_be_continued():
         meter.update(logits[:1], labels[:1], continued=True)
 
 
+def test_parts_may_come_in_and_out_of_inference_mode():
+    meter, again = (CalibrationMeter(CLASSES, per_image=True) for _ in range(2))
+    ((logits, labels),) = volumes(1)
+    for one, modes in ((meter, (True, False, True)), (again, (False, False, False))):
+        for i, mode in enumerate(modes):
+            part = slice(3 * i, 3 * i + 3)
+            with torch.inference_mode(mode):
+                one.update(logits[:, :, part], labels[:, part], continued=i > 0)
+    assert meter.compute() == again.compute()
+
+
+def test_a_loaded_state_has_no_image_to_continue():
+    meter, other = (CalibrationMeter(CLASSES, per_image=True) for _ in range(2))
+    ((logits, labels),) = batches(1, images=2, size=SIZE)
+    meter.update(logits[:1], labels[:1])
+    other.update(logits, labels)
+    meter.load_state_dict(other.state_dict())
+    with pytest.raises(ValueError, match="Expected one image, after an update with one"):
+        meter.update(logits[:1], labels[:1], continued=True)
+    assert meter.compute() == other.compute()
+
+
 def near_another_label(labels, width):
     """Literally: whether another label lies within `width` along every axis."""
     found = torch.zeros(labels.shape, dtype=torch.bool)
