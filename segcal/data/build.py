@@ -40,7 +40,7 @@ class DatasetEntry:
     Attributes:
         read: finds and reads it.
         about: what it is, for the help.
-        task: segmentation has a mask an image as label, classification and text one class.
+        task: segmentation has a mask per image as label, classification and text one class.
         options: what it takes beside the options of every data set and of its task.
         embedded: whether it comes with the installed packages, and needs no files.
     """
@@ -84,7 +84,7 @@ DATASETS: dict[str, DatasetEntry] = {
         folders.masks, "your own images with masks", "segmentation", options=("multilabel",)
     ),
     "folders": DatasetEntry(
-        folders.folders, "your own images, one folder a class", "classification"
+        folders.folders, "your own images, one folder per class", "classification"
     ),
 }
 
@@ -131,8 +131,6 @@ class Splits:
         num_classes: C.
         class_names: C names.
         ignore_index: label of pixels that do not count.
-        mean: what was subtracted from each channel, on a 0-1 scale.
-        std: what each channel was divided by, on a 0-1 scale.
         palette: (C, 3) uint8 colours of the classes, or None.
         uniform: whether all hold-out and test images have one size. If not, evaluate one image at
             a time: padding a batch to a common size would change what the network sees.
@@ -146,8 +144,6 @@ class Splits:
     num_classes: int
     class_names: tuple[str, ...]
     ignore_index: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
     palette: np.ndarray | None
     uniform: bool
     words: tuple[str, ...] = ()
@@ -183,8 +179,6 @@ def build_data(config: DataConfig, *, seed: int) -> Splits:
         num_classes=len(source.class_names),
         class_names=source.class_names,
         ignore_index=config.ignore_index,
-        mean=config.mean or source.mean,
-        std=config.std or source.std,
         palette=source.palette,
         uniform=_uniform(config, source),
         words=source.words,
@@ -201,7 +195,7 @@ def missing_data(config: DataConfig) -> str | None:
     return None
 
 
-def build_shifted(data: Splits, config: DataConfig, shift: Shift, *, seed: int = 0) -> Splits:
+def build_shifted(data: Splits, config: DataConfig, shift: Shift) -> Splits:
     """The data set with its test part under a shift.
 
     Args:
@@ -209,13 +203,17 @@ def build_shifted(data: Splits, config: DataConfig, shift: Shift, *, seed: int =
         config: its options.
         shift: the change. A corruption or a rotation leaves the labels as they are; a domain or
             a folder brings other images with labels of their own.
-        seed: of what is random in a corruption.
     """
-    if shift.name == DOMAIN and config.train_domain == "others" and shift.value != config.domain:
-        raise ValueError(
-            f"Expected domain {config.domain}, which was left out of the training, but got "
-            f"{shift.value}: it was trained on that"
-        )
+    task = DATASETS[config.name].task
+    if task == "text":
+        raise ValueError(f"Expected images to apply {shift} to, but {config.name} is text")
+    if shift.name == DOMAIN and config.train_domain == classification.OTHERS:
+        tested, asked = map(classification.domain_name, (str(config.domain), str(shift.value)))
+        if asked != tested:
+            raise ValueError(
+                f"Expected domain {tested}, which was left out of the training, but got {asked}: "
+                "it was trained on that"
+            )
     if shift.brings_images:
         config = shift.configure(config)
         other = _read(config)
@@ -225,12 +223,9 @@ def build_shifted(data: Splits, config: DataConfig, shift: Shift, *, seed: int =
                 f"but got {', '.join(other.class_names)}"
             )
         return replace(data, test=_test(config, other), uniform=_uniform(config, other))
-    task = DATASETS[config.name].task
-    if task == "text":
-        raise ValueError(f"Expected images to apply {shift} to, but {config.name} is text")
     if task == "segmentation" and shift.name == ROTATION:
         raise ValueError(f"Expected a shift that leaves masks where they are, but got {shift}")
-    return replace(data, test=data.test.with_part(ShiftedPart(data.test.part, shift, seed)))
+    return replace(data, test=data.test.with_part(ShiftedPart(data.test.part, shift)))
 
 
 def _check(config: DataConfig, seed: int) -> None:
@@ -297,7 +292,7 @@ def _chosen(config: DataConfig, source: RawDataset) -> np.ndarray:
     """Indices of the training images that are used, including the hold-out."""
     if config.imbalance is None:
         return np.arange(len(source.train.names))
-    assert isinstance(source.train, ArrayPart | FilePart | TextPart)  # one label a sample
+    assert isinstance(source.train, ArrayPart | FilePart | TextPart)  # one label per sample
     return imbalanced(
         np.asarray(source.train.labels),
         num_classes=len(source.class_names),

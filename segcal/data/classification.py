@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from segcal.data.folders import class_part
-from segcal.data.image_files import FilePart, class_files
+from segcal.data.image_files import FilePart, class_files, read_lines
 from segcal.data.options import DataConfig
 from segcal.data.samples import IMAGENET_MEAN, IMAGENET_STD, ArrayPart, RawDataset
 from segcal.data.transforms import Augmentation
@@ -128,7 +128,7 @@ def tiny_imagenet(config: DataConfig) -> RawDataset:
     and flip.
     """
     folder = _tiny_folder(config)
-    numbers = sorted(_lines(folder / "wnids.txt"))
+    numbers = sorted(read_lines(folder / "wnids.txt"))
     train = [(folder / "train" / number / "images", c) for c, number in enumerate(numbers)]
     return RawDataset(
         train=class_files(train, len(numbers)),
@@ -151,14 +151,10 @@ def _tiny_folder(config: DataConfig) -> Path:
     return folder
 
 
-def _lines(path: Path) -> list[str]:
-    return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-
-
 def _tiny_names(folder: Path, numbers: list[str]) -> tuple[str, ...]:
     """The first name of each class; its number where there is no list of names."""
     listed = folder / "words.txt"
-    pairs = [line.partition("\t") for line in _lines(listed)] if listed.is_file() else []
+    pairs = [line.partition("\t") for line in read_lines(listed)] if listed.is_file() else []
     names = {number: words.partition(",")[0].strip() for number, _, words in pairs}
     return tuple(names.get(number, number) for number in numbers)
 
@@ -168,11 +164,13 @@ def _tiny_val(folder: Path, numbers: list[str]) -> FilePart:
     listed = folder / "val" / "val_annotations.txt"
     images: list[Path] = []
     classes: list[int] = []
-    for line in _lines(listed):
+    for line in read_lines(listed):
         name, _, rest = line.partition("\t")
         number = rest.partition("\t")[0]
         if number not in label_of:
-            raise ValueError(f"Expected a class of wnids.txt for {name} in {listed}, got {number}")
+            raise ValueError(
+                f"Expected a class of wnids.txt for {name} in {listed}, but got {number}"
+            )
         images.append(folder / "val" / "images" / name)
         classes.append(label_of[number])
     return FilePart(images, classes, num_classes=len(numbers), ignore_index=-1)
@@ -212,8 +210,13 @@ def _domains(config: DataConfig) -> tuple[list[str], list[str]]:
     return [domain], [trained]
 
 
+def domain_name(name: str) -> str:
+    """The full name of a domain: art is short for art_painting."""
+    return "art_painting" if name == "art" else name
+
+
 def _known_domain(name: str, option: str, allowed: tuple[str, ...]) -> str:
-    name = "art_painting" if name == "art" else name
+    name = domain_name(name)
     if name not in allowed:
         raise ValueError(f"Expected {option} to be one of {', '.join(allowed)}, but got {name!r}")
     return name

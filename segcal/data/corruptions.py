@@ -41,14 +41,12 @@ class Corruption:
     """A kind of corruption and its strength at each severity.
 
     Attributes:
-        group: noise, blur, weather or digital.
         apply: (H, W, 3) float32 in 0..1, a canvas and the numbers of one severity, to an image of
             the same shape, which may leave 0..1.
-        large: five tuples of numbers, one a severity, for images of `LARGE` pixels.
+        large: five tuples of numbers, one per severity, for images of `LARGE` pixels.
         small: the same for images of `SMALL` pixels.
     """
 
-    group: str
     apply: Callable[..., np.ndarray]
     large: tuple[tuple[float, ...], ...]
     small: tuple[tuple[float, ...], ...]
@@ -198,43 +196,36 @@ def pixelate(image: np.ndarray, canvas: Canvas, share: float) -> np.ndarray:
 # A new corruption is one function and one entry here.
 CORRUPTIONS: dict[str, Corruption] = {
     "gaussian_noise": Corruption(
-        "noise",
         gaussian_noise,
         large=((0.08,), (0.12,), (0.18,), (0.26,), (0.38,)),
         small=((0.04,), (0.06,), (0.08,), (0.09,), (0.10,)),
     ),
     "shot_noise": Corruption(
-        "noise",
         shot_noise,
         large=((60,), (25,), (12,), (5,), (3,)),
         small=((500,), (250,), (100,), (75,), (50,)),
     ),
     "impulse_noise": Corruption(
-        "noise",
         impulse_noise,
         large=((0.03,), (0.06,), (0.09,), (0.17,), (0.27,)),
         small=((0.01,), (0.02,), (0.03,), (0.05,), (0.07,)),
     ),
     "defocus_blur": Corruption(
-        "blur",
         defocus_blur,
         large=((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5)),
         small=((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)),
     ),
     "motion_blur": Corruption(
-        "blur",
         motion_blur,
         large=((10, 3), (15, 5), (15, 8), (15, 12), (20, 15)),
         small=((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)),
     ),
     "fog": Corruption(
-        "weather",
         fog,
         large=((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4)),
         small=((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)),
     ),
     "snow": Corruption(
-        "weather",
         snow,
         large=(
             (0.1, 0.3, 3, 0.5, 10, 4, 0.8),
@@ -252,31 +243,26 @@ CORRUPTIONS: dict[str, Corruption] = {
         ),
     ),
     "frost": Corruption(
-        "weather",
         frost,
         large=((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75)),
         small=((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)),
     ),
     "brightness": Corruption(
-        "weather",
         brightness,
         large=((0.1,), (0.2,), (0.3,), (0.4,), (0.5,)),
         small=((0.05,), (0.1,), (0.15,), (0.2,), (0.3,)),
     ),
     "contrast": Corruption(
-        "digital",
         contrast,
         large=((0.4,), (0.3,), (0.2,), (0.1,), (0.05,)),
         small=((0.75,), (0.5,), (0.4,), (0.3,), (0.15,)),
     ),
     "jpeg": Corruption(
-        "digital",
         jpeg,
         large=((25,), (18,), (15,), (10,), (7,)),
         small=((80,), (65,), (58,), (50,), (40,)),
     ),
     "pixelate": Corruption(
-        "digital",
         pixelate,
         large=((0.6,), (0.5,), (0.4,), (0.3,), (0.25,)),
         small=((0.95,), (0.9,), (0.85,), (0.75,), (0.65,)),

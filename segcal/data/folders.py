@@ -1,14 +1,14 @@
-"""A user's own data: images with masks, or images in one folder a class."""
+"""A user's own data: images with masks, or images in one folder per class."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from segcal.data.image_files import FilePart, class_files, find_images, one_size
+from segcal.data.image_files import FilePart, class_files, find_images, one_size, read_lines
 from segcal.data.options import DataConfig
 from segcal.data.samples import AbsentPart, RawDataset, or_absent
 from segcal.data.voc import palette
-from segcal.files import check_num_classes, naming
+from segcal.files import check_num_classes
 
 
 def masks(config: DataConfig) -> RawDataset:
@@ -17,8 +17,8 @@ def masks(config: DataConfig) -> RawDataset:
     Masks are PNG files of one channel that hold class indices. root/classes.txt names the
     classes, one per line; without it num_classes says how many there are.
 
-    With multilabel, masks are in root/{train,test}/masks/CLASS, one folder a class, and hold 0 or
-    1. Without classes.txt, the classes are the names of these folders.
+    With multilabel, masks are in root/{train,test}/masks/CLASS, one folder per class, and hold 0
+    or 1. Without classes.txt, the classes are the names of these folders.
     """
     root = _root(config, "train/images, train/masks, test/images and test/masks")
     class_names = _class_names(config, root)
@@ -88,9 +88,7 @@ def _class_names(config: DataConfig, root: Path) -> tuple[str, ...]:
             )
         check_num_classes(config.num_classes)
         return tuple(f"class {i}" for i in range(config.num_classes))
-    with naming(listed):
-        lines = listed.read_text(encoding="utf-8").splitlines()
-    names = tuple(line.strip() for line in lines if line.strip())
+    names = tuple(line.strip() for line in read_lines(listed))
     if config.num_classes not in (None, len(names)):
         raise ValueError(
             f"Expected num_classes={config.num_classes} names in {listed}, but got {len(names)}"

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from segcal.data.samples import ArrayPart, Label, Part
-from segcal.files import BadFile, image_size, read_mask, read_rgb, utf8
+from segcal.files import BadFile, image_size, naming, read_mask, read_rgb, utf8
 
 log = logging.getLogger(__name__)
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
@@ -25,7 +25,7 @@ class FilePart:
 
     Attributes:
         images: n image files.
-        labels: n mask files, n tuples of mask files, one a class, or n classes.
+        labels: n mask files, n tuples of mask files, one per class, or n classes.
         num_classes: masks may hold 0..num_classes-1; those of one class 0 and 1.
         ignore_index: and this.
     """
@@ -100,6 +100,13 @@ def read_class_mask(path: Path, *, num_classes: int, ignore_index: int) -> np.nd
             f"ignore_index={ignore_index}, but got {shown}"
         )
     return mask.astype(np.uint8 if max(num_classes - 1, ignore_index) < 256 else np.uint16)
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file that are not empty; errors name the file."""
+    with naming(path):
+        lines = path.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line.strip()]
 
 
 def find_images(folder: Path) -> list[Path]:

@@ -80,15 +80,15 @@ class AbsentPart:
 
     @property
     def names(self) -> Sequence[str]:
-        """None."""
+        """Raise the reason."""
         raise ValueError(self.reason)
 
     def image(self, index: int) -> np.ndarray:
-        """None."""
+        """Raise the reason."""
         raise ValueError(self.reason)
 
     def read(self, index: int) -> tuple[np.ndarray, Label]:
-        """None."""
+        """Raise the reason."""
         raise ValueError(self.reason)
 
 
@@ -110,7 +110,7 @@ class RawDataset:
     Attributes:
         train: what is trained on, before the hold-out is taken from it.
         test: what is tested on.
-        class_names: one name a class.
+        class_names: one name per class.
         mean: of each channel, on a 0-1 scale.
         std: of each channel, on a 0-1 scale.
         holdout: the hold-out, for data sets that make their own (`train` then excludes it).

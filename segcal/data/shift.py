@@ -73,13 +73,12 @@ class Shift:
             return replace(config, domain=str(self.value))
         return replace(config, root=str(self.value))
 
-    def apply(self, image: np.ndarray, *, key: str, seed: int = 0) -> np.ndarray:
+    def apply(self, image: np.ndarray, *, key: str) -> np.ndarray:
         """Change one image.
 
         Args:
             image: (H, W, 3) uint8.
-            key: its name: together with `seed`, it decides what is random.
-            seed: at least 0.
+            key: its name, which decides what is random.
 
         Returns:
             (H, W, 3) uint8.
@@ -87,7 +86,7 @@ class Shift:
         if self.name == ROTATION:
             return rotate(image, float(self.value))
         if self.severity is not None:
-            return corrupt(image, self.name, self.severity, key=key, seed=seed)
+            return corrupt(image, self.name, self.severity, key=key)
         raise ValueError(f"Expected a shift that changes pixels, but got {self}")
 
 
@@ -141,12 +140,10 @@ class ShiftedPart:
     Attributes:
         part: the images as they are.
         shift: one that changes pixels: a corruption or a rotation.
-        seed: of what is random in a corruption.
     """
 
     part: Part
     shift: Shift
-    seed: int = 0
 
     @cached_property  # of a part of files it is a new list each time
     def names(self) -> Sequence[str]:
@@ -155,12 +152,12 @@ class ShiftedPart:
 
     def image(self, index: int) -> np.ndarray:
         """(H, W, 3) uint8 RGB."""
-        return self.shift.apply(self.part.image(index), key=self.names[index], seed=self.seed)
+        return self.shift.apply(self.part.image(index), key=self.names[index])
 
     def read(self, index: int) -> tuple[np.ndarray, Label]:
         """The changed image and its label."""
         image, label = self.part.read(index)
-        return self.shift.apply(image, key=self.names[index], seed=self.seed), label
+        return self.shift.apply(image, key=self.names[index]), label
 
 
 def rotate(image: np.ndarray, degrees: float) -> np.ndarray:

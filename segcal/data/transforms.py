@@ -19,7 +19,7 @@ class Augmentation:
 
     Attributes:
         base_size: resize so that the short side is `base_size` times a factor from `scale`.
-        scale: range of that factor, drawn uniformly.
+        scale: range of that factor, sampled uniformly.
         pad: pixels of padding on every side.
         crop_size: side of the square random crop; smaller images are padded right and below.
         flip: probability of a left-right flip.
@@ -35,7 +35,7 @@ class Augmentation:
         low, high = self.scale
         if not 0 < low <= high:
             raise ValueError(
-                f"Expected scale as (low, high) with 0 < low <= high, got {self.scale}"
+                f"Expected scale as (low, high) with 0 < low <= high, but got {self.scale}"
             )
         for name in ("base_size", "crop_size", "pad"):
             value = getattr(self, name)
@@ -48,7 +48,7 @@ class Augmentation:
 class Augmenter:
     """Applies an `Augmentation` to image and mask together, without a state of its own.
 
-    Everything random is drawn from the seed given with each call, so the result does not depend
+    Everything random comes from the seed given with each call, so the result does not depend
     on the order of calls, on worker processes, or on where a run was resumed.
 
     Args:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from segcal.data.image_files import FilePart
+from segcal.data.image_files import FilePart, read_lines
 from segcal.data.options import DataConfig
 from segcal.data.samples import Part, RawDataset, or_absent
 from segcal.data.transforms import Augmentation
-from segcal.files import naming, one_line
+from segcal.files import one_line
 
 CLASS_NAMES = (
     "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair",
@@ -89,10 +89,8 @@ def _official(config: DataConfig, folder: Path, split: str) -> FilePart:
 def _listed(folder: Path, name: str, others: Mapping[str, Part]) -> FilePart:
     """The images of a list in ImageSets/Segmentation, none of which is in the `others`."""
     path = _find_list(folder / "ImageSets" / "Segmentation", name)
-    with naming(path):
-        lines = path.read_text(encoding="utf-8").splitlines()
     # A line is an id, or "/JPEGImages/ID.jpg /SegmentationClassAug/ID.png".
-    ids = [Path(line.split()[0]).stem for line in lines if line.strip()]
+    ids = [Path(line.split()[0]).stem for line in read_lines(path)]
     if not ids:
         raise ValueError(f"Expected names of images in {path}, one per line, but got none")
     for what, part in others.items():

@@ -76,6 +76,12 @@ def test_unknown_class_in_the_annotations(tiny):
         build("tiny_imagenet", tiny)
 
 
+def test_a_list_that_is_not_text_is_named(tiny):
+    (tiny / "tiny-imagenet-200" / "wnids.txt").write_bytes(b"\xff\xfe\x80")
+    with pytest.raises(ValueError, match=r"wnids\.txt: 'utf-8' codec can't decode"):
+        build("tiny_imagenet", tiny)
+
+
 def test_real_tiny_imagenet(shared_data):
     data = build("tiny_imagenet", shared_data)
     assert data.num_classes == 10 and len(data.test) == 100

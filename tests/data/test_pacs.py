@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from segcal.data import DataConfig, build_data
+from segcal.data.build import build_shifted
 from segcal.data.classification import DOMAINS, PACS_CLASSES
+from segcal.data.shift import Shift
 from tests.support.datasets import pacs_colour, write_pacs
 
 
@@ -57,6 +59,15 @@ def test_one_domain_is_left_out(root):
     assert domains_of(data.test) == {"photo"}
     assert domains_of(data.train, data.holdout) == set(DOMAINS) - {"photo"}
     assert domains_of(build(root, train_domain="sketch").test) == set(DOMAINS) - {"sketch"}
+
+
+@pytest.mark.parametrize("name", ["art", "art_painting"])
+def test_the_domain_that_was_left_out_may_be_a_shift_under_both_its_names(root, name):
+    config = DataConfig("pacs", root=str(root), domain="art", train_domain="others", resize=8)
+    data = build_data(config, seed=0)
+    assert domains_of(build_shifted(data, config, Shift("domain", name)).test) == {"art_painting"}
+    with pytest.raises(ValueError, match="Expected domain art_painting, .* but got sketch"):
+        build_shifted(data, config, Shift("domain", "sketch"))
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_severity_0_is_the_clean_part():
         assert (image == same).all() and (label == expected).all()
 
 
-def test_what_a_shift_draws_depends_on_the_image_not_on_its_place():
+def test_what_is_random_in_a_shift_depends_on_the_image_not_on_its_place():
     few = DataConfig("scenes", limit=3)
     data = build_data(few, seed=0)
     whole = build_data(DataConfig("scenes"), seed=7)
@@ -150,7 +150,6 @@ def test_what_a_shift_draws_depends_on_the_image_not_on_its_place():
     mine = build_shifted(data, few, noise).test
     place = whole.test.names.index(data.test.names[1])
     assert torch.equal(mine[1][0], build_shifted(whole, few, noise).test[place][0])
-    assert not torch.equal(mine[1][0], build_shifted(data, few, noise, seed=1).test[1][0])
 
 
 @pytest.mark.parametrize(

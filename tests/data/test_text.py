@@ -10,6 +10,8 @@ from sklearn.utils import Bunch
 import segcal
 from segcal.cli import main
 from segcal.data import DataConfig, build_data
+from segcal.data.build import build_shifted
+from segcal.data.shift import Shift
 from segcal.data.text import encode, split_words, vocabulary
 from segcal.run import open_run
 
@@ -52,6 +54,15 @@ def test_the_last_known_words_are_kept_after_zeros():
     assert encode("y unknown X", number_of, 4).tolist() == [0, 0, 2, 1]
     assert encode("x x y y x", number_of, 4).tolist() == [1, 2, 2, 1]
     assert encode("nothing", number_of, 3).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["data", "domain"])
+def test_text_of_another_folder_is_no_shift(tmp_path, name):
+    """Its vocabulary is another one: the network would read other words."""
+    root = write_messages(tmp_path)
+    config = DataConfig("newsgroups", root=str(root), max_words=12, max_length=30)
+    with pytest.raises(ValueError, match="Expected images to apply .* but newsgroups is text"):
+        build_shifted(build_data(config, seed=0), config, Shift(name, str(root)))
 
 
 def test_newsgroups(tmp_path):
