@@ -25,7 +25,7 @@ class Pixels:
 
     The logits keep the memory layout they came in, so building a `Pixels` copies nothing of size
     (N, C, L) and never waits for a device. `logits` and `labels` are the compact view: valid
-    pixels only, one row a pixel.
+    pixels only, one row per pixel.
 
     Attributes:
         dense: (N, C, L) logits as given; L = 1 for classification.
@@ -78,7 +78,7 @@ class Pixels:
         """Walk through the 3 x … x 3 window around each pixel, without its middle.
 
         Args:
-            *maps: (N, L), a value for each pixel. Beyond the border lies the border's value again.
+            *maps: (N, L), a value for each pixel. Beyond the border the border's value is repeated.
 
         Yields:
             The squared distance of a place from the middle, and the (N, L) values there, copied.
@@ -113,9 +113,7 @@ class Pixels:
         counts = self.valid.new_zeros((n, c, length), dtype=torch.uint8)
         counts.scatter_(1, self.target.unsqueeze(1), self.valid.to(torch.uint8).unsqueeze(1))
         counts = counts.reshape(n, c, *self.spatial)
-        for axis, side in enumerate(
-            self.spatial if length else (), 2
-        ):  # a sum over a box is one sum an axis
+        for axis, side in enumerate(self.spatial if length else (), 2):  # one axis after another
             before = counts
             counts = before.clone()
             counts.narrow(axis, 1, side - 1).add_(before.narrow(axis, 0, side - 1))
@@ -156,7 +154,8 @@ def flatten(
     length = math.prod(sides)
     spatial = tuple(side for side in sides if side != 1)
     dense = logits.reshape(n, c, length)
-    given, valid = flatten_labels(labels, ignore_index)
+    given = labels.reshape(n, length).long()
+    valid = given != ignore_index
     target = given.masked_fill(~valid, 0)
     if target.device.type == "cpu":
         _check_range(target, c, ignore_index)
@@ -171,12 +170,6 @@ def require_ignore_index(value: object) -> None:
     """Raise a ValueError if `value` cannot be a label."""
     if not isinstance(value, Integral) or not -(2**63) <= int(value) < 2**63:
         raise ValueError(f"Expected ignore_index to be an integer, but got {value!r}")
-
-
-def flatten_labels(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """(N, L) labels as int64, and which of them are not ignored; their range is not checked."""
-    given = labels.reshape(len(labels), math.prod(labels.shape[1:])).long()
-    return given, given != ignore_index
 
 
 def fold_multilabel(
@@ -292,9 +285,9 @@ Cut = tuple[slice, slice]  # which images, which of their rows
 
 
 def as_rows(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The batch as (N, K, rows, *), with as many rows as its memory allows, and its labels.
+    """The batch as (N, K, rows, *) without a copy of its values, and the labels as (N, rows, *).
 
-    Nothing is copied: rows are single pixels, unless that would move (N, K, *S) values.
+    A row is a pixel where the memory of the batch can be seen so. Elsewhere S is kept as it is.
     """
     shape = values.shape[0], values.shape[1], math.prod(values.shape[2:])
     try:
@@ -303,13 +296,13 @@ def as_rows(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return values, labels.reshape(shape[0], *values.shape[2:])
 
 
-def cut(shape: Sequence[int], pixels: int, *, most_images: int) -> list[Cut]:
-    """Pieces of an (N, K, rows, *) batch of about `pixels` pixels: of one image, or whole images.
+def cut(shape: Sequence[int], pixels: int, *, most_images: int | None = None) -> list[Cut]:
+    """Cut an (N, K, rows, *) batch into pieces: rows of one image, or several whole images.
 
     Args:
         shape: of the batch.
-        pixels: a piece may have; more only if a row does.
-        most_images: a piece may have.
+        pixels: the most that a piece may have; it has more only if a single row does.
+        most_images: the most that a piece may have; None for any number.
     """
     images, rows, length = shape[0], shape[2], math.prod(shape[2:])
     if not length:
@@ -318,5 +311,5 @@ def cut(shape: Sequence[int], pixels: int, *, most_images: int) -> list[Cut]:
         step = max(pixels * rows // length, 1)
         starts = range(0, rows, step)
         return [(slice(i, i + 1), slice(s, s + step)) for i in range(images) for s in starts]
-    step = max(min(pixels // length, most_images), 1)
+    step = max(min(pixels // length, images if most_images is None else most_images), 1)
     return [(slice(i, min(i + step, images)), slice(rows)) for i in range(0, images, step)]

@@ -15,13 +15,13 @@ where all but b come from the statistics' own gradients and b_i makes each colum
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from segcal.pixels import Pixels
+from segcal.pixels import Cut, Pixels, cut
 
 STATISTICS = (
     # At ignored pixels these three are what a perfect prediction has, so its losses are 0.
@@ -179,17 +179,13 @@ class _SoftmaxStatistics(torch.autograd.Function):
         return out.to(ctx.logits_dtype), None, None, None
 
 
-def blocks(shape: torch.Size, device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns that cut (N, C, L) into pieces a CPU's memory is quick with.
+def blocks(shape: torch.Size, device: torch.device) -> list[Cut]:
+    """Rows and columns that cut (N, C, L) into blocks that a CPU's cache holds.
 
-    On an accelerator there is one piece: launches cost more than memory there.
+    On an accelerator there is one block: launches cost more than memory there.
     """
     n, c, length = shape
-    most = max(1, _BLOCK // c) if device.type == "cpu" else n * length
-    rows = max(1, most // max(1, length))
-    for i in range(0, n, rows):
-        for j in range(0, length, most):
-            yield slice(i, i + rows), slice(j, j + most)
+    return cut(shape, max(1, _BLOCK // c) if device.type == "cpu" else n * length)
 
 
 def accumulator(x: Tensor) -> torch.dtype:

@@ -20,7 +20,6 @@ SCALERS: dict[str, type[Scaler]] = {
     for name, entry in ENTRIES.items()
 }
 
-
 # What every fit is far within, and what arithmetic needs to stay finite.
 _POSITIVE = ("temperature_", "temperatures_", "logit_scale_", "image_scale_")
 _LEAST, _MOST = 1e-12, 1e6
@@ -39,7 +38,7 @@ def load(path: str | os.PathLike[str]) -> Scaler:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return _build(metadata, tensors)
-    except (SafetensorError, ValueError, TypeError) as error:
+    except (SafetensorError, ValueError, TypeError, RuntimeError) as error:  # torch's own, too
         reason = str(error).splitlines()[0]
         raise ValueError(f"{os.fspath(path)}: expected a saved scaler, but {reason}") from None
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from segcal import distributed
 from segcal.files import is_distribution
-from segcal.pixels import Pixels, expected_labels, flatten
+from segcal.pixels import Pixels, cut, expected_labels, flatten
 
 # Values worked on at once: 2 MB of float64, which stays in a core's cache.
 _BLOCK_VALUES = 1 << 18
@@ -147,12 +147,12 @@ class Stream:
             if len(shapes) > 1:
                 raise ValueError(_describe_mixture(shapes))
             pixels = batch.pixels
-            labels = pixels.target[pixels.valid]
-            counts = _plus(counts, labels.bincount(minlength=pixels.num_classes).double())
+            counts = _plus(counts, pixels.labels.bincount(minlength=pixels.num_classes).double())
+            bad = pixels.out_of_range.new_zeros(1)
             for block in pixel_blocks(pixels):
-                bad = block.sum(~(block.logits.abs().amax(1) <= LARGEST))  # NaN is not
-                faults = _plus(faults, torch.cat([bad, pixels.out_of_range[None]]).double())
+                bad += block.sum(~(block.logits.abs().amax(1) <= LARGEST))  # NaN is not
                 logits_like = logits_like or not self._like_probabilities(block)
+            faults = _plus(faults, torch.cat([bad, pixels.out_of_range[None]]).double())
             visit(batch)
         num_classes, image_channels = self._agree(shapes)
         outcomes = 2 if self.multilabel else num_classes
@@ -258,14 +258,10 @@ def sum_of_blocks(terms: Callable[[PixelBlock], Tensor], pixels: Pixels, size: i
 
 def pixel_blocks(pixels: Pixels) -> Iterator[PixelBlock]:
     """`pixels` in blocks of bounded size, in float64."""
-    n, c, length = pixels.dense.shape
-    most = max(1, _BLOCK_VALUES // c)
-    rows = max(1, most // max(1, length))
-    for i in range(0, n, rows):
-        for j in range(0, length, most):
-            part = slice(i, i + rows), slice(j, j + most)
-            logits = pixels.dense[part[0], :, part[1]].double()
-            yield PixelBlock(logits, pixels.target[part], pixels.valid[part])
+    dense = pixels.dense
+    for images, part in cut(dense.shape, max(1, _BLOCK_VALUES // dense.shape[1])):
+        logits = dense[images, :, part].double()
+        yield PixelBlock(logits, pixels.target[images, part], pixels.valid[images, part])
 
 
 def _unpack(item: Any) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -296,7 +296,7 @@ def test_blocks_cover_a_batch_once_and_an_accelerator_has_one(monkeypatch):
             part = seen[rows, columns].numel() * shape[1]
             assert part <= max(12, shape[1])
         assert (seen == 1).all()
-    assert len(list(softmax.blocks(torch.Size((5, 4, 9)), torch.device("meta")))) == 1
+    assert len(softmax.blocks(torch.Size((5, 4, 9)), torch.device("meta"))) == 1
 
 
 @every_loss

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import segcal
-from segcal.posthoc import SCALERS, load
+from segcal.pixels import flatten
+from segcal.posthoc import SCALERS, load, stream
 from tests.support import ROOT
 from tests.support.holdouts import make_scaler, random_holdout, whole
 
@@ -200,6 +202,18 @@ def test_batches_that_change_between_passes_are_noticed(monkeypatch):
         segcal.TemperatureScaling().fit(Once())
 
 
+def test_labels_out_of_range_on_an_accelerator_are_counted_once(monkeypatch):
+    """There `flatten` does not raise, and a batch is checked in blocks."""
+
+    def accelerated(*arguments, **options):
+        return replace(flatten(*arguments, **options), out_of_range=torch.tensor(3))
+
+    monkeypatch.setattr(stream, "flatten", accelerated)
+    monkeypatch.setattr(stream, "_BLOCK_VALUES", 64)
+    with pytest.raises(ValueError, match="but got others in 6 pixels"):
+        segcal.TemperatureScaling().fit(random_holdout(2))
+
+
 @every_scaler
 def test_a_failed_fit_keeps_what_was_learned(name, fitted):
     scaler = copy.deepcopy(fitted[name])
@@ -304,6 +318,9 @@ def test_files_that_are_no_scalers(tmp_path, fitted):
         ({**ours, "options": '{"evil": 1}'}, "evil"),
         ({**ours, "options": "{"}, "Expecting property name"),
         ({**ours, "options": "3"}, "mapping"),
+        ({**ours, "options": "[" * 10**5}, "recursion"),
+        ({**ours, "scaler": "lts", "options": '{"width": 1000000000000}'}, "overflow"),
+        ({**ours, "scaler": "lts", "options": '{"seed": "x"}'}, "got str"),
         ({**ours, "learned": "{}"}, "what it learned is {}"),
         ({**ours, "learned": '{"num_classes_": 5, "forward": 1}'}, "learned forward = 1"),
         ({**ours, "learned": '{"num_classes_": 1e99}'}, "num_classes_ = 1e"),

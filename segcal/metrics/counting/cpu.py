@@ -106,7 +106,7 @@ def count_compiled(
             share.add(tables, cells[:counted], images)
         return share
 
-    most_images = max(_IMAGE_BINS // (k * num_bins * masks.num_groups), 1) if per_image else n
+    most_images = max(_IMAGE_BINS // (k * num_bins * masks.num_groups), 1) if per_image else None
     share, *others = _in_threads(work, rows, most_images)
     for other in others:
         share.merge(other)
@@ -152,15 +152,15 @@ def sum_tempered_nll(pixels: Pixels, betas: Sequence[float]) -> Tensor:
             )
         return sums
 
-    sums = np.sum(_in_threads(work, dense, len(dense)), axis=0)
+    sums = np.sum(_in_threads(work, dense), axis=0)
     return torch.from_numpy(sums[[order[beta] for beta in betas]])
 
 
 def _in_threads(
-    work: Callable[[Sequence[Cut]], _Result], rows: Tensor, most_images: int
+    work: Callable[[Sequence[Cut]], _Result], rows: Tensor, most_images: int | None = None
 ) -> list[_Result]:
     """Cut an (N, K, rows, *) batch into pieces, and let each thread work on a share of them."""
-    n, k = rows.shape[:2]
+    k = rows.shape[1]
     threads = max(min(torch.get_num_threads(), rows.numel() // _WORTH_A_THREAD), 1)
     pixels = min(PIECE_PIXELS, _FARTHEST // k, rows.numel() // (k * threads) + 1)
     cuts = cut(rows.shape, pixels, most_images=most_images)
@@ -223,7 +223,7 @@ def _memory(dense: Tensor) -> tuple[NDArray[np.generic], tuple[int, ...]]:
 class _Masks:
     """Several masks over the same pixels as disjoint groups, so that each pixel counts once.
 
-    A code of one bit a mask says which masks hold a pixel, and pixels of equal code are a group.
+    A code of one bit per mask says which masks hold a pixel, and pixels of equal code are a group.
 
     Args:
         inside: masks that can be reshaped like `labels`; None holds all pixels.

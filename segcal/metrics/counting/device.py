@@ -67,25 +67,25 @@ def count_in_torch(
     """See `counting.count`. Where faults were met, all sums but those are 0."""
     n, k = values.shape[:2]
     num_bins, per_image = settings.num_bins, settings.per_image
-    place = values.device
+    device = values.device
     compute = torch.promote_types(values.dtype, torch.float32)
-    edges = bin_edges(num_bins, settings.edge_rule, compute if logits else values.dtype).to(place)
+    edges = bin_edges(num_bins, settings.edge_rule, compute if logits else values.dtype).to(device)
     rows, flat = as_rows(values, labels)
     masks = [None if mask is None else mask.reshape(flat.shape) for mask in inside]
-    most_images = max(PIECE_PROBS // (k * num_bins), 1) if per_image else n
+    most_images = max(PIECE_PROBS // (k * num_bins), 1) if per_image else None
     found = [
         BatchSums(
-            Sums.zeros(k, num_bins, place, confusion=False),
-            ImageSums.zeros(n, k, num_bins, place) if per_image else None,
+            Sums.zeros(k, num_bins, device, confusion=False),
+            ImageSums.zeros(n, k, num_bins, device) if per_image else None,
         )
         for _ in inside
     ]
     class_counts = [
-        torch.zeros(n, k, num_bins, dtype=torch.int64, device=place) for _ in inside if per_image
+        torch.zeros(n, k, num_bins, dtype=torch.int64, device=device) for _ in inside if per_image
     ]
     cells: list[Tensor] = []
     counted: list[list[Tensor]] = [[] for _ in inside]
-    pixels = torch.zeros(len(inside), n, dtype=torch.int64, device=place)
+    pixels = torch.zeros(len(inside), n, dtype=torch.int64, device=device)
     for images, part in cut(rows.shape, max(PIECE_PROBS // k, 1), most_images=most_images):
         piece = flatten(rows[images, :, part], flat[images, part], settings.ignore_index)
         seen = _predictions(piece, values.dtype, logits=logits)
