@@ -257,6 +257,19 @@ def test_models_regions_classes_and_protocols_can_be_chosen(opened, entries):
         SCORES["mean_confidence"].number(table.confidence[0]),
         SCORES["accuracy"].number(table.accuracy[0]),
     ]
+    headings = opened.find_elements(By.CSS_SELECTOR, "#bin-table thead th")
+    assert [each.text for each in headings[1:3]] == ["probability (%)", "frequency (%)"]
+
+
+def test_reports_with_other_bins_are_not_read_as_if_they_had_the_same(browser, entries, tmp_path):
+    meter = CalibrationMeter(len(NAMES), 10, class_names=NAMES)
+    meter.update(torch.randn(1, len(NAMES), 9, 9), torch.zeros(1, 9, 9, dtype=torch.long))
+    write_page([entries[1], Entry("ten bins", meter.compute())], tmp_path / "page.html")
+    browser.get((tmp_path / "page.html").as_uri())
+    press(browser, "#reliability-plot", Keys.HOME, *[Keys.ARROW_RIGHT] * 7)
+    first, second = cells(browser, "bin-table")
+    assert without_interval(first) == bin_row(entries[1], 7)
+    assert second == ["ten bins", *["–"] * 4]
 
 
 def test_logit_scale_shows_the_fine_histogram(opened, entries):
@@ -415,9 +428,9 @@ def test_a_point_of_the_scatter_marks_its_image(opened):
     plot = element(opened, "#image-plot")
     opened.execute_script("arguments[0].scrollIntoView({block: 'center'})", plot)
     ActionChains(opened, 0).move_to_element(plot).click().perform()
-    marked = opened.execute_script("return images.state.at.name")
-    assert marked in element(opened, "#image-at").text
-    assert len(opened.find_elements(By.CSS_SELECTOR, "#image-table tr.marked")) == 1
+    (marked,) = opened.find_elements(By.CSS_SELECTOR, "#image-table tr.marked th")
+    name = marked.text.removesuffix("drawn")
+    assert element(opened, "#image-at").text.startswith(f"{name}: ECE ")
 
 
 @pytest.fixture

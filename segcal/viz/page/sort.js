@@ -1,5 +1,5 @@
 "use strict";
-// Click or press Enter on a header to sort its column; again to turn the order round.
+// Click or press Enter on a header to sort its column; again to reverse the order.
 // Cells carry their number in data-value; those without one stay at the end.
 for (const table of document.querySelectorAll("table.sortable")) {
   const headers = [...table.tHead.rows[0].cells];
@@ -34,7 +34,7 @@ function sortRows(body, column, sign) {
   body.append(...rows.map((each) => each.row));
 }
 
-// Paper has no folds to open.
+// Nothing can be opened on paper, so everything is opened before.
 addEventListener("beforeprint", () => {
   document.querySelectorAll("details").forEach((each) => (each.open = true));
 });

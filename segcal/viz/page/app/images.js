@@ -16,9 +16,8 @@ function openOverlay(name, model) {
   figure.focus({ preventScroll: true });
 }
 
-const images = (() => {
+if (byId("find")) {
   const root = byId("find");
-  if (!root) return null;
   const PAGE = 50;
   const control = (name) => root.querySelector(`[name="${name}"]`);
   const state = { rows: [], found: [], sort: "ece", down: true, page: 0, at: null };
@@ -158,5 +157,4 @@ const images = (() => {
   for (const name of ["word", "least"]) control(name).addEventListener("input", select);
   control("sign").addEventListener("change", select);
   load();
-  return { state };
-})();
+}

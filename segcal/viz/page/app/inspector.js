@@ -132,7 +132,7 @@ class Inspector {
     this.table = make("table", {});
     this.note = make("p", { class: "lead", "aria-live": "polite" });
     const ece = item.models.map(({ model, ece }) => `${several ? entries[model].name + " " : ""}${showUnit("ece", ece)}`);
-    const size = item.step > 1 ? ` Every ${item.step}th row and column of ${item.size[0]} × ${item.size[1]} pixels.` : "";
+    const size = item.step > 1 ? ` One of every ${item.step} rows and columns of ${item.size[0]} × ${item.size[1]} pixels is shown.` : "";
     this.element = make(
       "figure",
       { class: "wide inspector", tabindex: -1, "data-overlay": item.of, "data-model": item.models[0].model },
@@ -144,6 +144,7 @@ class Inspector {
       make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Values of the pixel" }, this.table)
     );
     controls.addEventListener("input", () => this.draw());
+    controls.addEventListener("change", () => this.tell());
     this.listen();
   }
 
@@ -155,12 +156,16 @@ class Inspector {
       planes.drawn = planes.pictures(image);
       this.planes.push(planes);
     }
-    const [{ width, height, classes, palette }] = this.planes;
+    const [{ width, height }] = this.planes;
     [this.width, this.height] = [width, height];
     this.panels.style.setProperty("--shape", `${width} / ${height}`);
-    const shown = new Set(this.planes.flatMap(({ data }) => [...data.label, ...data.prediction]));
-    const swatches = classes.flatMap((name, i) =>
-      shown.has(i) ? [make("span", {}, make("span", { class: "swatch", style: `--color:rgb(${palette[i]})` }), name)] : []
+    const key = new Map(); // the colour of each class that is seen; each model has its own numbers
+    for (const { data, classes, palette } of this.planes) {
+      const seen = new Set([...data.label, ...data.prediction]);
+      classes.forEach((name, i) => seen.has(i) && key.set(name, palette[i]));
+    }
+    const swatches = [...key].map(([name, color]) =>
+      make("span", {}, make("span", { class: "swatch", style: `--color:rgb(${color})` }), name)
     );
     this.key.replaceChildren(...swatches);
     this.setBin(this.bin);
@@ -173,12 +178,14 @@ class Inspector {
     for (const planes of this.planes) {
       planes.veil = bin && planes.painted((at) => [128, 128, 128, planes.isIgnored(at) || !planes.isIn(bin, at) ? 215 : 0]);
     }
-    this.note.textContent = bin
-      ? this.shown()
-          .map((planes) => `${planes.entry.name}: ${showCount(planes.countIn(bin))} pixels of this image in the bin`)
-          .join("; ")
-      : "";
+    this.tell();
     this.draw();
+  }
+
+  // How many pixels of the models that are shown lie in the chosen bin.
+  tell() {
+    const count = (planes) => `${planes.entry.name}: ${showCount(planes.countIn(this.bin))} pixels of this image in the bin`;
+    this.note.textContent = this.bin && this.planes.length ? this.shown().map(count).join("; ") : "";
   }
 
   shown() {
@@ -327,6 +334,6 @@ if (inspectors.length) {
   byId("inspector").append(...inspectors.map((each) => each.element));
   binListeners.push((bin) => inspectors.forEach((each) => each.setBin(bin)));
   // One after the other, each when the page has nothing else to do.
-  const idle = () => new Promise((done) => requestIdleCallback(done));
+  const idle = () => new Promise((done) => (window.requestIdleCallback || setTimeout)(done)); // Safari lacks the first
   inspectors.reduce((done, each) => done.then(idle).then(() => each.load()), Promise.resolve());
 }

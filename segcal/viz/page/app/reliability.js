@@ -116,8 +116,8 @@ const binListeners = []; // called with the chosen bin, or null
         high: known.map((b) => place(intervalOf(entry, b)[1])),
       };
     });
-    figure.below[0].axis_label = isTop() ? "confidence" : "predicted probability of the class";
-    figure.left[0].axis_label = isTop() ? "accuracy" : "share of these that have the label";
+    figure.below[0].axis_label = isTop() ? "confidence" : "probability of the class";
+    figure.left[0].axis_label = isTop() ? "accuracy" : "frequency of the class";
     const low = isLogit() ? logit(edges[1] / 4) : 0;
     const ends = isLogit() ? [Math.max(-7, Math.min(low, -1)), LOGIT_END + 0.3] : [0, 1];
     for (const range of [figure.x_range, figure.y_range]) [range.start, range.end] = ends;
@@ -159,6 +159,10 @@ const binListeners = []; // called with the chosen bin, or null
     for (const entry of shown()) {
       const sums = sumsOf(entry);
       if (!sums) continue;
+      if (sums.count.length !== state.bins.length) { // a report with other bins
+        rows.push([named(entry), "–", "–", "–", "–"]);
+        continue;
+      }
       const count = sums.count[bin.index];
       const confidence = ratio(sums.confidence[bin.index], count);
       const accuracy = ratio(sums.hits[bin.index], count);
@@ -175,9 +179,10 @@ const binListeners = []; // called with the chosen bin, or null
       for (const [name, part] of gap ? gap.images : []) most.push([named(entry), name, show("bias", part)]);
     }
     const unit = numbers.scores.accuracy.unit;
+    const [mean, share] = isTop() ? ["confidence", "accuracy"] : ["probability", "frequency"];
     fillTable(
       byId("bin-table"),
-      ["model", `confidence (${unit})`, `accuracy (${unit})`, `gap (${numbers.scores.bias.unit})`, entries[0].counted],
+      ["model", `${mean} (${unit})`, `${share} (${unit})`, `gap (${numbers.scores.bias.unit})`, entries[0].counted],
       rows
     );
     byId("bin-images").hidden = !most.length;
