@@ -22,18 +22,18 @@ from segcal.evaluation.results import (
     EVAL,
     PAGE,
     PAGES,
-    POSTHOC,
     SCALER,
-    SHIFT,
     STATE,
     Result,
     check_history,
     entry_name,
+    method_folder,
     new_contents,
     open_page,
     read_result,
     require_writable,
     settle,
+    shift_folder,
     write_pages,
     write_result,
 )
@@ -52,7 +52,7 @@ from segcal.viz.drawings import Drawings
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to evaluate: a network, or the predictions that it left.
+    """A model to evaluate: the network of a run, or its saved predictions.
 
     Attributes:
         name: what tables call it.
@@ -62,7 +62,7 @@ class Subject:
         shifted: makes the predictions under a shift.
         key: makes a digest of the network and its settings.
         config: the settings of the run, YAML.
-        history: its log, one record an epoch.
+        history: its log, one record per epoch.
     """
 
     name: str
@@ -82,13 +82,6 @@ def run_subject(folder: Path, options: argparse.Namespace, device: torch.device)
     from segcal.training.trainer import LOG
 
     run = open_run(folder, weights=f"{options.weights}.pt", skip_bad=options.skip_bad)
-    if options.split == "holdout" and (options.posthoc or options.operate or options.conformal):
-        raise ValueError(
-            "Expected --split test with --posthoc, --operate and --conformal: on the hold-out they "
-            "would be evaluated on what they were fitted on"
-        )
-    if options.split == "holdout" and (options.shift or options.shift_data):
-        raise ValueError("Expected --split test with --shift: it changes the test images alone")
 
     def split(name: str, shard: tuple[int, int], shift: Shift | None = None) -> SplitPredictions:
         return run.predictions(
@@ -168,12 +161,12 @@ def _read_log(path: Path) -> list[dict[str, Any]]:
         return check_history([json.loads(line) for line in lines])
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(
-            f"{path}: Expected one JSON object of numbers a line, but got {error}"
+            f"{path}: Expected one JSON object of numbers per line, but got {error}"
         ) from None
 
 
 def evaluate_inputs(options: argparse.Namespace) -> None:
-    """Evaluate what the options name, each by itself, and compare them if there are several."""
+    """Evaluate each of the inputs, and compare them if there are several."""
     shifts = _shifts(options)
     device = choose_device(options.device)
     first = [*options.inputs, *options.predictions][0]
@@ -182,13 +175,13 @@ def evaluate_inputs(options: argparse.Namespace) -> None:
     with process_group(device):
         results: list[Result] = []
         page: Path | None = None  # the last that was written, which shows all
-        for found in _found(options, device):
-            if isinstance(found, Result):
-                results.append(found)
+        for opened in _open_inputs(options, device):
+            if isinstance(opened, Result):
+                results.append(opened)
                 continue
-            folder = _result_folder(found.home, options)
+            folder = _result_folder(opened.home, options)
             settle(folder)
-            results += _evaluate_one(found, folder, shifts, options)
+            results += _evaluate_one(opened, folder, shifts, options)
             page = folder / PAGE
             if _number_of_inputs(options) == 1:
                 _say_shifts(results)
@@ -225,8 +218,8 @@ def _number_of_inputs(options: argparse.Namespace) -> int:
     return len(options.inputs) + len(options.predictions)
 
 
-def _found(options: argparse.Namespace, device: torch.device) -> Iterator[Result | Subject]:
-    """What was named, in order, opened when its turn comes: one network in memory at a time."""
+def _open_inputs(options: argparse.Namespace, device: torch.device) -> Iterator[Result | Subject]:
+    """The inputs in order, each opened when its turn comes: one network in memory at a time."""
     for path in options.inputs:
         is_report = path.suffix == ".json"
         yield read_result(path) if is_report else run_subject(path, options, device)
@@ -251,9 +244,7 @@ def _evaluate_one(
     """Evaluate one model, as it is and after each post-hoc method; the first process writes."""
     shifted = {shift: subject.shifted(shift) for shift in shifts}
     require_images(options.overlays, subject.source)
-    scalers: Mapping[str, Scaler | None] = {NONE: None}
-    if options.posthoc:
-        scalers = fit_scalers(options.posthoc, subject.holdout, title=f"{subject.name}: hold-out")
+    scalers = fit_scalers(options.posthoc, subject.holdout, title=f"{subject.name}: hold-out")
     measured, reports = _measure(subject, scalers, options)
     for method, report in reports.items():
         _say(f"{entry_name(subject.name, method)}: {describe_report(report)}")
@@ -265,7 +256,7 @@ def _evaluate_one(
         method: Entry(
             entry_name(subject.name, method),
             report,
-            subject.history if scalers[method] is None else (),  # drawn once a run
+            subject.history if scalers[method] is None else (),  # drawn once per run
             subject.config + (f"# post-hoc: {scalers[method]}\n" if scalers[method] else ""),
             skipped=skipped,
             shifts=under[method],
@@ -282,7 +273,7 @@ def _evaluate_one(
     with new_contents(folder) as staging:
         for method, entry in entries.items():
             scaler = scalers[method]
-            place = staging if scaler is None else staging / POSTHOC / method
+            place = method_folder(staging, method)
             result = Result(subject.name, method, entry, measured[method].whole)
             results.append(write_result(result, drawn[method], place))
             if scaler is not None:
@@ -302,15 +293,11 @@ def _measure(
     """The meters of one model after each post-hoc method, and their reports."""
     source, observers = subject.source, {}
     settings: dict[str, Any] = {
-        "regions": {},
+        "regions": named_regions(options.regions, source.num_classes, multilabel=source.multilabel),
         "protocols": options.protocol,
         "num_bins": options.num_bins,
         "per_image": options.resamples > 0,
     }
-    if options.regions:
-        settings["regions"] = named_regions(
-            options.regions, source.num_classes, multilabel=source.multilabel
-        )
     triage: Mapping[str, Triage] = {}
     if options.operate or options.conformal:
         triage = choose_on_holdout(
@@ -349,7 +336,7 @@ def _evaluate_shifts(
         reports = evaluate_shift(
             source,
             scalers,
-            folder / SHIFT / shift.folder,
+            shift_folder(folder, shift),
             run=subject.name,
             shift=shift,
             key=key,

@@ -147,7 +147,21 @@ def parse_eval(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     options = parser.parse(arguments)
     if not options.inputs and not options.predictions:
         parser.error("Expected the folder of a run, or --predictions, but got neither")
-    if options.predictions and (options.shift or options.shift_data):
+    if not options.predictions and [path.suffix for path in options.inputs] == [".json"]:
+        parser.error(
+            f"Expected a run, or several reports to compare, but got {options.inputs[0]} alone: "
+            "segcal report writes its page"
+        )
+    on_holdout = options.inputs and options.split == "holdout"
+    shifted = options.shift or options.shift_data
+    if on_holdout and (options.posthoc or options.operate or options.conformal):
+        parser.error(
+            "Expected --split test with --posthoc, --operate and --conformal: on the hold-out they "
+            "would be evaluated on what they were fitted on"
+        )
+    if on_holdout and shifted:
+        parser.error("Expected --split test with --shift: it changes the test images alone")
+    if options.predictions and shifted:
         parser.error("Expected runs with --shift, but got --predictions")
     if options.ray is not None and not options.predictions:
         parser.error("Expected --predictions with --ray, but got runs")

@@ -10,8 +10,8 @@ from segcal.evaluation.results import (
     EVAL,
     PAGE,
     PAGES,
-    POSTHOC,
     REPORT,
+    method_folder,
     new_contents,
     open_page,
     read_result,
@@ -44,5 +44,5 @@ def _files(path: Path) -> list[Path]:
     settle(folder)
     if not (folder / REPORT).is_file():
         raise ValueError(f"Expected {REPORT} in {folder}, but there is none: run segcal eval first")
-    methods = [folder / POSTHOC / method / REPORT for method in SCALERS]
+    methods = [method_folder(folder, method) / REPORT for method in SCALERS]
     return [folder / REPORT, *(path for path in methods if path.is_file())]

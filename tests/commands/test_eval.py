@@ -296,7 +296,8 @@ def test_bad_files_are_skipped_counted_and_listed_on_request(tmp_path, capsys, u
     [
         ([], "Expected the folder of a run, or --predictions"),
         (["nowhere"], "nowhere"),
-        (["nowhere.json"], "nowhere.json"),
+        (["nowhere.json", "nowhere.json"], "nowhere.json"),
+        (["{seg}/eval/report.json"], "several reports to compare, but got"),
         (["--predictions", "nowhere"], "nowhere does not exist"),
         (["--posthoc", "tz", "x"], "none, ts, vs, ms, dc"),
         (["--split", "train", "x"], "--split"),
