@@ -25,11 +25,12 @@ def chosen_scores(names: Sequence[str] | None) -> tuple[str, ...]:
     """The names, checked; by default those of the training log: accuracy, mIoU, NLL, ECE, SCE."""
     if names is None:
         return tuple(score.name for score in LOGGED)
+    names = (names,) if isinstance(names, str) else tuple(names)
     known = [name for name, score in SCORES.items() if score.scope != "classes"]
-    for name in (names,) if isinstance(names, str) else names:
+    for name in names:
         if name not in known:
             raise ValueError(f"Expected scores among {', '.join(known)}, but got {name!r}")
-    return (names,) if isinstance(names, str) else tuple(names)
+    return names
 
 
 def scalars(report: Report, names: Sequence[str], prefix: str = "") -> dict[str, float]:

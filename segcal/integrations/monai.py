@@ -39,7 +39,8 @@ class CalibrationMetric(Metric):
 
     Args:
         num_classes: C.
-        probs: predictions are probabilities, not logits. Not one-hot: no score needs those.
+        probs: predictions are probabilities, not logits. They must not be one-hot, as for MONAI's
+            Dice: a one-hot prediction has no confidence.
         scores: names of the scores that `aggregate` gives; see docs/conventions.md.
         **options: of `segcal.CalibrationMeter`; with `multilabel` predictions are of C sigmoids.
     """
@@ -75,8 +76,11 @@ class CalibrationMetric(Metric):
 
     def _labels(self, label: Tensor, pred: Tensor) -> Tensor:
         """(1, *S) labels from (1, 1, *S), or from (1, C, *S) one-hot; as they are if multilabel."""
+        if label.is_floating_point() and not bool((label == label.round()).all()):
+            raise ValueError("Expected whole numbers as labels, but got fractions")
+        label = label.long()  # MONAI's transforms leave labels as float32
         if self.meter.settings.multilabel:
-            return label.long()
+            return label
         if label.shape == pred.shape:
             if bool(((label == 0) | (label == 1)).all()) and bool((label.sum(1) == 1).all()):
                 return label.argmax(1)
@@ -86,12 +90,7 @@ class CalibrationMetric(Metric):
                 f"Expected labels of shape (1, *S) or (C, *S) for predictions "
                 f"{tuple(pred.shape[1:])}, but got {tuple(label.shape[1:])}"
             )
-        label = label[:, 0]
-        if label.is_floating_point():  # MONAI's transforms leave labels as float32
-            if not bool((label == label.round()).all()):
-                raise ValueError("Expected whole numbers as labels, but got fractions")
-            label = label.long()
-        return label
+        return label[:, 0]
 
     def aggregate(self) -> dict[str, float]:
         """The scores by name, as fractions, over all ranks; every rank must call it."""

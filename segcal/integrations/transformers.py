@@ -38,7 +38,7 @@ class TrainerLoss:
 
     Args:
         spec: as for `segcal.build_loss`.
-        ignore_index: label of pixels that are not counted; -100 never is.
+        ignore_index: label of pixels that are not counted; those with label -100 are not either.
         **options: of `segcal.build_loss`.
     """
 

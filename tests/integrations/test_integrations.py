@@ -9,13 +9,8 @@ import torch
 from segcal.integrations import at_labels, chosen_scores
 from tests.support import ROOT
 
-MODULES = {
-    "torchmetrics": ("torchmetrics", "torchmetrics"),
-    "lightning": ("lightning", "lightning"),
-    "transformers": ("transformers", "transformers"),
-    "monai": ("monai", "monai"),
-    "mmengine": ("mmengine", "mmengine"),
-}
+# The names of the adapters, of their packages and of their extras.
+FRAMEWORKS = ["torchmetrics", "lightning", "transformers", "monai", "mmengine"]
 
 
 def run(code):
@@ -25,23 +20,23 @@ def run(code):
 def test_a_missing_package_is_one_line_that_names_the_extra():
     # None in sys.modules is how Python marks a module that cannot be imported.
     code = "import sys\n"
-    for module, (package, _) in MODULES.items():
+    for name in FRAMEWORKS:
         code += (
-            f"sys.modules[{package!r}] = None\n"
-            f"try: import segcal.integrations.{module}\n"
+            f"sys.modules[{name!r}] = None\n"
+            f"try: import segcal.integrations.{name}\n"
             "except ImportError as error: print(error)\n"
         )
     out = run(code)
     assert out.stdout.splitlines() == [
-        f"Expected the package {package}, but it is not installed: pip install 'segcal[{extra}]'"
-        for package, extra in MODULES.values()
+        f"Expected the package {name}, but it is not installed: pip install 'segcal[{name}]'"
+        for name in FRAMEWORKS
     ], out.stderr
 
 
 def test_frameworks_are_loaded_by_their_adapter_alone():
     out = run(
         "import sys, segcal.integrations, segcal.evaluation.evaluate, segcal.run\n"
-        f"print([m for m in {list(MODULES)} if m in sys.modules])"
+        f"print([name for name in {FRAMEWORKS} if name in sys.modules])"
     )
     assert out.stdout.strip() == "[]", out.stderr
 

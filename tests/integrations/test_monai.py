@@ -45,16 +45,18 @@ def test_sigmoid_outputs():
 
 
 @pytest.mark.parametrize(
-    "y, problem",
+    ("y", "multilabel", "problem"),
     [
-        (torch.zeros(1, 2, 4, 4, 4), "Expected labels of shape"),
-        (torch.full((1, 1, 4, 4, 4), 0.5), "Expected whole numbers as labels"),
-        (torch.full((1, CLASSES, 4, 4, 4), 0.25), "Expected one-hot labels"),
+        (torch.zeros(1, 2, 4, 4, 4), False, "Expected labels of shape"),
+        (torch.full((1, 1, 4, 4, 4), 0.5), False, "Expected whole numbers as labels"),
+        (torch.full((1, CLASSES, 4, 4, 4), 0.7), True, "Expected whole numbers as labels"),
+        (torch.ones(1, CLASSES, 4, 4, 4), False, "Expected one-hot labels"),
     ],
 )
-def test_other_labels_are_refused(y, problem):
+def test_other_labels_are_refused(y, multilabel, problem):
+    metric = CalibrationMetric(CLASSES, multilabel=multilabel)
     with pytest.raises(ValueError, match=problem):
-        CalibrationMetric(CLASSES)(torch.zeros(1, CLASSES, 4, 4, 4), y)
+        metric(torch.zeros(1, CLASSES, 4, 4, 4), y)
 
 
 def test_means_over_images_are_those_of_monai():
