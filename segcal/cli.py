@@ -41,10 +41,10 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _collect_less() -> None:
-    """Look for garbage less often.
+    """Collect garbage less often.
 
-    Imports and figures make millions of objects that stay; looking through them each time some more
-    are there takes a tenth of a short command.
+    Imports and figures make millions of objects that stay; to scan all of them again and again
+    takes a tenth of the time of a short command.
     """
     gc.set_threshold(100_000, 20, 100)
 
@@ -157,7 +157,7 @@ def script() -> NoReturn:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process at once: it takes Python a second to take apart what torch has loaded."""
+    """End this process at once: to free all that torch has loaded takes Python a second."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # closed, or there is none
@@ -184,7 +184,8 @@ def run_command(command: Command, arguments: Sequence[str], prog: str) -> int:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             return 128 + signal.SIGPIPE
         where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        return _fail(where, 1 if error.errno in _DISK_FULL else 2)
+        ours = isinstance(error, ChildProcessError) or error.errno in _DISK_FULL
+        return _fail(where, 1 if ours else 2)
     except ValueError as error:
         return _fail(str(error), 2)
     except Exception as error:

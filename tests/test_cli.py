@@ -219,6 +219,16 @@ def test_images_past_memory_are_refused(name, tmp_path, capsys):
     assert f"{name}=100000" in err and err.count("\n") == 1
 
 
+def test_a_task_that_died_is_no_fault_of_the_input(capsys):
+    def command(arguments, prog):
+        raise ChildProcessError("a task of the Ray cluster ended early: killed")
+
+    assert run_command(command, [], "segcal eval") == 1
+    assert capsys.readouterr().err == (
+        "segcal: error: a task of the Ray cluster ended early: killed\n"
+    )
+
+
 def test_a_bug_is_not_hidden():
     def broken(arguments, prog):
         raise TypeError("a bug")

@@ -192,23 +192,14 @@ def measure(
         progress: show a bar; by default if stderr is a terminal.
     """
     regions, observers = dict(regions or {}), observers or {}
-    needed = False  # whether there is no way without sums of each image
-    if protocols:
-        needed = need_image_sums(check_protocols(protocols))
-        if FOREGROUND in protocols:
-            regions[FOREGROUND] = any_present if source.multilabel else foreground
+    if FOREGROUND in check_protocols(protocols):
+        regions[FOREGROUND] = any_present if source.multilabel else foreground
     if WHOLE_IMAGE in regions:
         raise ValueError(
             f"Expected other names for regions than {WHOLE_IMAGE!r}, which is the whole image"
         )
-    per_image = (per_image or needed) and image_sums_fit(
-        source, num_bins * len(scalers) * (1 + len(regions))
-    )
-    if needed and not per_image:
-        raise ValueError(
-            "Expected sums of each image to fit into memory for the protocols "
-            f"{', '.join(protocols)}, but got too many images"
-        )
+    tables = num_bins * len(scalers) * (1 + len(regions))
+    per_image = keeps_image_sums(source, tables, protocols, asked=per_image)
 
     def meter(region: str) -> CalibrationMeter:
         return new_meter(source, num_bins, edge_rule=edge_rule, per_image=per_image, region=region)
@@ -330,17 +321,36 @@ def _logit_map(transform: Callable[[Tensor], Tensor] | Scaler | None) -> LogitMa
     return lambda logits, images: transform(logits)
 
 
-def image_sums_fit(source: PredictionSource, tables: int) -> bool:
-    """Whether sums of each image can be kept; `tables` of K numbers an image."""
-    if source.num_images is None:
+def keeps_image_sums(
+    source: PredictionSource, tables: int, protocols: Sequence[str], *, asked: bool
+) -> bool:
+    """Whether meters keep sums of each image: if wanted, and if they fit into memory.
+
+    Args:
+        source: the predictions.
+        tables: how many tables of K numbers per image all meters have.
+        protocols: some need these sums.
+        asked: the caller wants them, for intervals.
+
+    Raises:
+        ValueError: a protocol needs sums that do not fit.
+    """
+    needed = need_image_sums(protocols)
+    if source.num_images is None or not (asked or needed):
+        return asked or needed
+    size = 8 * source.num_classes * tables * source.num_images
+    if size <= _MAX_IMAGE_SUMS:
         return True
-    needed = 8 * source.num_classes * tables * source.num_images
-    if needed > _MAX_IMAGE_SUMS:
-        log.warning(
-            "no intervals: the bootstrap over %d images of %d classes would take %.1f GiB",
-            *(source.num_images, source.num_classes, needed / 2**30),
+    if needed:
+        raise ValueError(
+            "Expected sums of each image to fit into memory for the protocols "
+            f"{', '.join(protocols)}, but got too many images"
         )
-    return needed <= _MAX_IMAGE_SUMS
+    log.warning(
+        "no intervals: the bootstrap over %d images of %d classes would take %.1f GiB",
+        *(source.num_images, source.num_classes, size / 2**30),
+    )
+    return False
 
 
 def _share(skipped: dict[str, str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from segcal.evaluation.evaluate import LogitMap, Measured, image_sums_fit, measure
+from segcal.evaluation.evaluate import LogitMap, Measured, keeps_image_sums, measure
 from segcal.evaluation.saved import PredictionFolder
 from segcal.metrics.conformal import SetCounts
 from segcal.metrics.operating import AcceptedPixels
@@ -25,8 +25,8 @@ def measure_on_ray(
 ) -> dict[str, Measured]:
     """`measure` by tasks of a Ray cluster that sees the files at the same paths.
 
-    A task returns its meters, a few kilobytes an image, and its share is done again
-    elsewhere if its worker or node dies.
+    A task returns its meters, a few kilobytes per image. If its worker or node dies, another one
+    repeats the task.
 
     Args:
         source: the predictions.
@@ -35,11 +35,13 @@ def measure_on_ray(
         observers: see `measure`; each gets the counts of all tasks.
         **settings: further arguments of `measure`.
     """
+    tables = settings["num_bins"] * len(scalers) * (1 + len(settings["regions"]))
+    settings["per_image"] = keeps_image_sums(
+        source, tables, settings["protocols"], asked=settings["per_image"]
+    )
     ray, leave = join_ray(cluster)
     cores = max(int(ray.cluster_resources().get("CPU", 1)), 1)
     count = min(len(source.names), SHARDS_PER_CORE * cores)
-    tables = settings["num_bins"] * len(scalers) * (1 + len(settings["regions"]))
-    settings["per_image"] = settings["per_image"] and image_sums_fit(source, tables)
     shared = ray.put((dict(scalers), dict(observers), settings))
     task = ray.remote(num_cpus=1, max_retries=RETRIES)(_measure_shard)
     pending = [task.remote(source.shard(number, count), shared) for number in range(count)]

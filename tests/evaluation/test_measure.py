@@ -12,6 +12,7 @@ import segcal
 from segcal.data.build import DataConfig, build_data
 from segcal.evaluation import evaluate as evaluating
 from segcal.evaluation.evaluate import measure, require_pixels
+from segcal.evaluation.on_ray import measure_on_ray
 from segcal.evaluation.saved import PredictionFolder
 from segcal.evaluation.sources import SplitPredictions
 from segcal.files import BadFile
@@ -118,6 +119,18 @@ def test_sums_of_images_are_not_kept_where_they_would_not_fit(tmp_path, monkeypa
     monkeypatch.setattr(evaluating, "_MAX_IMAGE_SUMS", 1000)
     assert not reports(source)["none"].intervals
     assert "no intervals" in caplog.text
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_protocol_whose_sums_do_not_fit_is_refused_on_ray_too(tmp_path, monkeypatch, asked):
+    source = PredictionFolder(save_folder(tmp_path))
+    monkeypatch.setattr(evaluating, "_MAX_IMAGE_SUMS", 1000)
+    settings = {"regions": {}, "protocols": ("image",), "num_bins": 15, "per_image": asked}
+    message = "Expected sums of each image to fit into memory for the protocols image"
+    with pytest.raises(ValueError, match=message):
+        measure(source, {"none": None}, **settings)
+    with pytest.raises(ValueError, match=message):  # before a cluster is looked for
+        measure_on_ray(source, {"none": None}, cluster="nowhere:1", observers={}, **settings)
 
 
 def test_regions_are_counted_in_the_same_pass_after_every_scaler(tmp_path):
