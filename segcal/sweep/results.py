@@ -16,7 +16,7 @@ from segcal.metrics import (
 from segcal.metrics.rows import above_interval
 from segcal.metrics.scores import SCORES
 from segcal.sweep.definition import Row, Sweep, Variation
-from segcal.sweep.plan import Evaluation, Hyper, combinations, in_words
+from segcal.sweep.plan import Evaluation, Hyper, in_words
 from segcal.sweep.render import Block, Number, Sheet
 from segcal.sweep.store import Store
 from segcal.sweep.worker import to_shift
@@ -275,7 +275,7 @@ class Results:
         seeds = " or ".join(map(str, counts)) + (" seeds" if counts[-1] > 1 else " seed")
         said = [f"{seeds} per method; post-hoc methods are fitted on the clean hold-out."]
         rules = " and by ".join(SCORES[rule].label for rule in self.sweep.select)
-        if any(len(combinations(entry.hyper)) > 1 for entry in self.sweep.entries):
+        if any(len(method.grid) > 1 for method in self.sweep.methods()):
             said.append(
                 f"Hyper-parameters are chosen by {rules} on the hold-out with the first seed, "
                 "never on the test images."
@@ -284,11 +284,12 @@ class Results:
             words = self.sweep.in_words(variation)
             before = f"{words}, " if words else ""
             for entry in self.sweep.entries:
-                chosen = {
-                    SCORES[rule].label: self.store.choice(self.sweep.method(entry, variation, rule))
+                methods = {
+                    SCORES[rule].label: self.sweep.method(entry, variation, rule)
                     for rule in self.sweep.select
                 }
-                count = len(combinations(entry.hyper))
+                chosen = {label: self.store.choice(method) for label, method in methods.items()}
+                count = len(next(iter(methods.values())).grid)  # the same for every rule
                 if count > 1 and all(chosen.values()):
                     said.append(f"{before}{entry.name}: {_choices(chosen)}, of {count}.")
         return said

@@ -157,8 +157,7 @@ from pathlib import Path
 from segcal.sweep.plan import Method
 from segcal.sweep.pools import Processes
 from segcal.sweep.runner import work
-from segcal.sweep.store import GridProgress, Store
-from segcal.data.samples import WorkerDied
+from segcal.sweep.store import Store
 from tests.support.stepwise import Stepwise
 if __name__ == "__main__":
     runs, log, gate = map(Path, sys.argv[1:])
