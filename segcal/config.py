@@ -89,7 +89,7 @@ class LossOptions:
                 f"Expected options that --loss {self.loss} takes "
                 f"({', '.join(sorted(taken)) or 'it has none'}), but got {', '.join(unfit)}"
             )
-        build_loss(self.loss, **self.hyper)  # complains of what does not fit
+        build_loss(self.loss, **self.hyper)  # raises if a value does not fit
 
     @property
     def hyper(self) -> dict[str, Any]:
@@ -295,27 +295,31 @@ def _renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _config_first(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Part --config FILE from the rest: options win over files wherever they stand.
+    """The values of --config, and the other arguments: these override files in any order.
 
-    A resumed run's own settings stand in for a missing --config.
+    A resumed run without --config uses its own settings.
     """
-    files: list[str] = []
+    files, rest = _values("--config", arguments)
+    if "--resume" in rest and not files:
+        outs, _ = _values("--out", rest)
+        files = [str(Path(out) / CONFIG) for out in outs[-1:] if (Path(out) / CONFIG).exists()]
+    return files, rest
+
+
+def _values(option: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The values of an option in their order, and the other arguments."""
+    values: list[str] = []
     rest: list[str] = []
     left = list(arguments)
     while left:
         word = left.pop(0)
-        if word == "--config" and left:
-            files.append(left.pop(0))
-        elif word.startswith("--config="):
-            files.append(word.partition("=")[2])
+        if word == option and left:
+            values.append(left.pop(0))
+        elif word.startswith(f"{option}="):
+            values.append(word.partition("=")[2])
         else:
             rest.append(word)
-    if "--resume" in rest and not files:
-        joined = [*rest, ""]
-        outs = [w.partition("=")[2] for w in rest if w.startswith("--out=")]
-        outs += [joined[i + 1] for i, w in enumerate(rest) if w == "--out"]
-        files = [str(Path(out) / CONFIG) for out in outs[-1:] if (Path(out) / CONFIG).exists()]
-    return files, rest
+    return values, rest
 
 
 def _check_yaml(path: Path) -> None:

@@ -33,7 +33,7 @@ from segcal.losses import build_loss
 from segcal.models.build import build_model
 from segcal.runtime import choose_device, process_group, seed_everything
 from segcal.training import checkpoint
-from segcal.training.labels import look_at_labels
+from segcal.training.labels import check_labels
 from segcal.training.log import Record
 from segcal.training.trainer import LOG, Trainer
 
@@ -109,11 +109,11 @@ def open_run(folder: Path, *, weights: str = checkpoint.BEST, skip_bad: bool = F
         raise FileNotFoundError(f"Expected a run with a {CONFIG} in {folder}, but there is none")
     config = load_config(folder / CONFIG)
     state = checkpoint.load_state(folder / weights)
-    # A run may come from someone else: opening it fetches nothing to places that its settings name.
+    # A run may come from someone else: opening it downloads nothing.
     skip_bad = skip_bad or config.data.skip_bad
     config = replace(config, data=replace(config.data, download=False, skip_bad=skip_bad))
     data = build_data(config.data, seed=config.seed)
-    # The checkpoint has all weights: the encoder's first ones need not be found again.
+    # The checkpoint has all weights: pretrained ones of the encoder are not needed.
     bare = replace(config.model, encoder_weights=None)
     model = build_model(bare, num_classes=data.num_classes, words=data.words)
     with checkpoint.expect_whole(folder / weights):
@@ -141,7 +141,7 @@ def train_run(config: TrainConfig, *, resume: bool = False) -> list[Record]:
         if distributed.rank() == 0:
             (_expect_whole_run if resume else _expect_no_run)(config.folder)
         if distributed.is_distributed():
-            dist.barrier()  # the others must not meet the folder that the first will make
+            dist.barrier()  # the others wait until the first has checked the folder
         state = checkpoint.load_last(config.folder) if resume else None
         trainer = _build(config, device, restored=state is not None)
         if state is not None:
@@ -158,7 +158,7 @@ def _build(config: TrainConfig, device: torch.device, *, restored: bool) -> Trai
     seed_everything(config.seed)
     data = build_data(config.data, seed=config.seed)
     if not restored:
-        look_at_labels(data)
+        check_labels(data)
     settings = replace(config.model, encoder_weights=None) if restored else config.model
     return Trainer(
         build_model(settings, num_classes=data.num_classes, words=data.words),

@@ -181,6 +181,9 @@ def test_a_resumed_run_brings_its_own_settings(tmp_path, write):
     )
     other = write("gamma: 1\n", "other.yaml")
     assert parse_train(["--resume", "--out", str(tmp_path), "--config", other])[0].gamma == 1
+    # As everywhere, the last of two values counts.
+    twice = ["--resume", "--out", str(tmp_path / "other"), f"--out={tmp_path}"]
+    assert parse_train(twice) == (config, True)
 
 
 def test_folder_of_a_run():

@@ -198,7 +198,7 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         return len(self.indices)
 
     def shard(self, number: int, count: int) -> Samples:
-        """Every `count`-th item from item `number` on: what one of `count` machines looks at."""
+        """Every `count`-th item from item `number` on: what one of `count` machines evaluates."""
         return self._only(range(number, len(self), count))
 
     def limited(self, limit: int | None) -> Samples:

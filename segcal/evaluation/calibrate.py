@@ -38,7 +38,7 @@ def fit_scalers(
 ) -> dict[str, Scaler | None]:
     """The fitted scaler of each method by its short name, and before them None for "none".
 
-    What a fit warns of, such as that it made nothing better, is logged in one line.
+    Warnings of a fit, such as that it improved nothing, are logged, each in one line.
 
     Args:
         methods: short names.
@@ -117,7 +117,7 @@ def record(
 ) -> Recording:
     """Run once over this process's share of `source`, keeping its predictions in `folder`.
 
-    That takes 4 bytes a pixel and class on the disk, and one batch at a time in memory.
+    That takes 4 bytes per pixel and class on the disk, and one batch at a time in memory.
 
     Args:
         source: the predictions.
@@ -153,7 +153,7 @@ def _save(path: Path, array: np.ndarray) -> None:
 
 
 def _check_space(source: PredictionSource, batch: Predictions, folder: Path) -> None:
-    """Refuse to begin what cannot be finished; all batches are taken to be like `batch`."""
+    """Raise if the disk is too small for all batches, if they are as large as `batch`."""
     if source.num_images is None:
         return
     batches = source.num_images / distributed.world_size() / len(batch.labels)

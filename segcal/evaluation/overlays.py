@@ -64,7 +64,7 @@ def draw(
     """The chosen images by name of scaler, calibrated by each; none for classification.
 
     Of sigmoid outputs, the class that is calibrated worst in the image is drawn. Of a volume three
-    planes are drawn, one an axis: see `worst_planes`.
+    planes are drawn, one per axis: see `worst_planes`.
     """
     planned: list[tuple[str, Overlay, Callable[[], bytes]]] = []
     for index in indices:
@@ -128,7 +128,7 @@ class Plane:
 
 
 def worst_planes(source: NamedPredictions, index: int) -> list[Plane]:
-    """Of each axis the plane whose voxels add most to its own ECE: that times its voxels."""
+    """For each axis, the plane with the largest product of its ECE and its number of voxels."""
     errors: list[list[Tensor]] = [[], [], []]  # by axis, (planes, bins) sums of the gaps
     for part in source.parts(index):
         for axis, found in enumerate(errors):
@@ -153,7 +153,7 @@ def worst_planes(source: NamedPredictions, index: int) -> list[Plane]:
 
 
 def _grey(image: np.ndarray) -> np.ndarray:
-    """(H, W) numbers of any range as uint8; all but the extreme 1 % on both sides differ."""
+    """(H, W) numbers of any range as uint8; the lowest and the highest 1 % are clipped."""
     if image.dtype == np.uint8:
         return image
     low, high = np.percentile(image, (1, 99))

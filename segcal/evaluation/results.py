@@ -117,9 +117,9 @@ def require_writable(folder: Path) -> None:
 def new_contents(folder: Path, names: Sequence[str] = RESULTS) -> Iterator[Path]:
     """A folder to write to; what it holds moves into `folder` when the block ends well.
 
-    If the block raises, or is killed, `folder` is as it was. Results become new by one rename;
-    what must be moved after it is moved by `settle`, if this process cannot. All of it happens
-    inside `folder`, which may be a disk of its own.
+    If the block raises, or is killed, `folder` is as it was. One rename makes the new results
+    valid; if this process is killed after it, `settle` finishes the moves. All of it happens
+    inside `folder`, which may be on another disk than its parent.
 
     Args:
         folder: made if missing.
@@ -165,7 +165,7 @@ def settle(folder: Path) -> None:
 
 
 def _settle(folder: Path) -> None:
-    """Renames alone, which take no time and no space, and each of which may be the last.
+    """Move new results into `folder` by renames alone; a kill after any of them loses nothing.
 
     While there is `_COMPLETE`, the results in `folder` are old; while there is `_MOVING`, new.
     """
@@ -190,7 +190,7 @@ def _settle(folder: Path) -> None:
 
 
 def _require_own(place: Path) -> None:
-    """Raise if this is no folder, but stands for one that files would be taken away from."""
+    """Raise if `place` is a link or a file: moving its files would empty some other folder."""
     if place.is_symlink() or not place.is_dir():
         raise ValueError(f"Expected a folder of new results at {place}, but got something else")
 
@@ -229,7 +229,7 @@ def write_pages(
 
 
 def compare_results(results: Sequence[Result]) -> Comparison | None:
-    """How models differ, trainings that differ in their seed together; None if it is not known.
+    """How models differ, the seeds of a model taken together; None if that is not known.
 
     Runs are one model if their names differ in a part such as "seed3" alone.
     """
@@ -361,7 +361,7 @@ def read_result(path: Path) -> Result:
 
 
 def check_history(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The records of a log, one an epoch.
+    """The records of a log, one per epoch.
 
     Raises:
         TypeError, ValueError or OverflowError: they hold something else than numbers.
@@ -406,7 +406,7 @@ def entry_name(run: str, method: str) -> str:
 
 
 def file_name(name: str) -> str:
-    """A name as a file's: letters, digits and + . _ - alone, no dot in front, not too long."""
+    """A name for a file: only letters, digits and + . _ -, no dot in front, not too long."""
     kept = re.sub(r"[^\w.+-]+", "-", name).encode("utf-8", "replace")[:_MAX_NAME]
     return kept.decode("utf-8", "ignore").strip(".-") or "image"
 

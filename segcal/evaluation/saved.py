@@ -162,13 +162,13 @@ class PredictionFolder:
     """Predictions and labels in files, in the order of their names: a `NamedPredictions`.
 
     Indexing reads and checks one file, and keeps nothing of it. Iterating reads this process's
-    share of the files, the next one while this one is looked at. Whatever is wrong with a file
-    raises `BadFile`: one line that names it.
+    share of the files, the next one while the current one is evaluated. Whatever is wrong with a
+    file raises `BadFile`: one line that names it.
 
     Args:
         path: the folder, or a single file.
         skip_bad: when iterating, leave out files that cannot be used, and list them in `skipped`.
-        **stated: fields of `PredictionFormat`; they go before those in the folder's manifest.
+        **stated: fields of `PredictionFormat`; they override those in the folder's manifest.
     """
 
     palette: np.ndarray | None = None
@@ -178,7 +178,6 @@ class PredictionFolder:
         self.skipped: dict[str, str] = {}
         self._files = self._list()
         self.names: Sequence[str] = [utf8(_stem(file)) for file in self._files]
-        self.folder = self.path if self.path.is_dir() else self.path.parent
         manifest = read_manifest(self.path) if self.path.is_dir() else {}
         with naming(self.path):
             self.format = PredictionFormat(**{**manifest, **stated})
@@ -205,7 +204,7 @@ class PredictionFolder:
         return files
 
     def shard(self, number: int, count: int) -> PredictionFolder:
-        """Every `count`-th file from file `number` on: what one of `count` machines looks at."""
+        """Every `count`-th file from file `number` on: what one of `count` machines evaluates."""
         part = copy.copy(self)
         part.skipped = {}
         part._files, part.names = self._files[number::count], self.names[number::count]
@@ -576,7 +575,7 @@ def _resize(values: Tensor, kind: Kind, labels: Tensor, *, align_corners: bool) 
 
 
 def _check_values(pixels: Pixels, kind: Kind) -> None:
-    """Refuse valid pixels whose values are not finite, or are no probabilities."""
+    """Raise if valid pixels have values that are not finite, or not probabilities."""
     values, valid = pixels.dense, pixels.valid  # (N, C, L), (N, L)
     if kind == "probs":
         good = is_distribution(values, 1)

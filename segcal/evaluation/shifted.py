@@ -46,8 +46,8 @@ def evaluate_shift(
 ) -> dict[str, Report]:
     """Evaluate a network under one shift, after each post-hoc method.
 
-    Every report is kept in `folder` with the state behind it, under a digest of all that it
-    depends on, and read from there if it is asked for again.
+    Every report is stored in `folder` with its state and a digest of all that it depends on; a
+    later call with the same digest reads it from there.
 
     Args:
         source: the predictions on the changed images.
@@ -96,7 +96,7 @@ def evaluate_shift(
                     skipped=list(source.skipped.values()),
                 )
                 place = method_folder(folder, name)
-                # The report, which holds the key, is the last to come and the first to go.
+                # The report holds the key: it is removed first and written last.
                 (place / REPORT).unlink(missing_ok=True)
                 found.whole.save(place / STATE)
                 write_result(Result(f"{run}, {shift}", name, entry), (), place, key=keys[name])

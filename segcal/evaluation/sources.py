@@ -49,7 +49,7 @@ class VolumePart:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a network said of N images, at the resolution of their labels.
+    """What a network predicted for N images, at the resolution of their labels.
 
     Attributes:
         names: N names, or None.
@@ -170,7 +170,7 @@ class NamedPredictions(PredictionSource, Protocol):
 
 
 class LoaderPredictions:
-    """A network at work on the batches of any loader, at the resolution of the labels.
+    """The predictions of a network on the batches of any loader, at the resolution of the labels.
 
     Args:
         model: as for `segcal.evaluate`; must be in eval mode.
@@ -225,7 +225,7 @@ class LoaderPredictions:
                 labels = labels.unsqueeze(1)
             one = labels[:, 0] if self.multilabel and labels.ndim > 1 else labels  # (N, *S)
             logits = _at_labels(logits, inputs, one, self._pad_to, self._padded)
-        images = inputs if inputs.ndim == 4 else None  # numbers of words are nothing to look at
+        images = inputs if inputs.ndim == 4 else None  # a text is not an image
         if images is not None and self._padded and one.ndim == 3:
             images = images[..., : one.shape[1], : one.shape[2]]
         if self.multilabel:
@@ -235,7 +235,7 @@ class LoaderPredictions:
 
 
 class SplitPredictions(LoaderPredictions):
-    """A network at work on one split of a data set.
+    """The predictions of a network on one split of a data set.
 
     Args:
         model: (N, 3, H, W) images to (N, C, *S) logits; moved to `device` and put in eval mode.

@@ -46,7 +46,7 @@ class GlobalPoolCNN(nn.Module):
 
 
 def read_glove(path: Path, words: Sequence[str], width: int) -> Tensor:
-    """(len(words), width) vectors from a GloVe text file: a word and its numbers a line.
+    """(len(words), width) vectors from a GloVe text file: each line is a word and its numbers.
 
     Words that the file does not have, the padding among them, get zeros, as in public code.
 

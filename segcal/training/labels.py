@@ -1,4 +1,4 @@
-"""What the labels of a run are, said before it trains."""
+"""Checks the labels of a run before it trains: absent classes, ignored labels."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 _MAX_LISTED = 8  # classes named in a warning
 
 
-def look_at_labels(data: Splits) -> None:
-    """Say what is odd about the labels; raise if there is nothing to learn or evaluate from."""
+def check_labels(data: Splits) -> None:
+    """Report absent classes and ignored labels; raise if all labels of a part are ignored."""
     for name, part in (("training", data.train), ("hold-out", data.holdout)):
         found = count_labels(part, data.num_classes, data.ignore_index, multilabel=data.multilabel)
         if found.ignored == found.total and found.items == len(part):

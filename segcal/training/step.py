@@ -118,7 +118,7 @@ class Learner:
     def _mixed_share(self) -> float | None:
         """λ of this step, the same on every process and in every micro-batch; None: no mixup.
 
-        It depends on the seed and the step alone, so that a resumed run draws what the whole did.
+        It depends on the seed and the step alone, so that a resumed run samples the same.
         """
         if self.options.mixup is None:
             return None

@@ -23,7 +23,7 @@ from segcal.losses import Criterion
 from segcal.metrics import Report
 from segcal.metrics.scores import LOGGED, SCORES
 from segcal.runtime import Interrupted, StopSignals
-from segcal.training import checkpoint, log
+from segcal.training import checkpoint
 from segcal.training.log import (
     Diverged,
     Progress,
@@ -31,6 +31,7 @@ from segcal.training.log import (
     RunningLosses,
     TensorBoardLog,
     describe_epoch,
+    require_history,
     write_jsonl,
 )
 from segcal.training.optim import lr_factor
@@ -100,7 +101,7 @@ class Trainer:
             raise ValueError("Expected micro-batches of 2 samples or more with mixup, but got 1")
         self.total_steps = options.epochs * self.steps_per_epoch
         self.learner = Learner(model, criterion, options, self.device)
-        self.history: list[Record] = []  # one record an epoch, when it is evaluated and logged
+        self.history: list[Record] = []  # one record per epoch, when it is evaluated and logged
         self._losses = RunningLosses()
         self._seconds = 0.0  # of the current epoch
         self._stop = StopSignals()
@@ -301,7 +302,7 @@ class Trainer:
             )
         self.learner.load_state_dict(state["learner"])
         self.history = state["history"]
-        log.require_history(self.history, self.options.epochs, self.options.select)
+        require_history(self.history, self.options.epochs, self.options.select)
         self._losses.load_state_dict(state["sums"], self.device)
         self._seconds = state["seconds"]
         if self._epoch_is_whole:
