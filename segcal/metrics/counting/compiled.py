@@ -343,14 +343,17 @@ def _softmax(block, high, total, norm, top, best):
         total: (P,) float64, gets Σ exp(z_c - high).
         norm: (P,) is used.
         top: (P,) gets the largest probability.
-        best: (P,) gets the first class that has it.
+        best: (P,) gets the first class that has the largest logit.
     """
     k, pixels, real, wide = np.int32(len(block)), len(high), block.dtype.type, np.float64
     for j in range(pixels):
         total[j] = 0.0
+        best[j] = k
     for c in range(k):
-        row = block[c]
+        row, this = block[c], np.int32(c)
         for j in range(pixels):
+            found = this if row[j] == high[j] else k
+            best[j] = found if found < best[j] else best[j]
             row[j] = _exp(row[j] - high[j])
     for c in range(0, k - 3, 4):  # four at once: a sum in float64 costs as much as exp
         one, two, three, four = block[c], block[c + 1], block[c + 2], block[c + 3]
@@ -363,14 +366,10 @@ def _softmax(block, high, total, norm, top, best):
     for j in range(pixels):
         norm[j] = total[j]
         top[j] = real(1) / norm[j]
-        best[j] = k
     for c in range(k):
-        row, this = block[c], np.int32(c)
+        row = block[c]
         for j in range(pixels):
-            p = row[j] / norm[j]
-            row[j] = p
-            found = this if p == top[j] else k
-            best[j] = found if found < best[j] else best[j]
+            row[j] /= norm[j]
 
 
 @njit(**_EXACT)

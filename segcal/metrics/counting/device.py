@@ -41,7 +41,7 @@ class _Predictions:
     probs: Tensor  # (K, P); 0 where ignored
     target: Tensor  # (P,) labels; 0 where ignored
     confidence: Tensor  # (P,) largest probability
-    predicted: Tensor  # (P,) its class; the first if there are several
+    predicted: Tensor  # (P,) class of the largest logit or probability; the first of equals
     true_prob: Tensor  # (P,) probability of the label
     nll: Tensor  # (P,) float64, -log of it
     usable: Tensor  # (P,) whether the values can be counted
@@ -123,28 +123,29 @@ def _predictions(piece: Pixels, given: torch.dtype, *, logits: bool) -> _Predict
         # The log-softmax of the label, from the largest logit: nothing underflows.
         nll = high.double() - true.double() + norm.log()
         usable = nll <= MOST_NLL  # not so for NaN or +inf anywhere, and for -inf at the label
+        predicted = _first_equal(values, high)
     else:
         probs = values.clamp(0, 1)
         usable = is_distribution(values, 0, rounded_to=given)
+        predicted = _first_equal(probs, probs.amax(0))
         nll = -true.clamp(torch.finfo(values.dtype).tiny, 1).double().log()
     probs = probs.masked_fill(~(valid & usable), 0)
-    confidence = probs.amax(0)
     return _Predictions(
         probs=probs,
         target=target,
-        confidence=confidence,
-        predicted=_first_equal(probs, confidence),
+        confidence=probs.amax(0),
+        predicted=predicted,
         true_prob=probs.gather(0, target.unsqueeze(0)).squeeze(0),
         nll=nll,
         usable=usable,
     )
 
 
-def _first_equal(probs: Tensor, confidence: Tensor) -> Tensor:
-    """(P,) the first class whose probability is `confidence`: argmax, with ties defined."""
-    k = len(probs)
-    rank = torch.arange(k, 0, -1, device=probs.device).unsqueeze(1)  # largest for the first
-    return k - (rank * (probs == confidence)).amax(0)
+def _first_equal(values: Tensor, high: Tensor) -> Tensor:
+    """(P,) the first class whose value is `high`: argmax, with ties defined; any class for NaN."""
+    k = len(values)
+    rank = torch.arange(k, 0, -1, device=values.device).unsqueeze(1)  # largest for the first
+    return k - (rank * (values == high)).amax(0).clamp_(min=1)
 
 
 def _tally(seen: _Predictions, valid: Tensor, edges: Tensor, batch: BatchSums, at: slice) -> Tensor:
