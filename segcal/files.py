@@ -1,7 +1,7 @@
 """Safe reading of untrusted files, and atomic writing.
 
-What a file asks for is looked up in its header and bounded before memory is taken for it, and
-nothing is ever unpickled. Whatever is wrong with a file becomes one `BadFile`.
+Sizes are read from the header of a file and checked before memory is allocated, and nothing is ever
+unpickled. Any problem with a file raises `BadFile`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ MAX_CLASSES = math.isqrt(MAX_BYTES // 8)  # the int64 confusion matrix is one ar
 
 
 def check_size(length: int, what: str) -> None:
-    """Raise if an array of `length` bytes is more than one may ask memory for."""
+    """Raise if an array of `length` bytes is larger than `MAX_BYTES`."""
     if length > MAX_BYTES:
         limit = MAX_BYTES / 2**30
         raise ValueError(f"Expected at most {limit:g} GiB, but {what} is {length / 2**30:.1f} GiB")
@@ -94,7 +94,7 @@ def check_num_classes(num_classes: int, *, multilabel: bool = False) -> None:
 
 
 _PIECE = 2**20  # bytes read at a time
-_SMALL = 2**26  # bytes that any file may ask for
+_SMALL = 2**26  # bytes that a file of any size may unpack to
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -297,7 +297,7 @@ class Nifti:
 
 
 def is_nifti(path: Path) -> bool:
-    """Whether a file is one by its name."""
+    """Whether a file is a NIfTI file by its name."""
     return path.name.endswith((".nii", ".nii.gz"))
 
 
@@ -312,7 +312,7 @@ def read_rgb(path: Path) -> np.ndarray:
     with _opened(path) as image:
         if image.mode in ("I", "F"):  # of no stated range: Pillow would cut it off at 0 and 255
             raise BadFile(
-                f"{path}: Expected an image of 8 or 16 bits a channel, but got 32 "
+                f"{path}: Expected an image of 8 or 16 bits per channel, but got 32 "
                 f"(mode {image.mode}), whose range is not known"
             )
         if image.mode in _SIXTEEN_BITS:
@@ -325,7 +325,8 @@ def read_rgb(path: Path) -> np.ndarray:
 def read_mask(path: Path) -> np.ndarray:
     """(H, W) class indices of a grey or palette image, of an integer dtype.
 
-    Of a palette its indices, not its colours; of grey the stored numbers, whatever their depth.
+    A palette image gives its indices, not its colours; a grey image gives the stored numbers,
+    whatever their depth.
     """
     with _opened(path) as image:
         if image.mode not in _MASK_MODES:

@@ -136,9 +136,9 @@ class StopSignals:
 
 
 def join_ray(address: str = "") -> tuple[Any, Callable[[], None]]:
-    """The module `ray`, connected to the cluster at `address`, and what leaves the cluster.
+    """The module `ray`, connected to the cluster at `address`, and a function that disconnects.
 
-    "" starts one on this machine. Whoever is connected already stays so.
+    "" starts a cluster on this machine. A process that is already connected stays connected.
 
     Raises:
         ValueError: Ray is not installed, or there is no cluster.
@@ -187,11 +187,11 @@ def in_processes(calls: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def begin(calls: Sequence[Callable[[], T]]) -> Callable[[], list[T]]:
-    """Begin with independent calls in other processes; what ends them and gives their results.
+    """Start independent calls in other processes; returns a function that gives their results.
 
-    They begin in their order, so the longest should be the first. Copies of this process help, so
-    calls need not be picklable, only what they return. They must not compute with torch, whose
-    threads a copy lacks. What a copy fails to do is done here, and raises what there is to raise.
+    They start in their order, so the longest should be the first. The processes are forked: what
+    calls return must be picklable, but the calls need not be. They must not compute with torch,
+    whose threads a forked process lacks. A call that fails there is made again here, and raises.
     """
     threads = torch.get_num_threads() if sys.platform == "linux" else 1
     helpers = max(0, min(threads, len(calls)) - 1)

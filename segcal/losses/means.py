@@ -33,7 +33,7 @@ def problem_mean(values: Tensor, share: Tensor) -> Tensor:
 
 
 def class_weight(weight: Tensor, pixels: Pixels) -> Tensor:
-    """`weight`, once it is known to have one entry a class."""
+    """`weight`, checked to have one entry per class."""
     classes = pixels.problems or pixels.num_classes
     if weight.shape != (classes,):
         raise ValueError(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from segcal import distributed
 from segcal.metrics.bootstrap import fraction_interval
-from segcal.metrics.scores import Array
+from segcal.metrics.scores import Array, ratio
 from segcal.metrics.tables import FineHistogram, Interval, from_finite, without_nan
 from segcal.pixels import flatten
 
@@ -84,11 +84,7 @@ def accepted(fine: FineHistogram, threshold: float | None) -> tuple[float, float
     above = fine.edges[:-1] >= (math.inf if threshold is None else threshold)
     correct, wrong = int(fine.correct[above].sum()), int(fine.wrong[above].sum())
     total = int(fine.correct.sum() + fine.wrong.sum())
-    return _ratio(correct + wrong, total), _ratio(correct, correct + wrong)
-
-
-def _ratio(part: int, whole: int) -> float:
-    return part / whole if whole else math.nan
+    return float(ratio(correct + wrong, total)), float(ratio(correct, correct + wrong))
 
 
 @dataclass(frozen=True)
@@ -222,8 +218,8 @@ class AcceptedPixels(ImageCounts):
             holdout_images=holdout_images,
             holdout_coverage=coverage,
             holdout_accuracy=accuracy,
-            coverage=_ratio(int(taken.sum()), int(pixels.sum())),
-            accuracy=_ratio(int(right.sum()), int(taken.sum())),
+            coverage=float(ratio(taken.sum(), pixels.sum())),
+            accuracy=float(ratio(right.sum(), taken.sum())),
             intervals={n: interval for n, interval in intervals.items() if interval is not None},
         )
 

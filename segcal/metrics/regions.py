@@ -71,13 +71,8 @@ def foreground(labels: Tensor) -> Tensor:
     return labels != 0
 
 
-def of_each_class(region: Region) -> Region:
-    """The region of (N, K, *S) labels of sigmoid outputs, of each class by its own labels."""
-    return _OfEachClass(region)
-
-
 class _OfEachClass:
-    """A region of each class by its own labels, which reaches as far."""
+    """The region of (N, K, *S) labels of sigmoid outputs, of each class by its own labels."""
 
     def __init__(self, region: Region) -> None:
         self.reach: int = getattr(region, "reach", 0)
@@ -122,7 +117,7 @@ def named_regions(
         numbers = [int(number) if number.isdecimal() else -1 for number in value.split("+")]
         if kind in ("boundary", "interior") and len(numbers) == 1 and numbers[0] >= 1:
             region = (boundary if kind == "boundary" else interior)(numbers[0])
-            regions[name] = of_each_class(region) if multilabel else region
+            regions[name] = _OfEachClass(region) if multilabel else region
         elif kind == "classes" and all(0 <= number < num_classes for number in numbers):
             regions[name] = _decisions_of(numbers) if multilabel else class_group(numbers)
         elif name == "foreground":

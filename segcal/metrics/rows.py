@@ -15,7 +15,7 @@ from segcal.metrics.tables import Interval
 if TYPE_CHECKING:
     from segcal.metrics.report import Report
 
-THRESHOLD_DIGITS = 8  # those that count
+THRESHOLD_DIGITS = 8  # significant ones
 FEW_IMAGES = 20  # fewer may all lack what is rare
 _POSTHOC = (SCORES["sce"], SCORES["ece"])
 PART_SCORES = tuple(SCORES[name] for name in PROTOCOL_SCORES)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from segcal.metrics.report import Report
 
 Array = NDArray[Any]
-Value = TypeVar("Value", float, Array)  # of a score: one number, or (K,) one a class
+Value = TypeVar("Value", float, Array)  # of a score: one number, or (K,) one per class
 
 
 def ratio(numerator: ArrayLike, denominator: ArrayLike) -> Array:

@@ -27,7 +27,7 @@ FINE_BINS = (  # the last one holds 1 - 2**-24 < p <= 1
 # By predicted class, CLASS_STEP fine bins are one; the last one stands alone here too.
 CLASS_STEP = 16
 CLASS_BINS = FINE_BINS // CLASS_STEP + 1
-MOST_CLASSES = 256  # told apart in it: 2 kB a class
+MOST_CLASSES = 256  # for more it is not kept: it takes 2 kB per class
 
 EDGE_RULES = ("right", "left")
 MOST_NLL = 1e300  # of a pixel; the sum over pixels must stay finite too
@@ -220,7 +220,7 @@ class Sums(_Tensors):
 
 @dataclass
 class ImageSums(_Tensors):
-    """The sums of each of I images that the bootstrap over images needs: kilobytes an image.
+    """The sums of each of I images that the bootstrap over images needs: kilobytes per image.
 
     A gap is the sum of confidence minus the number of hits in a bin; ECE needs no more.
     """
@@ -271,7 +271,7 @@ class ImageSums(_Tensors):
     def set_class_ace(self, count: Tensor) -> None:
         """Compute `class_ace` when the images are complete.
 
-        It is no sum, but needs the pixels of each bin, which would be as large as the gaps to keep.
+        It is not a sum. It needs the pixels of each bin, which would take as much room as the gaps.
 
         Args:
             count: (I, K, B) pixels in the bins; those of the first bin may be missing.
@@ -288,8 +288,8 @@ class ImageSums(_Tensors):
 class BatchSums:
     """What one batch adds to a meter.
 
-    A confusion matrix has more cells than a batch has pixels if there are many classes, so the
-    batch may list its cells instead: one a pixel.
+    With many classes a confusion matrix has more cells than a batch has pixels. The batch may then
+    list its cells instead, one per pixel.
     """
 
     sums: Sums  # without confusion if there are cells
@@ -337,7 +337,7 @@ class BatchSums:
         return joined
 
     def neutralise(self) -> None:
-        """Make a batch with faults add nothing but the faults, without asking the device."""
+        """Make a batch with faults add nothing but the faults, without waiting for the device."""
         bad = self.sums.faults.sum() > 0
         for sums in (self.sums, self.images):
             for name, tensor in sums.tensors().items() if sums is not None else ():
@@ -348,5 +348,5 @@ class BatchSums:
 
 
 def _stacked(parts: Sequence[Sums] | Sequence[ImageSums]) -> dict[str, Tensor]:
-    """The tensors of all parts by name, one a row."""
+    """The tensors of all parts by name, stacked: one row per part."""
     return {name: torch.stack([getattr(p, name) for p in parts]) for name in parts[0].tensors()}

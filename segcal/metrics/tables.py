@@ -27,7 +27,7 @@ class Protocol:
     images: int  # with at least one counted pixel
     pixels: int
     version: str  # of segcal
-    multilabel: bool = False  # K sigmoid outputs; `pixels` are decisions: K a pixel
+    multilabel: bool = False  # K sigmoid outputs; `pixels` are decisions: K per pixel
 
 
 def frozen_array(values: Any, dtype: type) -> Array:

@@ -20,7 +20,7 @@ from segcal.posthoc.temperature import T_MAX, T_MIN, least_nll, sums_of
 
 TILE_SIDE = 64
 _BATCH_PIXELS = 1 << 15
-_LEAST_BATCHES = 16  # an epoch, for small hold-outs
+_LEAST_BATCHES = 16  # per epoch, for small hold-outs
 
 
 class LocalTemperatureScaling(Scaler):
@@ -283,7 +283,7 @@ class TileSampler:
         logits = as_planes(batch.logits)
         n, _, height, width = logits.shape
         if self._side is None:
-            # At least two tiles an image, so that a single image can be fitted and validated.
+            # At least two tiles per image, so that a single image can be fitted and validated.
             self._side = min(TILE_SIDE, -(-height // 2)), min(TILE_SIDE, -(-width // 2))
             self._smallest = Smallest(max(2, self._pixels // (self._side[0] * self._side[1])))
         layers = (

@@ -82,7 +82,7 @@ class BetaCalibration(OneVsRestScaler):
     For each class this is the logistic regression of y = c on ln p_c and −ln(1 − p_c), with the
     least NLL under the bounds. a = b = 1, m = 0 is the identity.
 
-    `OneVsRestScaler` has the rest: its arguments, and what both methods do.
+    See `OneVsRestScaler` for the arguments and for what both methods share.
 
     Attributes:
         slope_: (C, 2) a and b.
@@ -154,7 +154,7 @@ class IsotonicCalibration(OneVsRestScaler):
     The curves are kept at log-odds of p that are 1/32 apart, linear in between, and constant below
     p = 1e-7 and above 1 − 1e-7.
 
-    `OneVsRestScaler` has the rest: its arguments, and what both methods do.
+    See `OneVsRestScaler` for the arguments and for what both methods share.
 
     Attributes:
         shift_: (C, 1025) what is added to the log-odds of p at each point of the grid.

@@ -14,7 +14,7 @@ from segcal.posthoc.sample import pixels_of
 from segcal.posthoc.temperature import least_nll, sums_of
 
 _BATCH_PIXELS = 1024
-_LEAST_BATCHES = 16  # an epoch, for small hold-outs
+_LEAST_BATCHES = 16  # per epoch, for small hold-outs
 _DECAY = 1e-6
 
 

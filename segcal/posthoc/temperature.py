@@ -149,7 +149,7 @@ def _compiled_for(pixels: Pixels) -> ModuleType | None:
 
 
 def derivatives(block: PixelBlock, beta: float) -> Tensor:
-    """(3,) the same sums of a block, in torch."""
+    """(3,) the sums of `sum_derivatives` over the pixels of a block, in torch."""
     z = block.logits - block.logits.amax(1, keepdim=True)  # (n, C, l), so that exp cannot overflow
     true = z.gather(1, block.target.unsqueeze(1)).squeeze(1)  # (n, l)
     weight = (z * beta).exp_()
@@ -205,7 +205,7 @@ def _fit_grid(stream: Stream) -> tuple[Survey, float, float, float]:
 
 
 def grid_nll(block: PixelBlock) -> Tensor:
-    """(100,) the same sums of a block, in torch."""
+    """(100,) the sums of `sum_grid_nll` over the pixels of a block, in torch."""
     z = block.logits - block.logits.amax(1, keepdim=True)  # (n, C, l)
     true = z.gather(1, block.target.unsqueeze(1)).squeeze(1)  # (n, l)
     nll = torch.zeros(GRID, dtype=z.dtype, device=z.device)
