@@ -314,7 +314,6 @@ def render_page(
     drawings = drawings or Drawings(entries)
     reports = [entry.report for entry in entries]
     numbers = None if static else page_numbers(entries)
-    looked_into = {each["name"] for each in numbers["inspected"]} if numbers else set()
     scripts = [_part("sort.js")]
     if not static:
         scripts = [*plot_library(), "".join(_part(f"app/{name}.js") for name in _APP), *scripts]
@@ -332,7 +331,7 @@ def render_page(
         scripts=[Markup(script) for script in scripts],
         script_hashes=Markup(" ".join(map(_hash, scripts))),
         numbers=None if numbers is None else Markup(to_json(numbers)),
-        inspected=bool(looked_into),
+        inspected=numbers is not None and bool(numbers["inspected"]),
         listed=any(entry.report.worst_images for entry in entries),
         headline=headline(entries),
         differences=None if comparison is None else differences_table(comparison),
@@ -348,7 +347,7 @@ def render_page(
         class_columns=class_columns(reports[0]),
         ece_heading=SCORES["ece"].heading,
         entries=[
-            {"index": index, "color": run_style(index)["color"], **_view(*pair, looked_into)}
+            {"index": index, "color": run_style(index)["color"], **_view(*pair, static=static)}
             for index, pair in enumerate(zip(entries, drawings.own, strict=True))
         ],
     )
@@ -371,8 +370,8 @@ def _shift_view(entries: Sequence[Entry], drawings: Sequence[Drawing]) -> dict[s
     }
 
 
-def _view(entry: Entry, drawings: Sequence[Drawing], inspected: set[str]) -> dict[str, Any]:
-    """The values that the template shows of one entry; no panels of `inspected` images."""
+def _view(entry: Entry, drawings: Sequence[Drawing], *, static: bool) -> dict[str, Any]:
+    """The values that the template shows of one entry; no panels of images to look into."""
     if entry.report.protocol.num_classes > _MAX_CLASSES:  # its wide diagrams would be too large
         smaller = entry_drawings(entry, max_classes=_MAX_CLASSES)
         drawings = [small if small.wide else d for d, small in zip(drawings, smaller, strict=True)]
@@ -384,7 +383,7 @@ def _view(entry: Entry, drawings: Sequence[Drawing], inspected: set[str]) -> dic
         **_figures(drawings),
         "classes": class_rows(entry.report),
         "parts": part_tables(entry.report),
-        "overlays": _overlays([o for o in entry.overlays if o.name not in inspected]),
+        "overlays": _overlays([o for o in entry.overlays if static or o.arrays is None]),
         "worst": worst_images(entry.report),
         "counted": counted(entry.report),
         "skipped": entry.skipped,

@@ -182,6 +182,13 @@ def kinds_and_severities(entries: Sequence[Entry]) -> tuple[list[str], list[int]
     return kinds, severities if kinds else []
 
 
+def _expected_kinds(entries: Sequence[Entry]) -> tuple[list[str], list[int]]:
+    kinds, severities = kinds_and_severities(entries)
+    if not kinds:
+        raise ValueError("Expected corruptions of the same severities, but got none")
+    return kinds, severities
+
+
 def severity_curve(entries: Sequence[Entry], ax: Axes | None = None, *, score: str = "ece") -> Axes:
     """A score against severity, 0 being the clean images: the mean over corruptions.
 
@@ -190,9 +197,7 @@ def severity_curve(entries: Sequence[Entry], ax: Axes | None = None, *, score: s
         ax: axes to draw on; those of a new figure if None.
         score: ece, sce, accuracy, overconfidence, underconfidence or mean_confidence.
     """
-    kinds, severities = kinds_and_severities(entries)
-    if not kinds:
-        raise ValueError("Expected corruptions of the same severities, but got none")
+    kinds, severities = _expected_kinds(entries)
     ax = axes_or_new(ax, 4.4, 3.2)
     _curves(ax, entries, kinds, severities, score)
     ax.set(ylabel=SCORES[score].heading, xlabel="severity (0: clean)")
@@ -202,7 +207,7 @@ def severity_curve(entries: Sequence[Entry], ax: Axes | None = None, *, score: s
 
 def severity_curves(entries: Sequence[Entry], *, score: str = "ece") -> Figure:
     """The same for each corruption, in small diagrams of one scale."""
-    kinds, severities = kinds_and_severities(entries)
+    kinds, severities = _expected_kinds(entries)
     rows = math.ceil(len(kinds) / _COLUMNS)
     columns = min(len(kinds), _COLUMNS)
     figure = new_figure(_CELL * columns + 0.4, 1.75 * rows + 0.6)

@@ -8,10 +8,11 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
-from segcal.viz import Entry, Overlay, class_palette, write_page
+from segcal.viz import Entry, Overlay, class_palette, overlay_panel, write_page
+from segcal.viz.html import render_page
 from segcal.viz.panel import _RIGHT, _WRONG, draw_gap, hatching
 from tests.support.browser import complaints, resize, start
-from tests.support.synthetic_reports import synthetic_report
+from tests.support.synthetic_reports import predictor, synthetic_report
 
 NAMES = ["road", "sky", "tree", "car", "bus"]
 REPORT = synthetic_report(len(NAMES), names=NAMES, images=1)
@@ -114,6 +115,16 @@ def test_note_on_a_bin_names_the_models_that_are_shown(opened):
     assert named() == ["first", "second"]
     Select(opened.find_element(By.CSS_SELECTOR, ".inspector select")).select_by_index(2)
     assert named() == ["third", "second"]
+
+
+def test_panels_without_arrays_stay_on_the_page():
+    """Such as those of an earlier version, beside a model whose pixels can be read."""
+    first = Overlay("street", b"", 0.1, arrays(PREDICTIONS["first"]))
+    panel = Overlay("street", overlay_panel(None, *predictor(0.7)), 0.1)
+    page = render_page(
+        [Entry("new", REPORT, overlays=[first]), Entry("early", REPORT, overlays=[panel])]
+    )
+    assert page.count('<figure class="wide photo"') == 1
 
 
 def test_large_images_say_which_pixels_are_kept(browser, tmp_path):

@@ -415,6 +415,12 @@ def test_images_are_listed_sorted_and_filtered(opened, entries):
     assert {row[0] for row in cells(opened, "image-table")} == set(under)
 
 
+def test_one_click_on_a_heading_sorts_images(opened):
+    element(opened, "#image-table thead button").click()
+    found = [row[0].removesuffix("drawn") for row in cells(opened, "image-table")]
+    assert found == IMAGES[:50]  # names, from the first
+
+
 def test_an_image_opens_its_overlay(opened):
     element(opened, '#find [name="word"]').send_keys(IMAGES[7])
     button = element(opened, "#image-table tbody button")

@@ -113,6 +113,8 @@ def test_only_corruptions_that_all_met_are_averaged():
     assert kinds_and_severities(both) == (["fog"], [1])
     with pytest.raises(ValueError, match="Expected corruptions of the same severities"):
         severity_curve([entry("a", "rotation:3")])
+    with pytest.raises(ValueError, match="Expected corruptions of the same severities"):
+        severity_curves([entry("a", "rotation:3")])
 
 
 def test_believed_against_true_accuracy():

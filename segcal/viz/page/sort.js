@@ -1,7 +1,8 @@
 "use strict";
 // Click or press Enter on a header to sort its column; again to reverse the order.
 // Cells carry their number in data-value; those without one stay at the end.
-for (const table of document.querySelectorAll("table.sortable")) {
+// The table of images, of which only a page is in the document, sorts itself.
+for (const table of document.querySelectorAll("table.sortable:not(#image-table)")) {
   const headers = [...table.tHead.rows[0].cells];
   headers.forEach((header, column) => {
     const button = header.querySelector("button");
