@@ -19,8 +19,8 @@ from segcal.sweep.plan import (
     Options,
     OptionValue,
     combinations,
-    in_words,
     merge_methods,
+    value_text,
 )
 
 _KEYS = {"title", "config", "options", "vary", "seeds", "select", "posthoc", "shift", "limit"}
@@ -124,7 +124,7 @@ class Sweep:
     def in_words(self, variation: Variation) -> str:
         """What tells a variation from the others, with commas between; nothing if it is alone."""
         several = len(set(self.configs)) > 1
-        settings = (f"{name} {in_words(value)}" for name, value in variation.options)
+        settings = (f"{name} {value_text(value)}" for name, value in variation.options)
         config = variation.config
         name = Path(config).stem if config.endswith(".yaml") else config
         return ", ".join([*[name] * several, *settings])

@@ -64,7 +64,7 @@ class Training:
         """Name of its folder: all that tells it from the other runs of a grid."""
         config = Path(self.config)
         base = config.stem if config.suffix == ".yaml" else self.config.replace("/", "_")
-        chosen = [f"{name}{in_words(value)}" for name, value in (*self.hyper, *self.options)]
+        chosen = [f"{name}{value_text(value)}" for name, value in (*self.hyper, *self.options)]
         return "-".join(map(file_word, [base, self.loss, *chosen, f"seed{self.seed}"]))
 
 
@@ -120,7 +120,7 @@ def combinations(axes: Mapping[str, Sequence[OptionValue]]) -> tuple[Hyper, ...]
     return tuple(product(*([(name, value) for value in axes[name]] for name in axes)))
 
 
-def in_words(value: OptionValue) -> str:
+def value_text(value: OptionValue) -> str:
     """A value as file names and command lines spell it."""
     if isinstance(value, bool):
         return str(value).lower()

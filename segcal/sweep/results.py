@@ -16,7 +16,7 @@ from segcal.metrics import (
 from segcal.metrics.rows import above_interval
 from segcal.metrics.scores import SCORES
 from segcal.sweep.definition import Row, Sweep, Variation
-from segcal.sweep.plan import Evaluation, Hyper, in_words
+from segcal.sweep.plan import Evaluation, Hyper, value_text
 from segcal.sweep.render import Block, Number, Sheet
 from segcal.sweep.store import Store
 from segcal.sweep.worker import to_shift
@@ -305,7 +305,7 @@ def remarks_on_noise(numbers: Iterable[Number]) -> list[str]:
 def _choices(chosen: Mapping[str, Hyper | None]) -> str:
     """What each rule chose; once, if they all chose the same."""
     texts = {
-        rule: ", ".join(f"{name} {in_words(value)}" for name, value in hyper or ())
+        rule: ", ".join(f"{name} {value_text(value)}" for name, value in hyper or ())
         for rule, hyper in chosen.items()
     }
     if len(set(texts.values())) == 1:

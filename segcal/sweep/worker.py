@@ -20,7 +20,7 @@ from segcal.files import read_yaml
 from segcal.posthoc.registry import NONE
 from segcal.run import changed_settings, open_run, train_run
 from segcal.runtime import choose_device
-from segcal.sweep.plan import Evaluation, Method, Training, in_words
+from segcal.sweep.plan import Evaluation, Method, Training, value_text
 from segcal.sweep.store import Store, every_run
 from segcal.training import checkpoint
 from segcal.training.log import Diverged
@@ -73,7 +73,7 @@ class TrainingWorker:
         options.append(("out", folder))
         words = ["--config", str(config), "--loss", run.loss]
         for name, value in options:
-            words += [f"--{name}", in_words(value)]
+            words += [f"--{name}", value_text(value)]
         return words
 
     def config(self, run: Training, store: Store) -> TrainConfig:
