@@ -17,12 +17,12 @@ from segcal.losses.softmax import statistics
 from segcal.pixels import Pixels, expected_labels, flatten, label_mass, require_ignore_index
 
 _SHARED = {"weight", "sync"}  # options that the criterion gives every term: no hyper-parameters
-_LARGEST = 1e30  # what lies beyond it masks something, or is as good as infinite
+_LARGEST = 1e30  # a logit beyond it masks a class; a loss beyond it counts as infinite
 
 
 @dataclass(frozen=True)
 class HyperParameter:
-    """What a loss takes by name: its type, its default and what it is."""
+    """A hyper-parameter of a loss: its type, its default and what it means."""
 
     kind: type
     default: Any

@@ -231,7 +231,7 @@ class CalibrationMeter:
 
     @property
     def names(self) -> list[str]:
-        """Of the images whose sums are kept, as they came; "" for images without a name."""
+        """The names of the images whose sums are kept, in order; "" for those without a name."""
         return list(self._names)
 
     def sums(self) -> Sums:

@@ -231,7 +231,7 @@ def protocol_sentence(report: Report) -> str:
 
 
 def pixels_or_decisions(report: Report) -> str:
-    """What a report counts: pixels, or decisions: one of each pixel and sigmoid output."""
+    """What a report counts: pixels, or decisions, one per pixel and sigmoid output."""
     return "decisions" if report.protocol.multilabel else "pixels"
 
 

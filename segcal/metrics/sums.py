@@ -139,8 +139,8 @@ class Sums(_Tensors):
 
     Counts are int64 and sums float64: exact, and exact to rounding, for any number of pixels.
 
-    Of K sigmoid outputs, each pixel is K decisions between a class and its absence. What is of a
-    class counts its own decisions; the rest counts all decisions as if they were pixels.
+    With K sigmoid outputs, each pixel is K decisions between a class and its absence. The sums of a
+    class are over its own decisions; all others are over all decisions, as if they were pixels.
 
     The fine histogram by class has no rows for more than MOST_CLASSES classes, and in the states
     of earlier versions; what is added to it is then lost.

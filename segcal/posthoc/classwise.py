@@ -32,8 +32,8 @@ class ClasswiseTemperatureScaling(SampledScaler):
     Dividing the logit of each class by a temperature of its own (Frenkel & Goldberger 2021) is
     vector scaling without its shift, `VectorScaling`.
 
-    Of K sigmoid outputs (`multilabel`), T_c is the temperature of output c, and the sum is over its
-    own labels.
+    With K sigmoid outputs (`multilabel`), T_c is the temperature of output c, and the sum is over
+    its own labels.
 
     Fitted as `SampledScaler` says.
 

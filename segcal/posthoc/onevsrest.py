@@ -20,7 +20,7 @@ LIMIT, PER_UNIT = 16, 32
 class OneVsRestScaler(SampledScaler):
     """q_c = f_c(p_c) for each class c by itself, then normalised over the classes.
 
-    Of K sigmoid outputs each has its curve, and nothing is normalised.
+    With K sigmoid outputs, each has its own curve, and nothing is normalised.
 
     The predicted class may change. A class without pixels to learn from, or with nothing but
     pixels of its own, keeps its p_c. Fitted as `SampledScaler` says.

@@ -116,7 +116,7 @@ def pixels_of(logits: Tensor, labels: Tensor) -> Pixels:
 class PixelSampler:
     """Samples up to `size` valid pixels, all with equal chance, from the batches it is shown.
 
-    Of K sigmoid outputs, a pixel is valid if one of its labels is, and is sampled with all of them.
+    With K sigmoid outputs, a pixel is valid if any of its labels is, and is sampled with all.
     """
 
     def __init__(self, size: int, seed: int) -> None:
@@ -162,8 +162,8 @@ class PixelSampler:
 def _unfolded(pixels: Pixels) -> tuple[Tensor, Tensor, Tensor]:
     """Logits (N, C, L), labels (N, 1, L) and valid (N, L) of images.
 
-    Of K sigmoid outputs: logits (N, K, L), labels (N, K, L) with -1 where ignored, and valid (N, L)
-    where any label is.
+    For K sigmoid outputs: logits (N, K, L), labels (N, K, L) with -1 where ignored, and valid
+    (N, L) where any label is.
     """
     if pixels.problems is None:
         return pixels.dense, pixels.target.unsqueeze(1), pixels.valid

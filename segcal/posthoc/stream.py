@@ -52,7 +52,7 @@ class PixelBlock:
 class Survey:
     """What the first pass found, over all ranks: classes, channels of the images, valid pixels.
 
-    Of K sigmoid outputs `num_classes` is K, and the count that of valid labels.
+    With K sigmoid outputs, `num_classes` is K and `count` is the number of valid labels.
     """
 
     num_classes: int
