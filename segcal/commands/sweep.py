@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from segcal.commands.train import header
 from segcal.config import RECIPES
 from segcal.files import locked
 from segcal.sweep.definition import Sweep, read_sweep
@@ -147,10 +148,9 @@ def _estimate(
     else:
         configs = (config for sweep in sweeps for config in sweep.configs)
         for config in dict.fromkeys(map(find_config, configs)):
-            lines = config.read_text(encoding="utf-8").splitlines()
-            costs = [line[len("# cost: ") :] for line in lines if line.startswith("# cost: ")]
+            costs = [text for text in header(config) if text.startswith("cost: ")]
             cost = costs[0] if costs else "cost unknown until the first run is done"
-            print(f"one training, by {config}: {cost}")
+            print(f"one training, by {config}: {cost.removeprefix('cost: ')}")
     for task in open_tasks(methods, store):
         if store.trained(task.run) is None:
             print(worker.command(task.run, store))

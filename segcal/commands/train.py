@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import textwrap
+from itertools import takewhile
 from pathlib import Path
 
 from segcal.config import TrainConfig, recipes
@@ -47,11 +48,10 @@ def list_recipes() -> None:
 
 
 def header(path: Path) -> list[str]:
-    """The sentences "cost: …" and "expected: …" of the comment that a recipe opens with."""
+    """The sentences "cost: …" and "expected: …" of the comments that a config opens with."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    comment = lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))]
     parts: list[str] = []
-    for line in comment[1:]:  # the first is the command
+    for line in takewhile(lambda line: line[:1] in ("#", ""), lines):
         text = line.removeprefix("#")
         if text.startswith("  ") and parts:  # goes on
             parts[-1] += f" {text.strip()}"

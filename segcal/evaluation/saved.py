@@ -403,7 +403,7 @@ class PredictionFolder:
         if self.format.kind is None:
             raise BadFile(
                 f"{file}: Expected kind={' or kind='.join(KINDS)} to be stated for "
-                f"{file.suffix} files"
+                f"{file.name.removeprefix(_stem(file))} files"
             )
         return self.format.kind
 
@@ -434,8 +434,8 @@ class PredictionFolder:
         """The mask of each class that belongs to `file`; they have one size."""
         if self.format.class_names is None:
             raise BadFile(
-                f"{file}: Expected {folder / file.stem}.npy, or class_names and a mask "
-                f"{folder / 'CLASS' / file.stem}.png for each, but got neither"
+                f"{file}: Expected {folder / _stem(file)}.npy, or class_names and a mask "
+                f"{folder / 'CLASS' / _stem(file)}.png for each, but got neither"
             )
         paths = [
             _sibling(file, folder / name, (".png",), "label") for name in self.format.class_names

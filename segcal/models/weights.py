@@ -19,7 +19,7 @@ def from_hub(build: Callable[[], nn.Module], what: str) -> nn.Module:
 
     log.info("Fetching ImageNet weights of %s from the Hugging Face hub", what)
     verbosity = hub_logging.get_verbosity()
-    hub_logging.set_verbosity_error()  # its retries would bury the one line that matters
+    hub_logging.set_verbosity_error()  # messages about its retries would hide our one line
     try:
         return build()
     except OSError as error:

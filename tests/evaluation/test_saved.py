@@ -287,10 +287,13 @@ def test_an_array_larger_than_the_limit_is_not_loaded(tmp_path, monkeypatch):
             folder[index]
 
 
-def test_npy_must_say_what_it_holds(tmp_path):
+@pytest.mark.parametrize("ending", [".npy", ".nii.gz"])
+def test_files_without_keys_must_say_what_they_hold(tmp_path, ending):
     logits, _ = maps()
-    np.save(tmp_path / "a.npy", logits)
-    with pytest.raises(BadFile, match=r"a\.npy: Expected kind=logits or kind=probs"):
+    with (tmp_path / f"a{ending}").open("wb") as file:
+        np.save(file, logits)
+    message = rf"a{ending}: Expected kind=logits or kind=probs .* for {ending} files"
+    with pytest.raises(BadFile, match=message):
         PredictionFolder(tmp_path)[0]
 
 
