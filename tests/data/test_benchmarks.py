@@ -24,7 +24,7 @@ def save(path, colour, size=(64, 64), mode="RGB"):
 
 @pytest.fixture
 def tiny(tmp_path):
-    """Four training and two val images a class, each of one grey that says which it is."""
+    """Four training and two val images per class, each of one grey that says which it is."""
     folder = tmp_path / "tiny-imagenet-200"
     for index, number in enumerate(NUMBERS):
         for i in range(4):

@@ -1,4 +1,4 @@
-"""Training with one mask a class: from the files to an evaluated run."""
+"""Training with one mask per class: from the files to an evaluated run."""
 
 import numpy as np
 import pytest
