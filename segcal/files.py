@@ -76,6 +76,11 @@ MAX_BYTES = 4 * 2**30  # of one array in memory; a 150-class 2048 x 2048 float32
 MAX_CLASSES = math.isqrt(MAX_BYTES // 8)  # the int64 confusion matrix is one array; 23170
 
 
+def visible(folder: Path) -> list[Path]:
+    """What a folder holds, sorted by name, without hidden files such as ._a.png of macOS."""
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
 def check_size(length: int, what: str) -> None:
     """Raise if an array of `length` bytes is larger than `MAX_BYTES`."""
     if length > MAX_BYTES:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _LABEL_DTYPES = (
@@ -69,6 +70,20 @@ class Pixels:
         problems = self.problems or 1
         return rows.reshape(len(rows) // problems, problems, *rows.shape[1:]).sum(0)
 
+    def never_empty(self) -> Pixels:
+        """These pixels, or an ignored one (one per problem) in place of none.
+
+        A rank whose share of the batch is empty can then do what the others do.
+        """
+        if self.valid.numel():
+            return self
+        n, length = self.valid.shape
+        rows, columns = n or self.problems or 1, length or 1
+        dense = F.pad(self.dense, (0, columns - length, 0, 0, 0, rows - n))
+        target = self.target.new_zeros(rows, columns)
+        spatial = self.spatial if length else (1,) * len(self.spatial)
+        return replace(self, dense=dense, target=target, valid=target.bool(), spatial=spatial)
+
     def class_counts(self) -> Tensor:
         """(N, C) int64, the valid pixels of each class in each row."""
         counts = self.target.new_zeros(self.dense.shape[:2])
@@ -85,8 +100,6 @@ class Pixels:
         """
         self._require_window()
         n, length = self.target.shape
-        if not length:
-            return
         padded = [values.reshape(n, *self.spatial) for values in maps]
         for axis, side in enumerate(self.spatial, 1):
             ends = (0, side - 1)
@@ -113,7 +126,7 @@ class Pixels:
         counts = self.valid.new_zeros((n, c, length), dtype=torch.uint8)
         counts.scatter_(1, self.target.unsqueeze(1), self.valid.to(torch.uint8).unsqueeze(1))
         counts = counts.reshape(n, c, *self.spatial)
-        for axis, side in enumerate(self.spatial if length else (), 2):  # one axis after another
+        for axis, side in enumerate(self.spatial, 2):  # one axis after another
             before = counts
             counts = before.clone()
             counts.narrow(axis, 1, side - 1).add_(before.narrow(axis, 0, side - 1))
@@ -164,6 +177,11 @@ def flatten(
     outside = (target < 0) | (target >= c)
     valid = valid & ~outside
     return Pixels(dense, target.masked_fill(outside, 0), valid, outside.sum(), spatial)
+
+
+def countable(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Both on a device that can count in float64: the CPU instead of MPS."""
+    return (logits.cpu(), labels.cpu()) if logits.device.type == "mps" else (logits, labels)
 
 
 def require_ignore_index(value: object) -> None:

@@ -8,7 +8,7 @@ from segcal.data.image_files import FilePart, class_files, find_images, one_size
 from segcal.data.options import DataConfig
 from segcal.data.samples import AbsentPart, RawDataset, or_absent
 from segcal.data.voc import palette
-from segcal.files import check_num_classes
+from segcal.files import check_num_classes, visible
 
 
 def masks(config: DataConfig) -> RawDataset:
@@ -109,7 +109,7 @@ def _mask_of(image: Path, folder: Path) -> Path:
 def _subfolders(folder: Path) -> tuple[str, ...]:
     if not folder.is_dir():
         raise ValueError(f"Expected class folders in {folder}, but there is no such folder")
-    names = tuple(sorted(p.name for p in folder.iterdir() if p.is_dir()))
+    names = tuple(path.name for path in visible(folder) if path.is_dir())
     if not names:
         raise ValueError(f"Expected class folders in {folder}, but got none")
     return names

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from segcal.data.samples import ArrayPart, Label, Part
-from segcal.files import BadFile, image_size, naming, read_mask, read_rgb, utf8
+from segcal.files import BadFile, image_size, naming, read_mask, read_rgb, utf8, visible
 
 log = logging.getLogger(__name__)
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
@@ -113,7 +113,7 @@ def find_images(folder: Path) -> list[Path]:
     """The image files of a folder, sorted by name; at least one."""
     if not folder.is_dir():
         raise ValueError(f"Expected a folder of images at {folder}, but there is none")
-    found = sorted(p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
+    found = [path for path in visible(folder) if path.suffix.lower() in IMAGE_SUFFIXES]
     if not found:
         raise ValueError(f"Expected images ({' '.join(IMAGE_SUFFIXES)}) in {folder}, but got none")
     return found

@@ -15,7 +15,7 @@ import numpy as np
 
 from segcal.data.options import DataConfig
 from segcal.data.samples import Label, RawDataset
-from segcal.files import one_line
+from segcal.files import one_line, visible
 
 FOLDERS = {"train": "20news-bydate-train", "test": "20news-bydate-test"}
 PADDING = ""  # the word of number 0
@@ -56,7 +56,7 @@ def newsgroups(config: DataConfig) -> RawDataset:
             f"but got {config.max_words} and {config.max_length}"
         )
     folders = _folders(config)
-    class_names = tuple(sorted(p.name for p in folders["train"].iterdir() if p.is_dir()))
+    class_names = tuple(path.name for path in visible(folders["train"]) if path.is_dir())
     read = {part: _read(folder, class_names) for part, folder in folders.items()}
     words = vocabulary((text for _, _, text in read["train"]), config.max_words)
     number_of = {word: number for number, word in enumerate(words)}
@@ -113,10 +113,11 @@ def _read(folder: Path, class_names: Sequence[str]) -> list[tuple[str, int, str]
     """(name, class, text) of every message, without the header that ends at an empty line."""
     found = []
     for label, name in enumerate(class_names):
-        paths = [p for p in (folder / name).glob("*") if p.is_file()]
+        group = folder / name
+        paths = [path for path in visible(group) if path.is_file()] if group.is_dir() else []
         if not paths:
-            raise ValueError(f"Expected messages in {folder / name}, but got none")
-        for path in sorted(paths):
+            raise ValueError(f"Expected messages in {group}, but got none")
+        for path in paths:
             header, _, text = path.read_text(encoding="latin-1").partition("\n\n")
             found.append((f"{name}/{path.name}", label, text or header))
     return found

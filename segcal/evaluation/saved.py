@@ -36,6 +36,7 @@ from segcal.files import (
     read_slabs,
     read_yaml,
     utf8,
+    visible,
 )
 from segcal.pixels import Pixels, flatten
 
@@ -191,9 +192,7 @@ class PredictionFolder:
             return [path]
         if not path.is_dir():
             raise ValueError(f"Expected a folder of predictions, but {path} does not exist")
-        files = sorted(
-            file for file in path.iterdir() if file.name.endswith(_SUFFIXES) and file.name[0] != "."
-        )
+        files = [file for file in visible(path) if file.name.endswith(_SUFFIXES)]
         if not files:
             raise ValueError(f"Expected {_LISTED} files of predictions, but {path} has none")
         by_name: dict[str, Path] = {}

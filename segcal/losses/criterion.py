@@ -200,6 +200,7 @@ class Criterion(nn.Module):
         """The named parts, {"fl": …, "mdca": …, "loss": fl + beta · mdca}, each a scalar."""
         with torch.autocast(logits.device.type, enabled=False):
             pixels = flatten(logits, labels, self.ignore_index, multilabel=self.multilabel)
+            pixels = pixels.never_empty()
             self._late.look(pixels, self.ignore_index)
             # One pass over the logits for what all the terms read.
             known = statistics(pixels, {name for part in self._terms for name in part.statistics})

@@ -22,7 +22,7 @@ from segcal import distributed
 from segcal.metrics.bootstrap import fraction_interval
 from segcal.metrics.operating import ImageCounts, probabilities
 from segcal.metrics.tables import Interval, from_finite, without_nan
-from segcal.pixels import flatten
+from segcal.pixels import countable, flatten
 
 _OCTAVES, _STEPS = 18, 32  # every point of the grid is exact in float32
 _MOST_CELLS = 2**22  # of a histogram by image and threshold, worked on at a time
@@ -75,6 +75,7 @@ class MissRates:
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch: (N, C, *S) logits and (N, *S) labels."""
+        logits, labels = countable(logits, labels)
         size = len(self._grid) + 1
         step = max(_MOST_CELLS // size, 1)
         grid = self._grid.to(logits.device)
@@ -185,7 +186,7 @@ class SetCounts(ImageCounts):
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch: (N, C, *S) logits and (N, *S) labels."""
-        pixels = flatten(logits, labels, self._ignore_index)
+        pixels = flatten(*countable(logits, labels), self._ignore_index)
         held = probabilities(pixels.dense) >= 1 - self.lam  # (N, C, L)
         missed = ~held.gather(1, pixels.target.unsqueeze(1)).squeeze(1)
         sizes = held.sum(1)  # (N, L)

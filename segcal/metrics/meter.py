@@ -32,7 +32,7 @@ from segcal.metrics.state import (
 )
 from segcal.metrics.sums import BatchSums, ImageSums, Settings, Sums, class_edges, fine_edges
 from segcal.metrics.tables import BinTable, ClassHistogram, FineHistogram, Protocol
-from segcal.pixels import check_shapes, multilabel_labels
+from segcal.pixels import check_shapes, countable, multilabel_labels
 
 log = logging.getLogger(__name__)
 _SOME = 8  # images, and pixels along each side, that are looked at to find probabilities
@@ -394,10 +394,8 @@ def update_together(
         s.require_equal(alike)
         if meter._synced:
             raise ValueError("Expected a meter that was not synced, but got one: reset() it first")
-    if values.device.type == "mps":  # has no float64
-        values, labels = values.cpu(), labels.cpu()
-        inside = [None if mask is None else mask.cpu() for mask in inside]
-    values = values.detach()
+    values, labels = countable(values.detach(), labels)
+    inside = [None if mask is None else mask.to(values.device) for mask in inside]
     if s.multilabel:
         given, labels = labels, multilabel_labels(values, labels)
         inside = [m if m is None or m.shape != given.shape else m.view_as(labels) for m in inside]

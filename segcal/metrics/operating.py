@@ -19,7 +19,7 @@ from segcal import distributed
 from segcal.metrics.bootstrap import fraction_interval
 from segcal.metrics.scores import Array, ratio
 from segcal.metrics.tables import FineHistogram, Interval, from_finite, without_nan
-from segcal.pixels import flatten
+from segcal.pixels import countable, flatten
 
 TARGETS = {
     "accuracy": "least share of accepted pixels that are right",
@@ -193,6 +193,7 @@ class AcceptedPixels(ImageCounts):
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch: (N, C, *S) logits and (N, *S) labels; (N, C, *S) of sigmoid outputs."""
+        logits, labels = countable(logits, labels)
         pixels = flatten(logits, labels, self._ignore_index, multilabel=self._multilabel)
         confidence, predicted = probabilities(pixels.dense).max(1)  # (N, L)
         taken = pixels.valid & (confidence.double() > self._above)

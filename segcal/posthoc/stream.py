@@ -11,7 +11,7 @@ from torch import Tensor
 
 from segcal import distributed
 from segcal.files import is_distribution
-from segcal.pixels import Pixels, cut, expected_labels, flatten
+from segcal.pixels import Pixels, countable, cut, expected_labels, flatten
 
 # Values worked on at once: 2 MB of float64, which stays in a core's cache.
 _BLOCK_VALUES = 1 << 18
@@ -122,8 +122,7 @@ class Stream:
         seen = 0
         for item in self._batches:
             logits, labels, images = _unpack(item)
-            if logits.device.type == "mps":  # has no float64
-                logits, labels = logits.cpu(), labels.cpu()
+            logits, labels = countable(logits, labels)
             pixels = flatten(logits, labels, self._ignore_index, multilabel=self.multilabel)
             # As in the share indices[rank::ranks], so that an image has the same number however
             # many ranks there are.

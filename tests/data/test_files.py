@@ -266,6 +266,15 @@ def test_class_folders(class_root):
     assert data.test.image(3)[0, 0].tolist() == [41, 0, 0]
 
 
+def test_hidden_files_and_folders_are_no_data(class_root):
+    (class_root / "train" / ".checkpoints").mkdir()
+    for part in ("train", "test"):
+        (class_root / part / "cat" / "._0.png").write_bytes(b"what macOS puts into archives")
+    data = folders(class_root)
+    assert data.class_names == ("cat", "dog")
+    assert data.test.names == ["cat/0", "cat/1", "dog/0", "dog/1"] and len(data.train) == 9
+
+
 def test_class_folders_of_different_sizes_need_a_resize(class_root):
     Image.new("RGB", (9, 5)).save(class_root / "test" / "dog" / "9.png")
     with pytest.raises(ValueError, match="resize or crop_size to be set"):

@@ -8,8 +8,13 @@ from segcal.losses import AUXILIARY_LOSSES, build_loss, hyper_names
 from tests.support.loss_batches import LOSSES, Loss, batch
 from tests.support.ranks import run_on_ranks
 
-# Images of the one batch that each rank holds; in "empty" the second has no valid pixel at all.
-SHARES = {"uneven": (slice(0, 4), slice(4, 5)), "empty": (slice(0, 5), slice(5, 6))}
+# Images of the one batch that each rank holds. The second has no valid pixel in "ignored", and no
+# image in "empty".
+SHARES = {
+    "uneven": (slice(0, 4), slice(4, 5)),
+    "ignored": (slice(0, 5), slice(5, 6)),
+    "empty": (slice(0, 5), slice(0, 0)),
+}
 # A sample that takes a part of the batch, besides the usual one that takes it whole.
 SAMPLED = [
     Loss(s.spec, {**s.hyper, "sample": 50}) for s in LOSSES if "sample" in hyper_names(s.spec)
@@ -60,7 +65,7 @@ def ranks():
 def test_two_ranks_equal_one(ranks, share, name):
     loss, multilabel = CASES[name]
     features, labels = whole_batch(multilabel)
-    held = slice(0, 5 if share == "uneven" else 6)
+    held = slice(0, 6 if share == "ignored" else 5)
     net = network()
     value = loss.build(multilabel=multilabel)(net(features[held]), labels[held])
     value.backward()
