@@ -5,6 +5,8 @@ JOBS ?= 2
 VENV := .venv
 READY := $(VENV)/.ready
 DEV := $(VENV)/.dev
+# What pip does on one core, and without the tests of other packages.
+COMPILE = $(VENV)/bin/python -m compileall -q -j $(JOBS) -x '/tests?/' $(VENV)/lib >/dev/null || true
 DEMO := runs/demo/nll runs/demo/fl+mdca
 
 .PHONY: demo $(DEMO) test test-gpu check docs format clean
@@ -45,10 +47,12 @@ clean:
 # Installed again only when pyproject.toml changes.
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet -e .
+	$(VENV)/bin/python -m pip install --quiet --no-compile -e .
+	$(COMPILE)
 	touch $@
 
 # With `dev`, which contains every extra but nnunet.
 $(DEV): $(READY)
-	$(VENV)/bin/python -m pip install --quiet -e ".[dev]"
+	$(VENV)/bin/python -m pip install --quiet --no-compile -e ".[dev]"
+	$(COMPILE)
 	touch $@
