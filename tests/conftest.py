@@ -1,6 +1,7 @@
 """Settings all tests share."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,16 @@ torch.set_num_threads(1)
 
 settings.register_profile("segcal", deadline=None, derandomize=True)
 settings.load_profile("segcal")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before the test workers start: import yapf, which mmengine needs, once.
+
+    Its first import after an installation writes a file, and another process could read half of it.
+    """
+    if not hasattr(config, "workerinput"):
+        with suppress(ImportError):
+            import yapf  # noqa: F401
 
 
 @pytest.fixture(scope="session")
