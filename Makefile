@@ -7,6 +7,8 @@ READY := $(VENV)/.ready
 DEV := $(VENV)/.dev
 # What pip does on one core, and without the tests of other packages.
 COMPILE = $(VENV)/bin/python -m compileall -q -j $(JOBS) -x '/tests?/' $(VENV)/lib >/dev/null || true
+# glibc keeps freed memory for the next step of a training: 0.8 of the time on a CPU.
+KEEP := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
 DEMO := runs/demo/nll runs/demo/fl+mdca
 
 .PHONY: demo $(DEMO) test test-gpu check docs format clean
@@ -18,7 +20,7 @@ demo: $(READY)
 		--shift gaussian_noise:3,defocus_blur:3,fog:3,contrast:3
 
 $(DEMO): runs/demo/%: $(READY)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python tools/train_seg.py --config configs/demo.yaml --loss $* --out $@ --resume \
+	OMP_NUM_THREADS=1 $(KEEP) $(VENV)/bin/python tools/train_seg.py --config configs/demo.yaml --loss $* --out $@ --resume \
 		2>&1 | sed -u 's/^/$*: /'
 
 test: $(DEV)

@@ -31,7 +31,7 @@ from segcal.evaluation.sources import EVERYTHING, SplitPredictions, shard_of
 from segcal.files import Busy, locked
 from segcal.losses import build_loss
 from segcal.models.build import build_model
-from segcal.runtime import choose_device, keep_freed_memory, process_group, seed_everything
+from segcal.runtime import choose_device, process_group, seed_everything
 from segcal.training import checkpoint
 from segcal.training.labels import check_labels
 from segcal.training.log import Record
@@ -133,8 +133,6 @@ def train_run(config: TrainConfig, *, resume: bool = False) -> list[Record]:
         Diverged: the loss or the weights are no longer finite.
     """
     device = choose_device(config.device)
-    if device.type == "cpu":
-        keep_freed_memory()
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import multiprocessing
 import os
@@ -27,7 +26,6 @@ from segcal import distributed
 
 T = TypeVar("T")
 RETRIES = 5  # of a task on Ray whose worker or node died
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 _OBJECT_STORE = 200 * 2**20  # bytes; what tasks return is kilobytes
 
 
@@ -79,18 +77,6 @@ def process_group(device: torch.device) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-
-
-def keep_freed_memory() -> None:
-    """Let this process keep the memory that it frees, where the C library is glibc.
-
-    Each step of a training frees its tensors and allocates them again. glibc gives large ones back
-    to the system, which must then clear their pages anew: up to a fifth of a step on a CPU.
-    """
-    with suppress(OSError, AttributeError):  # another C library
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(_M_MMAP_MAX, 0)
-        libc.mallopt(_M_TRIM_THRESHOLD, -1)
 
 
 def seed_everything(seed: int) -> None:

@@ -1,11 +1,8 @@
-"""Laws of `segcal.runtime`: what shares work out must change no result, and memory is kept."""
+"""Laws of `segcal.runtime.in_processes`: what shares work out must change no result."""
 
 import os
-import platform
 import signal
-import subprocess
 import sys
-import textwrap
 import time
 
 import pytest
@@ -57,23 +54,3 @@ def test_a_share_whose_process_dies_is_not_lost(threads):
 def test_large_results_arrive(threads):
     found = in_processes([lambda i=i: bytes([i]) * 3_000_000 for i in range(4)])
     assert [(part[0], len(part)) for part in found] == [(i, 3_000_000) for i in range(4)]
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it sets an option of glibc")
-def test_freed_memory_is_used_again():
-    """The same 64 MB again and again: no page of them is new after a while."""
-    code = """
-        import resource, torch
-        from segcal.runtime import keep_freed_memory
-        keep_freed_memory()
-        for _ in range(20):
-            torch.ones(16 * 2**20)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        for _ in range(20):
-            torch.ones(16 * 2**20)
-        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-        print(faults * resource.getpagesize() / 2**26)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert float(run.stdout) < 1
