@@ -177,7 +177,7 @@ def test_code_of_the_readme_runs(tmp_path, monkeypatch):
     names["loss"].backward()
     assert logits.grad.isfinite().all() and logits.grad.any()
     assert segcal.Report.load("report.json") == names["report"]
-    expected = logits / names["scaler"].temperature_
+    expected = logits / names["calibrator"].temperature_
     torch.testing.assert_close(names["calibrated"], expected)
 
 

@@ -144,7 +144,7 @@ def evaluate_slowly(folder, *arguments):
 
 
 def contents(folder):
-    """What every file holds; of scalers the temperature: safetensors shuffles its own header."""
+    """What every file holds; of calibrators the temperature: safetensors shuffles its own header."""
     return {
         str(path.relative_to(folder)): segcal.posthoc.load(path).temperature_
         if path.suffix == ".safetensors"

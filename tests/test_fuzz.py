@@ -19,7 +19,7 @@ from tests.fuzz.run import attempt, cases, warm_up
 from tests.fuzz.targets import TARGETS
 
 # The examples as they are, and some mutations; cheap targets get more.
-COUNTS = dict.fromkeys(TARGETS, 20) | {"loss": 100, "state": 40, "scaler": 40, "checkpoint": 7}
+COUNTS = dict.fromkeys(TARGETS, 20) | {"loss": 100, "state": 40, "calibrator": 40, "checkpoint": 7}
 COUNTS |= {"config": 10, "names": 12, "labels": 12, "volumes": 12, "nnunet": 12}
 COUNTS |= {"adapters": 40, "ray": 8}
 

@@ -25,10 +25,10 @@ from segcal.metrics import meter as meter_module
 from segcal.metrics import update_together
 from segcal.metrics.regions import named_regions
 from segcal.pixels import label_mass
-from segcal.posthoc import SCALERS
+from segcal.posthoc import CALIBRATORS
 from segcal.training import checkpoint
 from tests.support import ROOT
-from tests.support.holdouts import make_scaler, random_holdout
+from tests.support.holdouts import make_calibrator, random_holdout
 from tests.support.loss_batches import LOSSES, batch
 from tests.support.small_run import expect_equal, outcome
 from tests.support.tiny import Patches, steady_network, trainer
@@ -138,13 +138,13 @@ def test_an_update_does_not_wait(device, probs, per_image, dtype):
     assert meters[0]._sums.nll.device.type == device
 
 
-@pytest.mark.parametrize("name", SCALERS)
-def test_a_fitted_scaler_does_not_wait(device, name):
-    scaler = make_scaler(name).fit(random_holdout()).to(device)
+@pytest.mark.parametrize("name", CALIBRATORS)
+def test_a_fitted_calibrator_does_not_wait(device, name):
+    calibrator = make_calibrator(name).fit(random_holdout()).to(device)
     logits = random_holdout()[0][0].to(device)
-    scaler(logits)
+    calibrator(logits)
     with _raising(device):
-        assert scaler(logits).shape == logits.shape
+        assert calibrator(logits).shape == logits.shape
 
 
 def test_the_stand_in_raises_when_something_looks():
@@ -223,14 +223,14 @@ class OnMps(torch.Tensor):
 
 def test_without_float64_sums_are_made_on_the_cpu():
     logits, labels = batch(6, 5, dtype=torch.float32)
-    reports, scalers = [], []
+    reports, calibrators = [], []
     for on_mps in (False, True):
         there = [t.as_subclass(OnMps) if on_mps else t for t in (logits, labels)]
         meter = segcal.CalibrationMeter(4)
         meter.update(*there)
         reports.append(meter.compute())
-        scalers.append(segcal.TemperatureScaling().fit([tuple(there)]).temperature_)
-    assert reports[0] == reports[1] and scalers[0] == scalers[1]
+        calibrators.append(segcal.TemperatureScaling().fit([tuple(there)]).temperature_)
+    assert reports[0] == reports[1] and calibrators[0] == calibrators[1]
     assert label_mass(labels.as_subclass(OnMps), 255).dtype == torch.float32
     assert label_mass(labels, 255).dtype == torch.float64
 
@@ -314,11 +314,11 @@ def test_meters_and_regions_equal_those_of_the_cpu(probs):
 
 
 @gpu
-@pytest.mark.parametrize("name", SCALERS)
-def test_scalers_equal_those_of_the_cpu(name):
+@pytest.mark.parametrize("name", CALIBRATORS)
+def test_calibrators_equal_those_of_the_cpu(name):
     holdout = random_holdout()
     one, other = (
-        make_scaler(name).fit([tuple(to(device, *part)) for part in holdout])
+        make_calibrator(name).fit([tuple(to(device, *part)) for part in holdout])
         for device in ("cpu", "cuda")
     )
     logits = holdout[0][0]

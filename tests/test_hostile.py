@@ -23,7 +23,7 @@ from segcal.metrics import meter as meter_module
 from segcal.metrics.state import write_state
 from segcal.training import checkpoint
 from tests.fuzz.files import Payload, npz, pt
-from tests.support.holdouts import make_scaler
+from tests.support.holdouts import make_calibrator
 from tests.support.saved import logits_and_labels, save_folder
 from tests.support.synthetic_reports import synthetic_report
 
@@ -198,23 +198,23 @@ def test_a_history_that_is_none(runs, tmp_path, capsys):
 @pytest.mark.parametrize("name", ["ts", "cts", "cdats", "selective", "lts"])
 def test_a_saved_temperature_is_positive(tmp_path, name, value):
     batches = [tuple(torch.from_numpy(x)[None] for x in logits_and_labels(0))]
-    scaler = make_scaler(name).fit(batches)
-    scaler.temperature_.fill_(value)
-    if hasattr(scaler, "temperatures_") and name != "ts":
-        scaler.temperatures_.fill_(value)
-    scaler.save(tmp_path / "a.safetensors")
+    calibrator = make_calibrator(name).fit(batches)
+    calibrator.temperature_.fill_(value)
+    if hasattr(calibrator, "temperatures_") and name != "ts":
+        calibrator.temperatures_.fill_(value)
+    calibrator.save(tmp_path / "a.safetensors")
     with pytest.raises(ValueError, match=r"a\.safetensors: .*temperature"):
         segcal.posthoc.load(tmp_path / "a.safetensors")
 
 
-def test_weights_past_all_bounds_are_no_scaler(tmp_path):
+def test_weights_past_all_bounds_are_no_calibrator(tmp_path):
     """Found by fuzzing: the local temperatures of such a network are NaN."""
-    scaler = make_scaler("lts").fit(
+    calibrator = make_calibrator("lts").fit(
         [tuple(torch.from_numpy(x)[None] for x in logits_and_labels(0))]
     )
     with torch.no_grad():
-        scaler.network_[2].weight.fill_(1e38)
-    scaler.save(tmp_path / "a.safetensors")
+        calibrator.network_[2].weight.fill_(1e38)
+    calibrator.save(tmp_path / "a.safetensors")
     with pytest.raises(ValueError, match="is past"):
         segcal.posthoc.load(tmp_path / "a.safetensors")
 

@@ -178,7 +178,7 @@ def test_a_bad_file_is_one_line_from_ray_too(cluster, tmp_path, capsys):
 
 
 def end_process(*_):
-    """A scaler that takes its worker with it."""
+    """A calibrator that takes its worker with it."""
     os._exit(1)
 
 

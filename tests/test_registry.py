@@ -1,4 +1,4 @@
-"""What data sets, networks and scalers declare: options are taken or refused, help is complete."""
+"""What data sets, networks and calibrators declare: options are taken or refused, help is complete."""
 
 import dataclasses
 from types import SimpleNamespace

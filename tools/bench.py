@@ -1,7 +1,7 @@
 """Measures speed and memory as ratios to a named baseline, all in one run.
 
 python tools/bench.py losses      each loss, forward + backward, against F.cross_entropy
-python tools/bench.py posthoc     the fit of each scaler, against L-BFGS on all logits in memory
+python tools/bench.py posthoc     the fit of each calibrator, against L-BFGS on all logits in memory
 python tools/bench.py train       the trainer against a plain PyTorch loop; the speed of the loader
 python tools/bench.py metrics     the meter against one softmax, numpy, torchmetrics and others
 python tools/bench.py eval        `segcal eval` on saved predictions: import, read, count, draw

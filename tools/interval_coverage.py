@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from segcal import CalibrationMeter, Report
-from segcal.metrics.bootstrap import Estimate, ImageArrays, ImageScores, combine, sorted_sums
 from segcal.metrics.conformal import MissRates
+from segcal.metrics.intervals import Estimate, ImageArrays, ImageScores, combine, sorted_sums
 from segcal.metrics.operating import AcceptedPixels, Target, accepted, choose_threshold
 from segcal.metrics.scores import SCORES
 from segcal.metrics.tables import FineHistogram

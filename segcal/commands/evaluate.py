@@ -13,16 +13,16 @@ import torch
 
 from segcal import distributed
 from segcal.data.shift import DATA, Shift
-from segcal.evaluation.calibrate import Triage, choose_on_holdout, fit_scalers
+from segcal.evaluation.calibrate import Triage, choose_on_holdout, fit_calibrators
 from segcal.evaluation.evaluate import Measured, measure, require_pixels
 from segcal.evaluation.on_ray import measure_on_ray
 from segcal.evaluation.overlays import RANDOM, WORST, choose, draw, draw_shifts, require_images
 from segcal.evaluation.results import (
+    CALIBRATOR,
     COMPARISON,
     EVAL,
     PAGE,
     PAGES,
-    SCALER,
     STATE,
     Result,
     check_history,
@@ -43,7 +43,7 @@ from segcal.evaluation.sources import EVERYTHING, NamedPredictions, SplitPredict
 from segcal.metrics import Report
 from segcal.metrics.regions import named_regions
 from segcal.metrics.rows import describe_report
-from segcal.posthoc import Scaler
+from segcal.posthoc import Calibrator
 from segcal.posthoc.registry import NONE
 from segcal.runtime import choose_device, process_group
 from segcal.viz import Entry, Overlay, shift_text
@@ -244,11 +244,13 @@ def _evaluate_one(
     """Evaluate one model, as it is and after each post-hoc method; the first process writes."""
     shifted = {shift: subject.shifted(shift) for shift in shifts}
     require_images(options.overlays, subject.source)
-    scalers = fit_scalers(options.posthoc, subject.holdout, title=f"{subject.name}: hold-out")
-    measured, reports = _measure(subject, scalers, options)
+    calibrators = fit_calibrators(
+        options.posthoc, subject.holdout, title=f"{subject.name}: hold-out"
+    )
+    measured, reports = _measure(subject, calibrators, options)
     for method, report in reports.items():
         _say(f"{entry_name(subject.name, method)}: {describe_report(report)}")
-    under = _evaluate_shifts(subject, shifted, scalers, folder, options)
+    under = _evaluate_shifts(subject, shifted, calibrators, folder, options)
     if distributed.rank() != 0:
         return []
     skipped = list(subject.source.skipped.values())
@@ -256,8 +258,9 @@ def _evaluate_one(
         method: Entry(
             entry_name(subject.name, method),
             report,
-            subject.history if scalers[method] is None else (),  # drawn once per run
-            subject.config + (f"# post-hoc: {scalers[method]}\n" if scalers[method] else ""),
+            subject.history if calibrators[method] is None else (),  # drawn once per run
+            subject.config
+            + (f"# post-hoc: {calibrators[method]}\n" if calibrators[method] else ""),
             skipped=skipped,
             shifts=under[method],
         )
@@ -266,18 +269,18 @@ def _evaluate_one(
     drawings = Drawings(list(entries.values()))
     drawings.begin()
     indices = choose(options.overlays, options.num_overlays, subject.source, reports[NONE])
-    panel = _shift_overlay(subject, shifted, scalers, reports[NONE], options)
+    panel = _shift_overlay(subject, shifted, calibrators, reports[NONE], options)
     entries[NONE] = replace(entries[NONE], shift_overlay=panel)
-    drawn = draw(subject.source, indices, scalers)
+    drawn = draw(subject.source, indices, calibrators)
     results = []
     with new_contents(folder) as staging:
         for method, entry in entries.items():
-            scaler = scalers[method]
+            calibrator = calibrators[method]
             place = method_folder(staging, method)
             result = Result(subject.name, method, entry, measured[method].whole)
             results.append(write_result(result, drawn[method], place))
-            if scaler is not None:
-                scaler.save(place / SCALER)
+            if calibrator is not None:
+                calibrator.save(place / CALIBRATOR)
             if options.save_state or options.shard != EVERYTHING:
                 measured[method].whole.save(place / STATE)
         write_pages(results, staging, subject.name, drawings=drawings, static=options.static)
@@ -288,7 +291,7 @@ def _evaluate_one(
 
 
 def _measure(
-    subject: Subject, scalers: Mapping[str, Scaler | None], options: argparse.Namespace
+    subject: Subject, calibrators: Mapping[str, Calibrator | None], options: argparse.Namespace
 ) -> tuple[dict[str, Measured], dict[str, Report]]:
     """The meters of one model after each post-hoc method, and their reports."""
     source, observers = subject.source, {}
@@ -302,7 +305,7 @@ def _measure(
     if options.operate or options.conformal:
         triage = choose_on_holdout(
             subject.holdout,
-            scalers,
+            calibrators,
             targets=options.operate,
             misses=options.conformal,
             title=f"{subject.name}: hold-out",
@@ -310,10 +313,10 @@ def _measure(
         observers = {method: chosen.observers for method, chosen in triage.items()}
     if options.ray is not None and isinstance(source, PredictionFolder):
         measured = measure_on_ray(
-            source, scalers, cluster=options.ray, observers=observers, **settings
+            source, calibrators, cluster=options.ray, observers=observers, **settings
         )
     else:
-        measured = measure(source, scalers, observers=observers, title=subject.name, **settings)
+        measured = measure(source, calibrators, observers=observers, title=subject.name, **settings)
     reports = {
         method: require_pixels(found.report(resamples=options.resamples), subject.name)
         for method, found in measured.items()
@@ -325,17 +328,17 @@ def _measure(
 def _evaluate_shifts(
     subject: Subject,
     shifted: Mapping[Shift, SplitPredictions],
-    scalers: Mapping[str, Scaler | None],
+    calibrators: Mapping[str, Calibrator | None],
     folder: Path,
     options: argparse.Namespace,
 ) -> dict[str, dict[Shift, Report]]:
     """The reports of one model under each shift, by post-hoc method and shift."""
-    found: dict[str, dict[Shift, Report]] = {method: {} for method in scalers}
+    found: dict[str, dict[Shift, Report]] = {method: {} for method in calibrators}
     key = subject.key() if shifted else ""
     for shift, source in shifted.items():
         reports = evaluate_shift(
             source,
-            scalers,
+            calibrators,
             shift_folder(folder, shift),
             run=subject.name,
             shift=shift,
@@ -363,7 +366,7 @@ def _shifts(options: argparse.Namespace) -> list[Shift]:
 def _shift_overlay(
     subject: Subject,
     shifted: Mapping[Shift, SplitPredictions],
-    scalers: Mapping[str, Scaler | None],
+    calibrators: Mapping[str, Calibrator | None],
     report: Report,
     options: argparse.Namespace,
 ) -> Overlay | None:
@@ -380,7 +383,7 @@ def _shift_overlay(
         kinds.setdefault(shift.name if shift.severity is not None else str(shift), []).append(shift)
     chosen = [sorted(same, key=str)[len(same) // 2] for same in kinds.values()]
     sources = {str(shift): shifted[shift] for shift in chosen}
-    return draw_shifts(subject.source, sources, indices[0], scalers)
+    return draw_shifts(subject.source, sources, indices[0], calibrators)
 
 
 def _say_shifts(results: Sequence[Result]) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from segcal.evaluation import export as exporting
-from segcal.evaluation.calibrate import fit_scalers
+from segcal.evaluation.calibrate import fit_calibrators
 from segcal.evaluation.results import require_writable
 from segcal.evaluation.sources import SplitPredictions
 from segcal.posthoc.registry import NONE
@@ -28,13 +28,13 @@ def export_run(options: argparse.Namespace) -> None:
             "holdout", device=device, batch_size=options.batch_size, workers=options.workers
         )
 
-    scalers = fit_scalers(options.posthoc, holdout, title=f"{options.run.name}: hold-out")
-    scaler = scalers[options.posthoc[0] if options.posthoc else NONE]
-    if scaler is not None:
-        scaler.cpu()
+    calibrators = fit_calibrators(options.posthoc, holdout, title=f"{options.run.name}: hold-out")
+    calibrator = calibrators[options.posthoc[0] if options.posthoc else NONE]
+    if calibrator is not None:
+        calibrator.cpu()
     example = _example(run.data.test[0][0], options.size)  # (1, 3, H, W)
     difference = exporting.export(
-        run.model.cpu(), scaler, example, options.out, multilabel=run.data.multilabel
+        run.model.cpu(), calibrator, example, options.out, multilabel=run.data.multilabel
     )
     shape = ", ".join(map(str, example.shape[1:]))
     print(f"{options.out}: images (N, {shape}) to probabilities, {difference:.1e} from PyTorch's")

@@ -19,7 +19,7 @@ from segcal.evaluation.results import (
     settle,
     write_pages,
 )
-from segcal.posthoc import SCALERS
+from segcal.posthoc import CALIBRATORS
 
 
 def rewrite_pages(options: argparse.Namespace) -> None:
@@ -44,5 +44,5 @@ def _files(path: Path) -> list[Path]:
     settle(folder)
     if not (folder / REPORT).is_file():
         raise ValueError(f"Expected {REPORT} in {folder}, but there is none: run segcal eval first")
-    methods = [method_folder(folder, method) / REPORT for method in SCALERS]
+    methods = [method_folder(folder, method) / REPORT for method in CALIBRATORS]
     return [folder / REPORT, *(path for path in methods if path.is_file())]

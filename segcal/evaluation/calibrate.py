@@ -27,16 +27,16 @@ from segcal.evaluation.sources import Predictions, PredictionSource
 from segcal.metrics import Report
 from segcal.metrics.conformal import MissRates, SetCounts
 from segcal.metrics.operating import AcceptedPixels, Target, choose_threshold
-from segcal.posthoc import SCALERS, Scaler
+from segcal.posthoc import CALIBRATORS, Calibrator
 from segcal.posthoc.registry import NONE, require_multilabel
 
 log = logging.getLogger(__name__)
 
 
-def fit_scalers(
+def fit_calibrators(
     methods: Sequence[str], holdout: Callable[[], PredictionSource], *, title: str = ""
-) -> dict[str, Scaler | None]:
-    """The fitted scaler of each method by its short name, and before them None for "none".
+) -> dict[str, Calibrator | None]:
+    """The fitted calibrator of each method by its short name, and before them None for "none".
 
     Warnings of a fit, such as that it improved nothing, are logged, each in one line.
 
@@ -45,26 +45,26 @@ def fit_scalers(
         holdout: makes the predictions to fit on; not called if there are no methods.
         title: of the progress bar.
     """
-    scalers: dict[str, Scaler | None] = {NONE: None}
+    calibrators: dict[str, Calibrator | None] = {NONE: None}
     if not methods:
-        return scalers
+        return calibrators
     source = holdout()
     options: dict[str, Any] = {"ignore_index": source.ignore_index}
     if source.multilabel:
         for method in methods:
             require_multilabel(method)
         options["multilabel"] = True
-    images = any(SCALERS[method].reads_images for method in methods)
+    images = any(CALIBRATORS[method].reads_images for method in methods)
     with _rereadable(source, images=images, title=title) as batches:
         for method in methods:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                scalers[method] = SCALERS[method](**options).fit(batches)
+                calibrators[method] = CALIBRATORS[method](**options).fit(batches)
             for warning in caught:
                 log.warning("%s", warning.message)
     if source.skipped:
         log.warning("left out %d files of the hold-out that cannot be used", len(source.skipped))
-    return scalers
+    return calibrators
 
 
 @contextmanager
@@ -168,7 +168,7 @@ def _check_space(source: PredictionSource, batch: Predictions, folder: Path) -> 
 
 @dataclass(frozen=True)
 class Triage:
-    """What was chosen for one scaler, and the counts of the test images under it.
+    """What was chosen for one calibrator, and the counts of the test images under it.
 
     Attributes:
         holdout: the report of the hold-out.
@@ -205,23 +205,23 @@ class Triage:
 
 def choose_on_holdout(
     holdout: Callable[[], PredictionSource],
-    scalers: Mapping[str, LogitMap | None],
+    calibrators: Mapping[str, LogitMap | None],
     *,
     targets: Sequence[Target] = (),
     misses: Sequence[float] = (),
     title: str = "",
 ) -> dict[str, Triage]:
-    """Choose thresholds and class sets after each scaler, in one pass over the hold-out.
+    """Choose thresholds and class sets after each calibrator, in one pass over the hold-out.
 
     Args:
         holdout: makes the predictions to choose on.
-        scalers: by name; None leaves the predictions as they are.
+        calibrators: by name; None leaves the predictions as they are.
         targets: of operating points.
         misses: promised miss rates of class sets.
         title: of the progress bar.
 
     Returns:
-        By the name of the scaler.
+        By the name of the calibrator.
 
     Raises:
         ValueError: the hold-out has no labelled pixels, or too few images for a miss rate.
@@ -232,9 +232,9 @@ def choose_on_holdout(
         raise ValueError(
             "Expected predictions of one class per pixel for class sets, but got sigmoid outputs"
         )
-    rates = {name: MissRates(ignore) for name in scalers if misses}
+    rates = {name: MissRates(ignore) for name in calibrators if misses}
     watching = {name: [found] for name, found in rates.items()}
-    measured = measure(source, scalers, observers=watching, per_image=False, title=title)
+    measured = measure(source, calibrators, observers=watching, per_image=False, title=title)
     triage = {}
     for name, found in measured.items():
         report = require_pixels(found.report(resamples=0), "the hold-out")

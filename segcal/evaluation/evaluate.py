@@ -1,4 +1,4 @@
-"""The evaluation loop: one pass over predictions, a meter for every scaler and region.
+"""The evaluation loop: one pass over predictions, a meter for every calibrator and region.
 
 `segcal.evaluate` wraps any module and loader for it; the trainer, the commands and sweeps call
 the same loop.
@@ -27,7 +27,7 @@ from segcal.metrics.protocols import (
     scores_by_protocol,
 )
 from segcal.metrics.regions import Region, any_present, foreground
-from segcal.posthoc import Scaler
+from segcal.posthoc import Calibrator
 from segcal.posthoc.registry import NONE
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Measured:
-    """The meters of one scaler.
+    """The meters of one calibrator.
 
     Attributes:
         whole: of whole images.
@@ -90,7 +90,7 @@ def evaluate(
     num_bins: int = 15,
     edge_rule: str = "right",
     device: torch.device | str | None = None,
-    transform: Callable[[Tensor], Tensor] | Scaler | None = None,
+    transform: Callable[[Tensor], Tensor] | Calibrator | None = None,
     regions: Mapping[str, Region] | None = None,
     protocols: Sequence[str] = (),
     per_image: bool = False,
@@ -116,8 +116,8 @@ def evaluate(
         num_bins: of the meter.
         edge_rule: of the meter.
         device: where to run; by default where the model's parameters are.
-        transform: applied to the logits at label resolution. A fitted scaler also gets the inputs,
-            as scalers that read images need.
+        transform: applied to the logits at label resolution. A fitted calibrator also gets the inputs,
+            as calibrators that read images need.
         regions: parts of the images to evaluate as well, by name; see `segcal.metrics.regions`.
             Their reports are in `Report.regions`.
         protocols: other ways to average, such as "image" or "batch:8", whose scores are in
@@ -164,7 +164,7 @@ def evaluate(
 
 def measure(
     source: PredictionSource,
-    scalers: Mapping[str, LogitMap | None],
+    calibrators: Mapping[str, LogitMap | None],
     *,
     regions: Mapping[str, Region] | None = None,
     protocols: Sequence[str] = (),
@@ -175,16 +175,16 @@ def measure(
     title: str = "",
     progress: bool | None = None,
 ) -> dict[str, Measured]:
-    """Count the predictions of `source`, after each scaler, in one pass.
+    """Count the predictions of `source`, after each calibrator, in one pass.
 
     Every process counts its share; the meters that it returns hold the pixels of all processes.
 
     Args:
         source: the predictions.
-        scalers: by name; None leaves the predictions as they are.
+        calibrators: by name; None leaves the predictions as they are.
         regions: parts of the images to count as well, by name.
         protocols: other ways to average that the reports shall have.
-        observers: by scaler, what shall see its logits and labels as well.
+        observers: by calibrator, what shall see its logits and labels as well.
         num_bins: of the meters.
         edge_rule: of the meters.
         per_image: keep sums of each image, if they fit into memory.
@@ -198,7 +198,7 @@ def measure(
         raise ValueError(
             f"Expected other names for regions than {WHOLE_IMAGE!r}, which is the whole image"
         )
-    tables = num_bins * len(scalers) * (1 + len(regions))
+    tables = num_bins * len(calibrators) * (1 + len(regions))
     per_image = keeps_image_sums(source, tables, protocols, asked=per_image)
 
     def meter(region: str) -> CalibrationMeter:
@@ -206,7 +206,7 @@ def measure(
 
     measured = {
         name: Measured(meter(WHOLE_IMAGE), {region: meter(region) for region in regions}, protocols)
-        for name in scalers
+        for name in calibrators
     }
     for batch in with_progress(source, title, progress):
         if batch.continued and observers:
@@ -215,8 +215,8 @@ def measure(
                 f"which count by image, but got {(batch.names or ['one'])[0]}"
             )
         inside = [None, *(_inside(region, batch) for region in regions.values())]
-        for name, scaler in scalers.items():
-            scaled = calibrated(batch, scaler)
+        for name, calibrator in calibrators.items():
+            scaled = calibrated(batch, calibrator)
             count_batch(measured[name].meters, scaled, inside)
             for observer in observers.get(name, ()):
                 observer.update(scaled.logits, scaled.labels)
@@ -308,15 +308,15 @@ def count_batch(
 
 
 @torch.inference_mode()
-def calibrated(batch: Predictions, scaler: LogitMap | None) -> Predictions:
-    """The batch with the logits that `scaler` makes of its own; unchanged if that is None."""
-    if scaler is None:
+def calibrated(batch: Predictions, calibrator: LogitMap | None) -> Predictions:
+    """The batch with the logits that `calibrator` makes of its own; unchanged if that is None."""
+    if calibrator is None:
         return batch
-    return batch.with_logits(scaler(batch.logits, batch.images))
+    return batch.with_logits(calibrator(batch.logits, batch.images))
 
 
-def _logit_map(transform: Callable[[Tensor], Tensor] | Scaler | None) -> LogitMap | None:
-    if transform is None or isinstance(transform, Scaler):
+def _logit_map(transform: Callable[[Tensor], Tensor] | Calibrator | None) -> LogitMap | None:
+    if transform is None or isinstance(transform, Calibrator):
         return transform
     return lambda logits, images: transform(logits)
 

@@ -1,4 +1,4 @@
-"""Export of a network with its scaler, as one file that gives calibrated probabilities."""
+"""Export of a network with its calibrator, as one file that gives calibrated probabilities."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from segcal.evaluation.sources import eval_mode, logits_of, resize
 from segcal.files import atomic_write
-from segcal.posthoc import Scaler
+from segcal.posthoc import Calibrator
 
 TOLERANCE = 1e-4  # between the probabilities of the file and of PyTorch
 
@@ -24,41 +24,41 @@ class Calibrated(nn.Module):
 
     Args:
         model: to logits, alone or as `segcal.evaluate` takes them.
-        scaler: fitted on such logits; None leaves the probabilities as they are.
+        calibrator: fitted on such logits; None leaves the probabilities as they are.
         multilabel: the logits are of C sigmoid outputs.
     """
 
     def __init__(
-        self, model: nn.Module, scaler: Scaler | None = None, *, multilabel: bool = False
+        self, model: nn.Module, calibrator: Calibrator | None = None, *, multilabel: bool = False
     ) -> None:
         super().__init__()
         self.model, self.multilabel = model, multilabel
-        self.scaler = scaler
+        self.calibrator = calibrator
 
     def forward(self, images: Tensor) -> Tensor:
         """Calibrated probabilities, in float32 at least."""
         logits = logits_of(self.model(images))
         if logits.ndim == images.ndim and logits.ndim in (4, 5):
             logits = resize(logits, images.shape[2:])
-        if self.scaler is not None:
-            logits = self.scaler(logits, images)
+        if self.calibrator is not None:
+            logits = self.calibrator(logits, images)
         wide = torch.promote_types(logits.dtype, torch.float32)
         return logits.to(wide).sigmoid() if self.multilabel else logits.softmax(1, dtype=wide)
 
 
 def export(
     model: nn.Module,
-    scaler: Scaler | None,
+    calibrator: Calibrator | None,
     example: Tensor,
     path: str | os.PathLike[str],
     *,
     multilabel: bool = False,
 ) -> float:
-    """Write `Calibrated(model, scaler)` for any batch size, and check it against PyTorch.
+    """Write `Calibrated(model, calibrator)` for any batch size, and check it against PyTorch.
 
     Args:
         model: as for `Calibrated`; put in eval mode for this and left as it was found.
-        scaler: as for `Calibrated`.
+        calibrator: as for `Calibrated`.
         example: (N, channels, *) images as the model takes them; their size is the file's.
         path: ending in .pt2 for torch.export, or in .onnx, which needs the extra `segcal[onnx]`.
         multilabel: as for `Calibrated`.
@@ -75,7 +75,7 @@ def export(
     # Tracing takes a size of 1 for a constant, so the batch has at least 2.
     batch = example if len(example) > 1 else torch.cat([example, example])
     with eval_mode(model) as network, torch.no_grad():
-        calibrated = Calibrated(network, scaler, multilabel=multilabel).eval()
+        calibrated = Calibrated(network, calibrator, multilabel=multilabel).eval()
         expected = calibrated(batch)
         content, found = _WRITERS[path.suffix](_trace(calibrated, batch, path), batch)
     difference = float((found.to(expected) - expected).abs().max())

@@ -12,12 +12,12 @@ from segcal.metrics.operating import AcceptedPixels
 from segcal.runtime import RETRIES, join_ray
 
 SHARDS_PER_CORE = 4  # so that no core waits long for the last one
-Counts = Mapping[str, Sequence[AcceptedPixels | SetCounts]]  # by scaler
+Counts = Mapping[str, Sequence[AcceptedPixels | SetCounts]]  # by calibrator
 
 
 def measure_on_ray(
     source: PredictionFolder,
-    scalers: Mapping[str, LogitMap | None],
+    calibrators: Mapping[str, LogitMap | None],
     *,
     cluster: str,
     observers: Counts,
@@ -30,19 +30,19 @@ def measure_on_ray(
 
     Args:
         source: the predictions.
-        scalers: by name; None leaves the predictions as they are.
+        calibrators: by name; None leaves the predictions as they are.
         cluster: address; see `join_ray`.
         observers: see `measure`; each gets the counts of all tasks.
         **settings: further arguments of `measure`.
     """
-    tables = settings["num_bins"] * len(scalers) * (1 + len(settings["regions"]))
+    tables = settings["num_bins"] * len(calibrators) * (1 + len(settings["regions"]))
     settings["per_image"] = keeps_image_sums(
         source, tables, settings["protocols"], asked=settings["per_image"]
     )
     ray, leave = join_ray(cluster)
     cores = max(int(ray.cluster_resources().get("CPU", 1)), 1)
     count = min(len(source.names), SHARDS_PER_CORE * cores)
-    shared = ray.put((dict(scalers), dict(observers), settings))
+    shared = ray.put((dict(calibrators), dict(observers), settings))
     task = ray.remote(num_cpus=1, max_retries=RETRIES)(_measure_shard)
     pending = [task.remote(source.shard(number, count), shared) for number in range(count)]
     total: dict[str, Measured] = {}
@@ -72,8 +72,8 @@ def _measure_shard(
     source: PredictionFolder, shared: tuple[dict[str, LogitMap | None], Counts, dict[str, Any]]
 ) -> tuple[dict[str, Measured], Counts, dict[str, str]]:
     """The meters and the counts of a shard, and the files that were left out."""
-    scalers, observers, settings = shared
-    measured = measure(source, scalers, observers=observers, progress=False, **settings)
+    calibrators, observers, settings = shared
+    measured = measure(source, calibrators, observers=observers, progress=False, **settings)
     return measured, observers, source.skipped
 
 

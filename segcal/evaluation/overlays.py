@@ -59,9 +59,9 @@ def _names(which: str) -> list[str]:
 
 
 def draw(
-    source: NamedPredictions, indices: Sequence[int], scalers: Mapping[str, LogitMap | None]
+    source: NamedPredictions, indices: Sequence[int], calibrators: Mapping[str, LogitMap | None]
 ) -> dict[str, list[Overlay]]:
-    """The chosen images by name of scaler, calibrated by each; none for classification.
+    """The chosen images by name of calibrator, calibrated by each; none for classification.
 
     Of sigmoid outputs, the class that is calibrated worst in the image is drawn. Of a volume three
     planes are drawn, one per axis: see `worst_planes`.
@@ -73,16 +73,16 @@ def draw(
             image = _image(source, index)
             for plane in worst_planes(source, index):
                 shown = None if image is None else _grey(plane.of(image))
-                for name, scaler in scalers.items():
-                    cut = plane.cut(source, index, scaler)
+                for name, calibrator in calibrators.items():
+                    cut = plane.cut(source, index, calibrator)
                     planned.append((name, *_plan(source, index, shown, cut)))
         elif batch.values.ndim == 4:
             image = _image(source, index)
-            for name, scaler in scalers.items():
-                found = calibrated(batch, scaler)
+            for name, calibrator in calibrators.items():
+                found = calibrated(batch, calibrator)
                 planned.append((name, *_plan(source, index, image, found)))
     panels = in_processes([panel for *_, panel in planned])
-    drawn: dict[str, list[Overlay]] = {name: [] for name in scalers}
+    drawn: dict[str, list[Overlay]] = {name: [] for name in calibrators}
     for (name, overlay, _), panel in zip(planned, panels, strict=True):
         drawn[name].append(replace(overlay, png=panel))
     return drawn
@@ -104,7 +104,7 @@ class Plane:
         """The plane of a (D, H, W, ...) volume."""
         return np.take(volume, self.place, self.axis)
 
-    def cut(self, source: NamedPredictions, index: int, scaler: LogitMap | None) -> Predictions:
+    def cut(self, source: NamedPredictions, index: int, calibrator: LogitMap | None) -> Predictions:
         """The predictions of the plane, calibrated."""
         values, labels, name, start = [], [], "", 0
         kind: Kind = "logits"
@@ -113,7 +113,7 @@ class Plane:
             name, depth = part.names[0], part.labels.shape[1]
             place = self.place - start if self.axis == 0 else self.place
             if self.axis != 0 or 0 <= place < depth:
-                scaled = calibrated(part, scaler)
+                scaled = calibrated(part, calibrator)
                 # Copies, because a view would keep the whole part in memory.
                 values.append(scaled.values.select(self.axis + 2, place).clone())
                 labels.append(scaled.labels.select(self.axis + 1, place).clone())
@@ -164,7 +164,7 @@ def draw_shifts(
     clean: NamedPredictions,
     shifted: Mapping[str, NamedPredictions],
     index: int,
-    scalers: Mapping[str, LogitMap | None],
+    calibrators: Mapping[str, LogitMap | None],
 ) -> Overlay | None:
     """The panel of one image, clean and under shifts that kept its name and its labels.
 
@@ -172,7 +172,7 @@ def draw_shifts(
         clean: the images as they are.
         shifted: the same under shifts, by what rows are called.
         index: of the image in `clean`.
-        scalers: by name.
+        calibrators: by name.
 
     Returns:
         None for classification.
@@ -189,8 +189,8 @@ def draw_shifts(
         if batch.labels.shape != labels.shape or (batch.labels != labels).any():
             continue
         probs = {
-            method: calibrated(batch, scaler).probs[0].float().cpu().numpy()
-            for method, scaler in scalers.items()
+            method: calibrated(batch, calibrator).probs[0].float().cpu().numpy()
+            for method, calibrator in calibrators.items()
         }
         views.append(ShiftView(title, _image(source, place), probs))
     png = shift_panel(

@@ -7,7 +7,7 @@ state.npz              the sums behind the numbers, for `segcal merge`; if asked
 shift.json .md .csv    the scores under shift, if asked for; shift.png shows one image under it
 figures/               every diagram, as PNG and SVG
 overlays/              a panel for each chosen image, PNG, and the arrays behind it, NPZ
-posthoc/METHOD/        report.json and overlays/ of each post-hoc method, and the fitted scaler
+posthoc/METHOD/        report.json and overlays/ of each post-hoc method, and the fitted calibrator
 shift/NAME-VALUE/      report.json and state.npz under a shift, and posthoc/METHOD/ of the same
 """
 
@@ -32,7 +32,7 @@ import numpy as np
 from segcal.data.shift import Shift
 from segcal.files import Npz, atomic_write, locked, name_file
 from segcal.metrics import CalibrationMeter, Report
-from segcal.metrics.paired import Comparison, compare_models
+from segcal.metrics.compare import Comparison, compare_models
 from segcal.metrics.rows import posthoc_markdown
 from segcal.metrics.tables import without_nan
 from segcal.posthoc.registry import NONE
@@ -52,7 +52,12 @@ from segcal.viz.entry import distinct, tell_apart
 
 log = logging.getLogger(__name__)
 EVAL, COMPARISON = "eval", "comparison"  # folders
-REPORT, PAGE, STATE, SCALER = "report.json", "report.html", "state.npz", "scaler.safetensors"
+REPORT, PAGE, STATE, CALIBRATOR = (
+    "report.json",
+    "report.html",
+    "state.npz",
+    "calibrator.safetensors",
+)
 OVERLAYS, POSTHOC, SHIFT = "overlays", "posthoc", "shift"
 SHIFT_FILE, SHIFT_PANEL = "shift.json", "shift.png"
 _ARRAYS = (

@@ -29,13 +29,13 @@ from segcal.evaluation.results import (
 )
 from segcal.evaluation.sources import SplitPredictions
 from segcal.metrics import Report
-from segcal.posthoc import Scaler
+from segcal.posthoc import Calibrator
 from segcal.viz import Entry
 
 
 def evaluate_shift(
     source: SplitPredictions,
-    scalers: Mapping[str, Scaler | None],
+    calibrators: Mapping[str, Calibrator | None],
     folder: Path,
     *,
     run: str,
@@ -51,7 +51,7 @@ def evaluate_shift(
 
     Args:
         source: the predictions on the changed images.
-        scalers: post-hoc methods by name, fitted on the clean hold-out; None for "none".
+        calibrators: post-hoc methods by name, fitted on the clean hold-out; None for "none".
         folder: of the results of this shift.
         run: name of the network.
         shift: the change.
@@ -60,7 +60,7 @@ def evaluate_shift(
         resamples: of the bootstrap over images; 0 for no intervals.
 
     Returns:
-        A report for each scaler; on other processes than the first, nothing.
+        A report for each calibrator; on other processes than the first, nothing.
     """
     corruption = CORRUPTIONS.get(shift.name)
     numbers = None if corruption is None else (corruption.large, corruption.small)
@@ -73,15 +73,15 @@ def evaluate_shift(
         numbers,
     )
     keys = {
-        name: digest(*about, num_bins, resamples, _learned(scaler))
-        for name, scaler in scalers.items()
+        name: digest(*about, num_bins, resamples, _learned(calibrator))
+        for name, calibrator in calibrators.items()
     }
-    kept = {name: kept_report(method_folder(folder, name), keys[name]) for name in scalers}
+    kept = {name: kept_report(method_folder(folder, name), keys[name]) for name in calibrators}
     missing = _agreed({name: report is None for name, report in kept.items()})
     if missing:
         measured = measure(
             source,
-            {name: scalers[name] for name in missing},
+            {name: calibrators[name] for name in missing},
             num_bins=num_bins,
             per_image=resamples > 0,
             title=f"{run}, {shift}",
@@ -133,13 +133,13 @@ def file_digest(path: Path) -> str:
     return found.hexdigest()
 
 
-def _learned(scaler: Scaler | None) -> list[Any]:
-    """What a scaler learned, to five digits: a fit that is made again may differ in the last."""
-    if scaler is None:
+def _learned(calibrator: Calibrator | None) -> list[Any]:
+    """What a calibrator learned, to five digits: a fit that is made again may differ in the last."""
+    if calibrator is None:
         return []
-    tensors = scaler.state_dict().items()
+    tensors = calibrator.state_dict().items()
     return [
-        scaler.name,
+        calibrator.name,
         *((name, [f"{v:.5g}" for v in t.flatten().tolist()]) for name, t in tensors),
     ]
 

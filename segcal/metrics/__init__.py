@@ -1,7 +1,7 @@
 """How calibrated a model is: a streaming meter, the scores of its sums, and the report."""
 
+from segcal.metrics.compare import Difference, mean_intervals, paired_differences
 from segcal.metrics.meter import CalibrationMeter, update_together
-from segcal.metrics.paired import Difference, mean_intervals, paired_differences
 from segcal.metrics.report import Report
 from segcal.metrics.tables import BinTable, ClassHistogram, FineHistogram, Interval, Protocol
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from segcal import distributed
-from segcal.metrics.bootstrap import fraction_interval
+from segcal.metrics.intervals import fraction_interval
 from segcal.metrics.operating import ImageCounts, probabilities
 from segcal.metrics.tables import Interval, from_finite, without_nan
 from segcal.pixels import countable, flatten

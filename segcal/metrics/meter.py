@@ -16,9 +16,9 @@ from torch import Tensor
 import segcal
 from segcal import distributed
 from segcal.files import is_distribution
-from segcal.metrics.bootstrap import image_statistics
 from segcal.metrics.counting import count
 from segcal.metrics.faults import explain_labels, explain_multilabel_values, explain_values
+from segcal.metrics.intervals import image_statistics
 from segcal.metrics.report import Report
 from segcal.metrics.state import (
     check_state,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from segcal import distributed
-from segcal.metrics.bootstrap import fraction_interval
+from segcal.metrics.intervals import fraction_interval
 from segcal.metrics.scores import Array, ratio
 from segcal.metrics.tables import FineHistogram, Interval, from_finite, without_nan
 from segcal.pixels import countable, flatten

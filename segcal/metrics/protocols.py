@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from segcal.metrics import scores
-from segcal.metrics.bootstrap import sorted_sums
+from segcal.metrics.intervals import sorted_sums
 from segcal.metrics.scores import Array
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
-"""Post-hoc calibration: scalers that are fitted on a hold-out and calibrate logits.
+"""Post-hoc calibration: calibrators that are fitted on a hold-out and calibrate logits.
 
-scaler = segcal.TemperatureScaling().fit(batches)
-probs = scaler(logits).softmax(1)
+calibrator = segcal.TemperatureScaling().fit(batches)
+probs = calibrator(logits).softmax(1)
 """
 
 from importlib import import_module
@@ -11,23 +11,23 @@ from segcal.posthoc.registry import ENTRIES
 
 if TYPE_CHECKING:
     from segcal.posthoc.affine import DirichletCalibration, MatrixScaling, VectorScaling
+    from segcal.posthoc.calibrator import Calibrator
     from segcal.posthoc.classwise import (
         ClasswiseTemperatureScaling,
         DistributionAwareTemperatureScaling,
     )
-    from segcal.posthoc.interface import Scaler
-    from segcal.posthoc.loading import SCALERS, load
+    from segcal.posthoc.loading import CALIBRATORS, load
     from segcal.posthoc.local import LocalTemperatureScaling
     from segcal.posthoc.onevsrest import BetaCalibration, IsotonicCalibration
     from segcal.posthoc.selective import SelectiveScaling
     from segcal.posthoc.temperature import TemperatureScaling
 
 # Loaded on first use: the registry alone needs no torch.
-_EXPORTS = {entry.scaler: entry.module for entry in ENTRIES.values()}
-_EXPORTS |= {"Scaler": "interface", "SCALERS": "loading", "load": "loading"}
+_EXPORTS = {entry.calibrator: entry.module for entry in ENTRIES.values()}
+_EXPORTS |= {"Calibrator": "calibrator", "CALIBRATORS": "loading", "load": "loading"}
 
 __all__ = [
-    "SCALERS",
+    "CALIBRATORS",
     "BetaCalibration",
     "ClasswiseTemperatureScaling",
     "DirichletCalibration",
@@ -35,7 +35,7 @@ __all__ = [
     "IsotonicCalibration",
     "LocalTemperatureScaling",
     "MatrixScaling",
-    "Scaler",
+    "Calibrator",
     "SelectiveScaling",
     "TemperatureScaling",
     "VectorScaling",

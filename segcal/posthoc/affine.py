@@ -1,4 +1,4 @@
-"""Scalers that are one linear map: vector, matrix and Dirichlet, and the convex fit they share."""
+"""Calibrators that are one linear map: vector, matrix and Dirichlet, and the convex fit they share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from segcal.posthoc.pixelwise import MAX_PIXELS, PixelScaler, unmasked
+from segcal.posthoc.pixelwise import MAX_PIXELS, PixelCalibrator, unmasked
 from segcal.posthoc.sample import PixelSampler
 from segcal.posthoc.stream import Stream, Survey
 
@@ -27,7 +27,7 @@ _MEMORY = 50  # steps that L-BFGS remembers: correlated classes make long valley
 _LEAST_CURVATURE = 1e-3  # so that rare classes do not take unbounded steps
 
 
-class AffineScaler(PixelScaler):
+class AffineCalibrator(PixelCalibrator):
     """softmax(W x + b) with x made of the logits, fitted on a sample of the hold-out's pixels.
 
     One pass over the batches takes the sample: each valid pixel has the same chance, and the sample
@@ -41,7 +41,7 @@ class AffineScaler(PixelScaler):
 
     (ODIR, Kull et al. 2019) is minimised on the other images, by L-BFGS from the identity. The pair
     of least validation NLL is then fitted on all images. If that NLL is not below the identity's,
-    the map does not generalise to new images, and the scaler is the identity.
+    the map does not generalise to new images, and the calibrator is the identity.
 
     Args:
         lambdas: values of λ to choose from; by default those of the class, 0 alone.
@@ -130,10 +130,10 @@ class AffineScaler(PixelScaler):
         return torch.ones(num_classes, num_classes + 1, dtype=torch.bool)
 
 
-class VectorScaling(AffineScaler):
+class VectorScaling(AffineCalibrator):
     """Vector scaling (Guo et al. 2017): w ∘ logits + b, a scale and a shift for each class.
 
-    Fitted as `AffineScaler` says, with W diagonal; λ has no effect. The predicted class may change.
+    Fitted as `AffineCalibrator` says, with W diagonal; λ has no effect. The predicted class may change.
 
     Attributes:
         weight_: (C,) w.
@@ -154,10 +154,10 @@ class VectorScaling(AffineScaler):
         return free
 
 
-class MatrixScaling(AffineScaler):
+class MatrixScaling(AffineCalibrator):
     """Matrix scaling (Guo et al. 2017): W · logits + b.
 
-    Fitted as `AffineScaler` says, by default without penalty. C² + C values learned from a few
+    Fitted as `AffineCalibrator` says, by default without penalty. C² + C values learned from a few
     images seldom generalise to others: expect the identity there, or give `lambdas` to choose from.
 
     Attributes:
@@ -168,10 +168,10 @@ class MatrixScaling(AffineScaler):
     name = "ms"
 
 
-class DirichletCalibration(AffineScaler):
+class DirichletCalibration(AffineCalibrator):
     """Dirichlet calibration with ODIR (Kull et al. 2019): softmax(W · log p + b), p = softmax(z).
 
-    Fitted as `AffineScaler` says. W = I/T with b = 0 is temperature scaling. The objective is
+    Fitted as `AffineCalibrator` says. W = I/T with b = 0 is temperature scaling. The objective is
     convex, so L-BFGS converges to the minimum that the Adam of the original approaches. The
     predicted class may change. By default λ and μ are chosen from the paper's 13 × 5 pairs.
 

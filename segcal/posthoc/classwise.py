@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from segcal.posthoc.pixelwise import MAX_PIXELS, SampledScaler, mean_nll
+from segcal.posthoc.pixelwise import MAX_PIXELS, SampledCalibrator, mean_nll
 from segcal.posthoc.sample import pixels_of
 from segcal.posthoc.temperature import T_MAX, T_MIN, least_nll, sums_of
 
@@ -17,7 +17,7 @@ SHARES = (0.001, 0.01, 0.1, 1.0)
 _TRIED = 17  # temperatures, evenly spaced in log T, around the best of which the search goes on
 
 
-class ClasswiseTemperatureScaling(SampledScaler):
+class ClasswiseTemperatureScaling(SampledCalibrator):
     """A temperature for each predicted class: logits / T_c, with c the class of largest logit.
 
     The predicted class never changes. T is the common temperature of least NLL over all P pixels.
@@ -35,7 +35,7 @@ class ClasswiseTemperatureScaling(SampledScaler):
     With K sigmoid outputs (`multilabel`), T_c is the temperature of output c, and the sum is over
     its own labels.
 
-    Fitted as `SampledScaler` says.
+    Fitted as `SampledCalibrator` says.
 
     Args:
         shares: values of s to choose from.
@@ -131,14 +131,14 @@ def pulled(
     return with_pull
 
 
-class DistributionAwareTemperatureScaling(SampledScaler):
+class DistributionAwareTemperatureScaling(SampledCalibrator):
     """Class-distribution-aware temperature scaling, CDA-TS (Islam et al. 2021).
 
     Divides the logit of class c by T_c = T + strength · n_c / max n, with n_c the pixels of class c
     in the hold-out, so that frequent classes are made less sure. T has the least NLL. The predicted
     class may change, and adding a constant to all logits of a pixel changes the result.
 
-    Fitted as `SampledScaler` says.
+    Fitted as `SampledCalibrator` says.
 
     Args:
         strength: how much larger than T the temperature of the most frequent class is.

@@ -1,4 +1,4 @@
-"""The classes of all scalers, and the reading of saved ones."""
+"""The classes of all calibrators, and the reading of saved ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from segcal.posthoc.interface import SCALER_FORMAT, Scaler
+from segcal.posthoc.calibrator import CALIBRATOR_FORMAT, Calibrator
 from segcal.posthoc.registry import ENTRIES
 
-SCALERS: dict[str, type[Scaler]] = {
-    name: getattr(import_module(f"segcal.posthoc.{entry.module}"), entry.scaler)
+CALIBRATORS: dict[str, type[Calibrator]] = {
+    name: getattr(import_module(f"segcal.posthoc.{entry.module}"), entry.calibrator)
     for name, entry in ENTRIES.items()
 }
 
@@ -25,13 +25,13 @@ _POSITIVE = ("temperature_", "temperatures_", "logit_scale_", "image_scale_")
 _LEAST, _MOST = 1e-12, 1e6
 
 
-def load(path: str | os.PathLike[str]) -> Scaler:
-    """The fitted scaler that `Scaler.save` wrote, on the CPU.
+def load(path: str | os.PathLike[str]) -> Calibrator:
+    """The fitted calibrator that `Calibrator.save` wrote, on the CPU.
 
-    Nothing in the file is run: it holds tensors, and the name of one of `SCALERS`.
+    Nothing in the file is run: it holds tensors, and the name of one of `CALIBRATORS`.
 
     Raises:
-        ValueError: the file is no saved scaler; the message names it.
+        ValueError: the file is no saved calibrator; the message names it.
     """
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
@@ -40,20 +40,20 @@ def load(path: str | os.PathLike[str]) -> Scaler:
         return _build(metadata, tensors)
     except (SafetensorError, ValueError, TypeError, RuntimeError) as error:  # torch's own, too
         reason = str(error).splitlines()[0]
-        raise ValueError(f"{os.fspath(path)}: expected a saved scaler, but {reason}") from None
+        raise ValueError(f"{os.fspath(path)}: expected a saved calibrator, but {reason}") from None
 
 
-def _build(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Scaler:
-    if metadata.get("format") != SCALER_FORMAT:
-        raise ValueError(f"its format is {metadata.get('format')!r}, not {SCALER_FORMAT!r}")
-    name = metadata.get("scaler", "")
-    if name not in SCALERS:
-        raise ValueError(f"its scaler {name!r} is none of {', '.join(SCALERS)}")
-    scaler = SCALERS[name](**json.loads(metadata.get("options", "null")))
-    numbers = _numbers(type(scaler), json.loads(metadata.get("learned", "null")))
+def _build(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Calibrator:
+    if metadata.get("format") != CALIBRATOR_FORMAT:
+        raise ValueError(f"its format is {metadata.get('format')!r}, not {CALIBRATOR_FORMAT!r}")
+    name = metadata.get("calibrator", "")
+    if name not in CALIBRATORS:
+        raise ValueError(f"its calibrator {name!r} is none of {', '.join(CALIBRATORS)}")
+    calibrator = CALIBRATORS[name](**json.loads(metadata.get("options", "null")))
+    numbers = _numbers(type(calibrator), json.loads(metadata.get("learned", "null")))
     with torch.device("meta"):  # takes no memory, whatever sizes the file states
-        scaler._start(numbers["num_classes_"], numbers.get("image_channels_", 0))
-    expected = scaler.state_dict()
+        calibrator._start(numbers["num_classes_"], numbers.get("image_channels_", 0))
+    expected = calibrator.state_dict()
     for key in sorted(expected.keys() | tensors.keys()):
         wanted, got = (
             (None if t is None else f"{t.dtype} {tuple(t.shape)}")
@@ -67,14 +67,14 @@ def _build(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Scaler
             raise ValueError(f"its {key} is not within {_LEAST:g}..{_MOST:g}")
         if (tensors[key].abs() > _MOST).any():
             raise ValueError(f"its {key} is past {_MOST:g}")
-    scaler.load_state_dict(tensors, assign=True)
+    calibrator.load_state_dict(tensors, assign=True)
     for key, value in numbers.items():
-        setattr(scaler, key, value)
-    return scaler
+        setattr(calibrator, key, value)
+    return calibrator
 
 
-def _numbers(kind: type[Scaler], learned: Any) -> dict[str, Any]:
-    """The plain numbers a scaler of this kind has learned, checked."""
+def _numbers(kind: type[Calibrator], learned: Any) -> dict[str, Any]:
+    """The plain numbers a calibrator of this kind has learned, checked."""
     known = {name for base in kind.__mro__ for name in vars(base).get("__annotations__", ())}
     if not isinstance(learned, dict) or "num_classes_" not in learned:
         raise ValueError(f"what it learned is {learned!r}")

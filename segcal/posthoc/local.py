@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate, pad
 
 from segcal.pixels import flatten
-from segcal.posthoc.interface import Scaler
+from segcal.posthoc.calibrator import Calibrator
 from segcal.posthoc.pixelwise import unmasked
 from segcal.posthoc.sample import Smallest, keys, validation_of
 from segcal.posthoc.stream import HoldoutBatch, Stream, Survey
@@ -23,15 +23,15 @@ _BATCH_PIXELS = 1 << 15
 _LEAST_BATCHES = 16  # per epoch, for small hold-outs
 
 
-class LocalTemperatureScaling(Scaler):
+class LocalTemperatureScaling(Calibrator):
     """Local temperature scaling (Ding et al. 2021): logits / T, with a T for each pixel.
 
     A small convolutional network sees the logits, and the image where there is one, and gives
     log T. It starts as the constant best T and is trained with Adam on NLL. The predicted class
     never changes.
 
-    The batches of the hold-out may be (logits, labels) or (logits, labels, images); a scaler
-    fitted with images needs them again in `scaler(logits, images)`. Images may have any range and
+    The batches of the hold-out may be (logits, labels) or (logits, labels, images); a calibrator
+    fitted with images needs them again in `calibrator(logits, images)`. Images may have any range and
     number of channels, and are resized to the logits if they differ.
 
     One pass over the batches samples tiles of 64 × 64 pixels, as many as `max_pixels` allows. Every
@@ -93,7 +93,7 @@ class LocalTemperatureScaling(Scaler):
         return (logits / self.temperatures(logits, images)).to(logits.dtype)
 
     def _known(self, images: Tensor | None) -> Tensor | None:
-        """The images if this scaler was fitted with images, else None."""
+        """The images if this calibrator was fitted with images, else None."""
         if not self.image_channels_:
             return None
         if images is None or images.ndim < 2 or images.shape[1] != self.image_channels_:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-from segcal.posthoc.pixelwise import SampledScaler
+from segcal.posthoc.pixelwise import SampledCalibrator
 from segcal.posthoc.stream import LARGEST
 
 _STEEPEST = 100.0  # of a and b; without a bound, classes that p separates perfectly have no minimum
@@ -17,13 +17,13 @@ _STEEPEST = 100.0  # of a and b; without a bound, classes that p separates perfe
 LIMIT, PER_UNIT = 16, 32
 
 
-class OneVsRestScaler(SampledScaler):
+class OneVsRestCalibrator(SampledCalibrator):
     """q_c = f_c(p_c) for each class c by itself, then normalised over the classes.
 
     With K sigmoid outputs, each has its own curve, and nothing is normalised.
 
     The predicted class may change. A class without pixels to learn from, or with nothing but
-    pixels of its own, keeps its p_c. Fitted as `SampledScaler` says.
+    pixels of its own, keeps its p_c. Fitted as `SampledCalibrator` says.
 
     Args:
         max_pixels: size of the sample of pixels; 8·C bytes per pixel.
@@ -74,7 +74,7 @@ def log_probs(dense: Tensor) -> tuple[Tensor, Tensor]:
     return log_p, torch.where(top, others, torch.log1p(-log_p.masked_fill(top, -1.0).exp()))
 
 
-class BetaCalibration(OneVsRestScaler):
+class BetaCalibration(OneVsRestCalibrator):
     """Beta calibration (Kull et al. 2017), one class against the rest, then normalised.
 
         q_c = σ(a_c ln p_c − b_c ln(1 − p_c) + m_c),   a_c, b_c ≥ 0
@@ -82,7 +82,7 @@ class BetaCalibration(OneVsRestScaler):
     For each class this is the logistic regression of y = c on ln p_c and −ln(1 − p_c), with the
     least NLL under the bounds. a = b = 1, m = 0 is the identity.
 
-    See `OneVsRestScaler` for the arguments and for what both methods share.
+    See `OneVsRestCalibrator` for the arguments and for what both methods share.
 
     Attributes:
         slope_: (C, 2) a and b.
@@ -143,7 +143,7 @@ def fit_beta(log_p: Tensor, log_rest: Tensor, of_class: Tensor) -> tuple[float, 
     return a, b, float(found.x[2]) - a * float(mean[0]) - b * float(mean[1])
 
 
-class IsotonicCalibration(OneVsRestScaler):
+class IsotonicCalibration(OneVsRestCalibrator):
     """Isotonic regression (Zadrozny & Elkan 2002), one class against the rest.
 
     For each class, q_c is the non-decreasing function of p_c with the least squared error to
@@ -154,7 +154,7 @@ class IsotonicCalibration(OneVsRestScaler):
     The curves are kept at log-odds of p that are 1/32 apart, linear in between, and constant below
     p = 1e-7 and above 1 − 1e-7.
 
-    See `OneVsRestScaler` for the arguments and for what both methods share.
+    See `OneVsRestCalibrator` for the arguments and for what both methods share.
 
     Attributes:
         shift_: (C, 1025) what is added to the log-odds of p at each point of the grid.

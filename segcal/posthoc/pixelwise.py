@@ -1,4 +1,4 @@
-"""Scalers that map the logits of each pixel by itself, fitted on a sample of pixels."""
+"""Calibrators that map the logits of each pixel by itself, fitted on a sample of pixels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from segcal.posthoc.interface import Scaler
+from segcal.posthoc.calibrator import Calibrator
 from segcal.posthoc.sample import PixelSampler
 from segcal.posthoc.stream import LARGEST, Stream, Survey
 
@@ -19,7 +19,7 @@ _BLOCK_PIXELS = 1 << 14  # evaluated at once
 def unmasked(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Logits (N, C, …) without masked classes, which are given the least other logit of the pixel.
 
-    Scalers that mix the logits of a pixel would mix -inf into all of them.
+    Calibrators that mix the logits of a pixel would mix -inf into all of them.
 
     Returns:
         The logits, and a bool of their shape: where a class is masked, by -inf or float32's least.
@@ -29,7 +29,7 @@ def unmasked(logits: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(masked, least.clamp(max=LARGEST), logits), masked
 
 
-class PixelScaler(Scaler):
+class PixelCalibrator(Calibrator):
     """A map from the logits of a pixel to calibrated logits, fitted on a sample of pixels.
 
     Args:
@@ -62,14 +62,14 @@ class PixelScaler(Scaler):
         """Calibrated logits (N, C, L) of logits (N, C, L) in float32 or float64."""
 
 
-class SampledScaler(PixelScaler):
-    """A `PixelScaler` that learns from the whole sample on every rank.
+class SampledCalibrator(PixelCalibrator):
+    """A `PixelCalibrator` that learns from the whole sample on every rank.
 
     One pass over the batches takes the sample: each valid pixel has the same chance, and the sample
     depends on the seed and the order of the images alone, not on batches or ranks. A hold-out of up
     to `max_pixels` is used whole.
 
-    Every fifth image is for validation (of a single image, every fifth pixel). The scaler learns
+    Every fifth image is for validation (of a single image, every fifth pixel). The calibrator learns
     from the other images. If its NLL on the validation images is below that of the logits as they
     are, it learns once more from all images; if not, it is the identity.
     """

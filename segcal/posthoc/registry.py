@@ -1,4 +1,4 @@
-"""The scalers by short name, declared without importing them: torch is not needed for the help."""
+"""The calibrators by short name, declared without importing them: torch is not needed for the help."""
 
 from __future__ import annotations
 
@@ -6,57 +6,57 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class ScalerEntry:
-    """A scaler that can be asked for by name.
+class CalibratorEntry:
+    """A calibrator that can be asked for by name.
 
     Attributes:
         module: of `segcal.posthoc` that has its class.
-        scaler: name of the class, a `Scaler`.
+        calibrator: name of the class, a `Calibrator`.
         about: what it is, for the help.
         multilabel: what it learns of K sigmoid outputs; "" if it does not take them.
     """
 
     module: str
-    scaler: str
+    calibrator: str
     about: str
     multilabel: str = ""
 
 
-# A new scaler is one class and one entry here; `SCALERS` has the classes.
-ENTRIES: dict[str, ScalerEntry] = {
-    "ts": ScalerEntry(
+# A new calibrator is one class and one entry here; `CALIBRATORS` has the classes.
+ENTRIES: dict[str, CalibratorEntry] = {
+    "ts": CalibratorEntry(
         "temperature", "TemperatureScaling", "temperature scaling", "one temperature for all"
     ),
-    "vs": ScalerEntry("affine", "VectorScaling", "vector scaling"),
-    "ms": ScalerEntry("affine", "MatrixScaling", "matrix scaling"),
-    "dc": ScalerEntry("affine", "DirichletCalibration", "Dirichlet calibration"),
-    "lts": ScalerEntry("local", "LocalTemperatureScaling", "local temperature scaling"),
-    "cts": ScalerEntry(
+    "vs": CalibratorEntry("affine", "VectorScaling", "vector scaling"),
+    "ms": CalibratorEntry("affine", "MatrixScaling", "matrix scaling"),
+    "dc": CalibratorEntry("affine", "DirichletCalibration", "Dirichlet calibration"),
+    "lts": CalibratorEntry("local", "LocalTemperatureScaling", "local temperature scaling"),
+    "cts": CalibratorEntry(
         "classwise",
         "ClasswiseTemperatureScaling",
         "a temperature for each predicted class",
         "a temperature for each",
     ),
-    "cdats": ScalerEntry(
+    "cdats": CalibratorEntry(
         "classwise",
         "DistributionAwareTemperatureScaling",
         "class-distribution-aware temperature scaling",
     ),
-    "beta": ScalerEntry("onevsrest", "BetaCalibration", "beta calibration", "a curve for each"),
-    "isotonic": ScalerEntry(
+    "beta": CalibratorEntry("onevsrest", "BetaCalibration", "beta calibration", "a curve for each"),
+    "isotonic": CalibratorEntry(
         "onevsrest", "IsotonicCalibration", "isotonic regression", "a curve for each"
     ),
-    "selective": ScalerEntry("selective", "SelectiveScaling", "selective scaling"),
+    "selective": CalibratorEntry("selective", "SelectiveScaling", "selective scaling"),
 }
 
 
-# The scalers that take K sigmoid outputs.
+# The calibrators that take K sigmoid outputs.
 MULTILABEL = tuple(name for name, entry in ENTRIES.items() if entry.multilabel)
-NONE = "none"  # the predictions as they are, among the names of scalers
+NONE = "none"  # the predictions as they are, among the names of calibrators
 
 
 def method_names(text: str) -> tuple[str, ...]:
-    """The scalers in a text such as none,ts,dc: short names, without "none".
+    """The calibrators in a text such as none,ts,dc: short names, without "none".
 
     In the order of `ENTRIES`, so that a page made again from the files lists them alike.
     """
@@ -70,7 +70,7 @@ def method_names(text: str) -> tuple[str, ...]:
 
 
 def require_multilabel(name: str) -> None:
-    """Raise a ValueError unless the scaler takes K sigmoid outputs."""
+    """Raise a ValueError unless the calibrator takes K sigmoid outputs."""
     if name not in MULTILABEL:
         raise ValueError(
             f"Expected a post-hoc method for sigmoid outputs, {', '.join(MULTILABEL)}, "

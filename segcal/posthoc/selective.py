@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from segcal.posthoc.pixelwise import MAX_PIXELS, SampledScaler, dense_of
+from segcal.posthoc.pixelwise import MAX_PIXELS, SampledCalibrator, dense_of
 from segcal.posthoc.sample import pixels_of
 from segcal.posthoc.temperature import least_nll, sums_of
 
@@ -18,7 +18,7 @@ _LEAST_BATCHES = 16  # per epoch, for small hold-outs
 _DECAY = 1e-6
 
 
-class SelectiveScaling(SampledScaler):
+class SelectiveScaling(SampledCalibrator):
     """Selective scaling (Wang et al. 2023): logits / T where the prediction seems wrong.
 
     A small network (C → C → 2C → C → 2, batch norm, ReLU) sees the log-probabilities of a pixel and
@@ -29,7 +29,7 @@ class SelectiveScaling(SampledScaler):
     are repeated. After each epoch T is the temperature of least NLL on the pixels that the network
     calls wrong. Every fifth image is for validation (of a single image, every fifth pixel): the
     epoch of least NLL there is kept. If that is not below the NLL of the unchanged logits, the
-    scaler is the identity.
+    calibrator is the identity.
 
     Args:
         epochs: of training, over the sample.

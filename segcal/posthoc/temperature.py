@@ -11,7 +11,7 @@ from torch import Tensor
 
 from segcal.metrics.counting import compiled_passes
 from segcal.pixels import Pixels
-from segcal.posthoc.interface import Scaler
+from segcal.posthoc.calibrator import Calibrator
 from segcal.posthoc.sample import PixelSampler
 from segcal.posthoc.stream import HoldoutBatch, PixelBlock, Stream, Survey, Total, sum_of_blocks
 
@@ -25,7 +25,7 @@ _MOST_PASSES = 9  # with the first, which makes the guess, ten
 _TOLERANCE = 1e-5  # of log T; convergence is quadratic, so the last step lands near its square
 
 
-class TemperatureScaling(Scaler):
+class TemperatureScaling(Calibrator):
     """Temperature scaling (Guo et al. 2017): logits / T, with T of least NLL on the hold-out.
 
     The predicted class never changes. T is positive, within 0.01..100, and never makes the NLL of

@@ -14,7 +14,7 @@ from typing import Any
 from segcal.config import CONFIG, TrainConfig, parse_train, recipe_path, to_dict
 from segcal.data.build import missing_data
 from segcal.data.shift import Shift, parse_shifts
-from segcal.evaluation.calibrate import fit_scalers
+from segcal.evaluation.calibrate import fit_calibrators
 from segcal.evaluation.evaluate import measure, require_pixels
 from segcal.files import read_yaml
 from segcal.posthoc.registry import NONE
@@ -116,11 +116,13 @@ class TrainingWorker:
         methods = sorted({evaluation.posthoc for evaluation in evaluations} - {NONE})
         with _output_to(store.folder(run) / OUTPUT):
             opened = open_run(folder)
-            scalers = fit_scalers(methods, lambda: opened.predictions("holdout", device=device))
+            calibrators = fit_calibrators(
+                methods, lambda: opened.predictions("holdout", device=device)
+            )
             for shift, limit in dict.fromkeys((e.shift, e.limit) for e in evaluations):
                 together = [e for e in evaluations if (e.shift, e.limit) == (shift, limit)]
                 source = opened.predictions(device=device, shift=to_shift(shift), limit=limit)
-                found = measure(source, {e.posthoc: scalers[e.posthoc] for e in together})
+                found = measure(source, {e.posthoc: calibrators[e.posthoc] for e in together})
                 for evaluation in together:
                     measured = found[evaluation.posthoc]
                     path = store.report(run, evaluation)

@@ -20,7 +20,7 @@ from PIL import Image
 import segcal
 from segcal.files import atomic_write
 from segcal.metrics import Interval, Report
-from segcal.metrics.paired import Comparison
+from segcal.metrics.compare import Comparison
 from segcal.metrics.rows import (
     TableCell,
     cell_of,

@@ -113,8 +113,8 @@ def test_classification_and_post_hoc_methods(runs, capsys, undrawn):
     after = segcal.Report.load(folder / "posthoc" / "ts" / "report.json")
     assert after.accuracy == before.accuracy  # a temperature changes no prediction
     assert after.nll != before.nll
-    scaler = segcal.posthoc.load(folder / "posthoc" / "ts" / "scaler.safetensors")
-    assert scaler.temperature_ > 0
+    calibrator = segcal.posthoc.load(folder / "posthoc" / "ts" / "calibrator.safetensors")
+    assert calibrator.temperature_ > 0
     assert segcal.Report.load(folder / "posthoc" / "vs" / "report.json").protocol.images == 40
     assert out.splitlines()[-1] == f"report: {folder / 'report.html'}"
     table = (folder / "table.md").read_text()

@@ -76,19 +76,20 @@ def test_the_report_is_that_of_the_meter(folders, evaluated):
     assert report.operating_points[0].accuracy > report.accuracy
 
 
-def test_scalers_make_it_better(folders, evaluated):
+def test_calibrators_make_it_better(folders, evaluated):
     none = segcal.Report.load(evaluated / "report.json")
     logits, labels = batch(folders[0])
     for method in ("ts", "cts", "isotonic"):
         folder = evaluated / "posthoc" / method
         found = segcal.Report.load(folder / "report.json")
         assert found.nll < none.nll and found.sce < none.sce, method
-        (saved,) = folder.glob("scaler*")
-        scaler = segcal.posthoc.load(saved)
-        assert scaler.multilabel
-        assert found.nll == pytest.approx(measured(scaler(logits), labels).nll)
+        (saved,) = folder.glob("calibrator*")
+        calibrator = segcal.posthoc.load(saved)
+        assert calibrator.multilabel
+        assert found.nll == pytest.approx(measured(calibrator(logits), labels).nll)
     assert (
-        float(segcal.posthoc.load(evaluated / "posthoc/ts/scaler.safetensors").temperature_) > 1.5
+        float(segcal.posthoc.load(evaluated / "posthoc/ts/calibrator.safetensors").temperature_)
+        > 1.5
     )
 
 

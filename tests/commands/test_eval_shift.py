@@ -66,8 +66,10 @@ def test_rotated_digits(digits):
     loader = [(torch.stack(images), torch.stack(labels))]
     expected = segcal.evaluate(run.model, loader, num_classes=10, progress=False)
     assert found.nll == pytest.approx(expected.nll)
-    scaler = segcal.posthoc.load(digits / "eval" / "posthoc" / "ts" / "scaler.safetensors")
-    scaled = segcal.evaluate(run.model, loader, num_classes=10, progress=False, transform=scaler)
+    calibrator = segcal.posthoc.load(digits / "eval" / "posthoc" / "ts" / "calibrator.safetensors")
+    scaled = segcal.evaluate(
+        run.model, loader, num_classes=10, progress=False, transform=calibrator
+    )
     found = load(digits / "eval" / "shift" / "rotation-45" / "posthoc" / "ts")
     assert found.nll == pytest.approx(scaled.nll)
     shutil.move(digits / "eval", digits / "before")
@@ -308,7 +310,7 @@ def test_a_limit_takes_the_same_images_of_every_shift(seg, passes):
     assert names == [["test0", "test2", "test4"]] * 2 and load(folder).protocol.images == 3
     assert main(["eval", str(seg), *options]) == 0
     assert load(seg / "eval").protocol.images == 5 and len(passes) == 2
-    fits = [place / "posthoc" / "ts" / "scaler.safetensors" for place in (folder, seg / "eval")]
+    fits = [place / "posthoc" / "ts" / "calibrator.safetensors" for place in (folder, seg / "eval")]
     temperatures = [segcal.posthoc.load(path).temperature_ for path in fits]
     assert temperatures[0] == temperatures[1]  # the hold-out is whole
 

@@ -20,9 +20,9 @@ def test_the_file_gives_calibrated_probabilities(runs, tmp_path, capsys, name):
     size = run.data.test[0][0].shape
     images = torch.stack([item[0] for item in run.data.test if item[0].shape == size])
     holdout = [(run.model(x[None]).detach(), y[None]) for x, y in run.data.holdout]
-    scaler = segcal.TemperatureScaling().fit(holdout)
+    calibrator = segcal.TemperatureScaling().fit(holdout)
     with torch.no_grad():
-        expected = scaler(run.model(images)).softmax(1)
+        expected = calibrator(run.model(images)).softmax(1)
         found = torch.export.load(out).module()(images)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 

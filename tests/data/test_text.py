@@ -141,7 +141,7 @@ def test_download_without_a_network(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_from_messages_to_report(tmp_path):
-    """The trainer, the meter and the scalers that images have; and a resumed run stays frozen."""
+    """The trainer, the meter and the calibrators that images have; and a resumed run stays frozen."""
     write_messages(tmp_path)
     rng = np.random.default_rng(1)
     words = [word for topic in TOPICS for word in topic.split()] + ["the", "of", "and"]
@@ -168,8 +168,11 @@ def test_a_run_from_messages_to_report(tmp_path):
     report = segcal.Report.load(tmp_path / "run" / "eval" / "report.json")
     assert report.protocol.images == report.protocol.pixels == 36
     assert report.accuracy > 0.6 and report.class_names == GROUPS
-    scaler = segcal.posthoc.load(tmp_path / "run/eval/posthoc/lts/scaler.safetensors")
-    assert scaler(torch.randn(2, 3)).shape == (2, 3)  # fitted on logits alone, word numbers unseen
+    calibrator = segcal.posthoc.load(tmp_path / "run/eval/posthoc/lts/calibrator.safetensors")
+    assert calibrator(torch.randn(2, 3)).shape == (
+        2,
+        3,
+    )  # fitted on logits alone, word numbers unseen
     out = tmp_path / "text.pt2"
     assert main(["export", str(tmp_path / "run"), "--size", "8x8", "--out", str(out)]) == 2
     assert not out.exists()  # a text has no such size

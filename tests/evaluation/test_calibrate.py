@@ -8,7 +8,7 @@ import torch
 
 import segcal
 from segcal.evaluation import calibrate
-from segcal.evaluation.calibrate import fit_scalers, record
+from segcal.evaluation.calibrate import fit_calibrators, record
 from segcal.evaluation.saved import PredictionFolder
 from segcal.posthoc.registry import method_names
 from tests.support.networks import Network, network_source
@@ -25,15 +25,15 @@ def test_methods_by_name():
 def test_the_network_runs_once_for_all_methods(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     network = Network()
-    scalers = fit_scalers(("ts", "vs"), lambda: network_source(network))
+    calibrators = fit_calibrators(("ts", "vs"), lambda: network_source(network))
     assert network.seen == 23
-    assert list(scalers) == ["none", "ts", "vs"]
+    assert list(calibrators) == ["none", "ts", "vs"]
     assert list(tmp_path.iterdir()) == []  # nothing stays behind
     source = network_source(network)
     batches = [(batch.logits.clone(), batch.labels) for batch in source]
     expected = segcal.TemperatureScaling().fit(batches)
-    torch.testing.assert_close(scalers["ts"].temperature_, expected.temperature_)
-    assert scalers["ts"].temperature_ > 1  # over-confident, and corrected
+    torch.testing.assert_close(calibrators["ts"].temperature_, expected.temperature_)
+    assert calibrators["ts"].temperature_ > 1  # over-confident, and corrected
 
 
 def test_a_recording_is_what_was_recorded(tmp_path):
@@ -47,12 +47,12 @@ def test_a_recording_is_what_was_recorded(tmp_path):
 
 
 def test_nothing_is_made_without_methods():
-    assert fit_scalers((), lambda: pytest.fail("made a hold-out")) == {"none": None}
+    assert fit_calibrators((), lambda: pytest.fail("made a hold-out")) == {"none": None}
 
 
 def test_saved_predictions_recover_the_temperature_they_were_made_with(tmp_path):
     save_folder(tmp_path, 12, size=32, temperature=2.5)
-    fitted = fit_scalers(("ts",), lambda: PredictionFolder(tmp_path))["ts"]
+    fitted = fit_calibrators(("ts",), lambda: PredictionFolder(tmp_path))["ts"]
     assert float(fitted.temperature_) == pytest.approx(2.5, rel=0.05)
 
 
@@ -62,9 +62,9 @@ def test_what_a_fit_warns_of_is_logged_in_one_line(tmp_path, caplog, monkeypatch
             warnings.warn("no better than before", stacklevel=2)
             return super().fit(batches)
 
-    monkeypatch.setitem(calibrate.SCALERS, "ts", Hesitant)
+    monkeypatch.setitem(calibrate.CALIBRATORS, "ts", Hesitant)
     save_folder(tmp_path)
-    fit_scalers(("ts",), lambda: PredictionFolder(tmp_path))
+    fit_calibrators(("ts",), lambda: PredictionFolder(tmp_path))
     assert [record.getMessage() for record in caplog.records] == ["no better than before"]
 
 

@@ -1,16 +1,16 @@
-"""A network and its scaler in one file give the probabilities PyTorch gives."""
+"""A network and its calibrator in one file give the probabilities PyTorch gives."""
 
 import pytest
 import torch
 from torch import nn
 
 from segcal.evaluation.export import Calibrated, export
-from segcal.posthoc import SCALERS
-from tests.support.holdouts import make_scaler, random_holdout
+from segcal.posthoc import CALIBRATORS
+from tests.support.holdouts import make_calibrator, random_holdout
 
 # One of each kind of operation is enough for the slower of the two.
 CASES = [
-    *((name, ".pt2") for name in (None, *SCALERS)),
+    *((name, ".pt2") for name in (None, *CALIBRATORS)),
     *((name, ".onnx") for name in ("ts", "dc", "lts", "cts", "isotonic", "selective")),
 ]
 
@@ -41,13 +41,13 @@ def run(path, images):
 @pytest.mark.parametrize(("name", "suffix"), CASES)
 def test_the_file_gives_calibrated_probabilities(name, suffix, tmp_path):
     model = Coarse().train()
-    scaler = None if name is None else make_scaler(name).fit(random_holdout())
+    calibrator = None if name is None else make_calibrator(name).fit(random_holdout())
     path = tmp_path / f"model{suffix}"
-    assert export(model, scaler, torch.randn(1, 3, 12, 10), path) <= 1e-4
+    assert export(model, calibrator, torch.randn(1, 3, 12, 10), path) <= 1e-4
     assert model.training and model.body[1].num_batches_tracked == 0
     images = torch.randn(3, 3, 12, 10)  # another batch size than the example's
     logits = nn.functional.interpolate(model.eval()(images)["out"], (12, 10), mode="bilinear")
-    expected = (logits if scaler is None else scaler(logits)).softmax(1)
+    expected = (logits if calibrator is None else calibrator(logits)).softmax(1)
     found = run(path, images)
     torch.testing.assert_close(found, expected.detach(), atol=1e-4, rtol=0)
     torch.testing.assert_close(found.sum(1), torch.ones(3, 12, 10))
@@ -57,33 +57,33 @@ def test_the_file_gives_calibrated_probabilities(name, suffix, tmp_path):
 def test_a_network_for_volumes(suffix, tmp_path):
     torch.manual_seed(0)
     model = nn.Conv3d(1, 5, 3, stride=2, padding=1)  # logits at half the size
-    scaler = make_scaler("ts").fit(random_holdout())
+    calibrator = make_calibrator("ts").fit(random_holdout())
     path, volumes = tmp_path / f"model{suffix}", torch.randn(3, 1, 6, 8, 10)
-    assert export(model, scaler, volumes[:1], path) <= 1e-4
+    assert export(model, calibrator, volumes[:1], path) <= 1e-4
     logits = nn.functional.interpolate(model(volumes), (6, 8, 10), mode="trilinear")
     torch.testing.assert_close(
-        run(path, volumes), scaler(logits).softmax(1).detach(), atol=1e-4, rtol=0
+        run(path, volumes), calibrator(logits).softmax(1).detach(), atol=1e-4, rtol=0
     )
 
 
 def test_a_local_temperature_sees_the_images(tmp_path):
     generator = torch.Generator().manual_seed(0)
     holdout = [(z, y, torch.randn(2, 3, 8, 8, generator=generator)) for z, y in random_holdout()]
-    scaler = make_scaler("lts").fit(holdout)
-    nn.init.normal_(scaler.network_[-1].weight, generator=generator)
+    calibrator = make_calibrator("lts").fit(holdout)
+    nn.init.normal_(calibrator.network_[-1].weight, generator=generator)
     model, path = Coarse().eval(), tmp_path / "model.pt2"
     images = torch.randn(2, 3, 8, 8)
-    export(model, scaler, images, path)
-    torch.testing.assert_close(run(path, images), Calibrated(model, scaler)(images).detach())
+    export(model, calibrator, images, path)
+    torch.testing.assert_close(run(path, images), Calibrated(model, calibrator)(images).detach())
     assert not torch.allclose(run(path, images), Calibrated(model)(images))
 
 
 def test_classification(tmp_path):
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5))
-    scaler = make_scaler("dc").fit(random_holdout(n=64, size=()))
-    export(model, scaler, torch.randn(4, 3, 2, 2), tmp_path / "model.pt2")
+    calibrator = make_calibrator("dc").fit(random_holdout(n=64, size=()))
+    export(model, calibrator, torch.randn(4, 3, 2, 2), tmp_path / "model.pt2")
     images = torch.randn(7, 3, 2, 2)
-    expected = scaler(model(images)).softmax(1).detach()
+    expected = calibrator(model(images)).softmax(1).detach()
     torch.testing.assert_close(run(tmp_path / "model.pt2", images), expected)
 
 
@@ -92,7 +92,7 @@ def test_nothing_is_written_when_it_fails(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="ending in .pt2 or .onnx, but got .*model.pth"):
         export(Coarse(), None, example, tmp_path / "model.pth")
     with pytest.raises(ValueError, match="Expected a fitted TemperatureScaling"):
-        export(Coarse(), make_scaler("ts"), example, tmp_path / "model.pt2")
+        export(Coarse(), make_calibrator("ts"), example, tmp_path / "model.pt2")
 
     class Branching(Coarse):
         def forward(self, images):

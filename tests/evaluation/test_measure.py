@@ -32,7 +32,7 @@ def everything(count=6, scale=1.0):
     return meter.compute()
 
 
-def test_one_pass_measures_every_scaler(tmp_path):
+def test_one_pass_measures_every_calibrator(tmp_path):
     source = PredictionFolder(save_folder(tmp_path))
     found = reports(source, {"none": None, "half": Halve()})
     assert found["none"] == everything()
@@ -133,7 +133,7 @@ def test_a_protocol_whose_sums_do_not_fit_is_refused_on_ray_too(tmp_path, monkey
         measure_on_ray(source, {"none": None}, cluster="nowhere:1", observers={}, **settings)
 
 
-def test_regions_are_counted_in_the_same_pass_after_every_scaler(tmp_path):
+def test_regions_are_counted_in_the_same_pass_after_every_calibrator(tmp_path):
     source = PredictionFolder(save_folder(tmp_path))
     regions = {"border": boundary(1), "inside": interior(1)}
     measured = measure(source, {"none": None, "half": Halve()}, regions=regions)
@@ -154,7 +154,7 @@ def test_regions_are_counted_in_the_same_pass_after_every_scaler(tmp_path):
             assert found.report().regions[name] == replace(report, images=images)
 
 
-def test_a_scaler_that_reads_images_works_through_every_door():
+def test_a_calibrator_that_reads_images_works_through_every_door():
     """`segcal.evaluate` and `measure` both hand the images on."""
     data = build_data(DataConfig(name="scenes", limit=4), seed=0)
     torch.manual_seed(0)
@@ -162,13 +162,13 @@ def test_a_scaler_that_reads_images_works_through_every_door():
     source = SplitPredictions(
         model, data, data.test, device=torch.device("cpu"), batch_size=2, workers=0
     )
-    scaler = segcal.LocalTemperatureScaling().fit(
+    calibrator = segcal.LocalTemperatureScaling().fit(
         [(batch.logits.clone(), batch.labels, batch.images.clone()) for batch in source]
     )
-    assert scaler.image_channels_ == 3
-    expected = reports(source, {"lts": scaler}, resamples=0)["lts"]
+    assert calibrator.image_channels_ == 3
+    expected = reports(source, {"lts": calibrator}, resamples=0)["lts"]
     loader = torch.utils.data.DataLoader(data.test, batch_size=2)
     report = segcal.evaluate(
-        model, loader, num_classes=data.num_classes, transform=scaler, progress=False
+        model, loader, num_classes=data.num_classes, transform=calibrator, progress=False
     )
     assert report.scores == pytest.approx(expected.scores, rel=1e-12)

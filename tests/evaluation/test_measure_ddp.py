@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from segcal.data.shift import Shift
-from segcal.evaluation.calibrate import choose_on_holdout, fit_scalers
+from segcal.evaluation.calibrate import choose_on_holdout, fit_calibrators
 from segcal.evaluation.evaluate import measure
 from segcal.evaluation.saved import PredictionFolder
 from segcal.evaluation.shifted import evaluate_shift
@@ -17,19 +17,21 @@ from tests.support.saved import save_folder
 
 def everything(rank, folder):
     source = PredictionFolder(folder, skip_bad=True)
-    scalers = fit_scalers(("ts", "vs"), lambda: source)
-    found = reports(source, scalers, protocols=["image", "foreground", "batch:3"])
+    calibrators = fit_calibrators(("ts", "vs"), lambda: source)
+    found = reports(source, calibrators, protocols=["image", "foreground", "batch:3"])
     triage = choose_on_holdout(
-        lambda: source, scalers, targets=[Target("accuracy", 0.9)], misses=[0.2]
+        lambda: source, calibrators, targets=[Target("accuracy", 0.9)], misses=[0.2]
     )
-    measure(source, scalers, observers={name: chosen.observers for name, chosen in triage.items()})
+    measure(
+        source, calibrators, observers={name: chosen.observers for name, chosen in triage.items()}
+    )
     network = network_source(Network())
     return {
         "saved": {name: triage[name].complete(report).to_dict() for name, report in found.items()},
         "skipped": source.skipped,
         "network": reports(network)["none"].to_dict(),
-        "scalers": {name: scalers[name].state_dict() for name in ("ts", "vs")},
-        "temperature": fit_scalers(("ts",), lambda: network)["ts"].temperature_,
+        "calibrators": {name: calibrators[name].state_dict() for name in ("ts", "vs")},
+        "temperature": fit_calibrators(("ts",), lambda: network)["ts"].temperature_,
     }
 
 
@@ -62,9 +64,9 @@ def test_two_ranks_give_the_reports_and_the_fits_of_one(tmp_path):
         assert_close(result["saved"]["none"], alone["saved"]["none"], 1e-12)
         assert_close(result["network"], alone["network"], 1e-5)  # batches differ, and so rounding
         torch.testing.assert_close(result["temperature"], alone["temperature"], rtol=1e-4, atol=0)
-        torch.testing.assert_close(result["scalers"]["ts"], alone["scalers"]["ts"])
+        torch.testing.assert_close(result["calibrators"]["ts"], alone["calibrators"]["ts"])
         torch.testing.assert_close(
-            result["scalers"]["vs"], alone["scalers"]["vs"], rtol=1e-3, atol=1e-3
+            result["calibrators"]["vs"], alone["calibrators"]["vs"], rtol=1e-3, atol=1e-3
         )
 
 

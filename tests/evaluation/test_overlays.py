@@ -56,7 +56,7 @@ def test_names_and_none(evaluated):
         require_images("im004,im9", source)
 
 
-def test_what_is_drawn_is_what_the_scaler_says(evaluated):
+def test_what_is_drawn_is_what_the_calibrator_says(evaluated):
     source, _ = evaluated
     drawn = draw(source, [0], {"none": None, "half": Halve()})
     logits, labels = logits_and_labels(0)

@@ -34,8 +34,8 @@ from tests.support.synthetic_reports import images, measured
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory):
     source = PredictionFolder(save_folder(tmp_path_factory.mktemp("saved")))
-    scalers = {"none": None, "ts": Halve()}
-    return reports_of(source, scalers), draw(source, [0, 1], scalers)
+    calibrators = {"none": None, "ts": Halve()}
+    return reports_of(source, calibrators), draw(source, [0, 1], calibrators)
 
 
 def test_a_result_is_read_as_it_was_written(tmp_path, evaluated):

@@ -7,7 +7,7 @@ import torch
 
 from segcal.cli import main
 from segcal.evaluation import saved as reading
-from segcal.evaluation.calibrate import fit_scalers
+from segcal.evaluation.calibrate import fit_calibrators
 from segcal.evaluation.evaluate import measure
 from segcal.evaluation.overlays import Plane, draw, worst_planes
 from segcal.evaluation.saved import PredictionFolder
@@ -139,7 +139,7 @@ def test_sigmoid_volumes_in_parts_give_what_whole_ones_give(form, tmp_path, requ
         names = ["boundary:3", "interior:3", "classes:1", "foreground"]
         regions = named_regions(names, 3, multilabel=True)
         report = measure(opened(), {"none": None}, regions=regions)["none"].report()
-        return report, float(fit_scalers(["ts"], opened)["ts"].temperature_)
+        return report, float(fit_calibrators(["ts"], opened)["ts"].temperature_)
 
     whole, temperature = report_and_temperature()
     request.getfixturevalue("in_parts")
@@ -168,8 +168,8 @@ def test_a_temperature_fitted_on_parts_is_that_of_whole_volumes(tmp_path, reques
     for fixture in (None, "in_parts"):
         if fixture:
             request.getfixturevalue(fixture)
-        scalers = fit_scalers(["ts"], lambda: PredictionFolder(tmp_path))
-        found.append(float(scalers["ts"].temperature_))
+        calibrators = fit_calibrators(["ts"], lambda: PredictionFolder(tmp_path))
+        found.append(float(calibrators["ts"].temperature_))
     assert found[0] == pytest.approx(found[1], rel=1e-6)
     assert found[0] == pytest.approx(2, rel=0.1)  # what the labels were drawn with
 

@@ -36,12 +36,12 @@ from segcal.metrics import counting
 from segcal.metrics.counting.cpu import count_compiled
 from segcal.metrics.counting.device import count_in_torch
 from segcal.models.build import build_model
-from segcal.posthoc import SCALERS
+from segcal.posthoc import CALIBRATORS
 from segcal.sweep.definition import read_sweep
 from tests.fuzz.files import Payload, npz, png, pt
 from tests.fuzz.guard import command
 from tests.support import local_ray
-from tests.support.holdouts import make_scaler
+from tests.support.holdouts import make_calibrator
 from tests.support.saved import CLASSES, logits_and_labels
 from tests.support.synthetic_reports import synthetic_report
 
@@ -312,21 +312,21 @@ def checkpoint_attempt(data, folder, out):
     command("train", "--resume", "--out", run)
 
 
-def scaler_examples(folder):
+def calibrator_examples(folder):
     batches = [tuple(torch.from_numpy(x)[None] for x in logits_and_labels(0))]
     examples = []
-    for name in SCALERS:
-        make_scaler(name).fit(batches).save(folder / "scaler.safetensors")
-        examples.append((folder / "scaler.safetensors").read_bytes())
+    for name in CALIBRATORS:
+        make_calibrator(name).fit(batches).save(folder / "calibrator.safetensors")
+        examples.append((folder / "calibrator.safetensors").read_bytes())
     return examples
 
 
-def scaler_attempt(data, _, out):
+def calibrator_attempt(data, _, out):
     (out / "a.safetensors").write_bytes(data)
-    scaler = segcal.posthoc.load(out / "a.safetensors")
+    calibrator = segcal.posthoc.load(out / "a.safetensors")
     logits = torch.linspace(-2, 2, 12).reshape(1, 3, 2, 2)
     with contextlib.suppress(ValueError):
-        assert not scaler(logits).softmax(1).isnan().any(), f"{scaler} gives NaN"
+        assert not calibrator(logits).softmax(1).isnan().any(), f"{calibrator} gives NaN"
 
 
 # What a program passes
@@ -348,8 +348,8 @@ def array_examples(_):
         {"what": "loss", "name": "nll+dca", "shape": [2, 3, 2, 2, 2], "labels": [2, 2, 2, 2]},
         {"what": "loss", "name": "nll", "put": masked, "label": 1},
         {"what": "loss", "name": "nll+mdca", "multilabel": True, "labels": [2, 3, 4, 4]},
-        {"what": "scaler", "name": "ts"},
-        {"what": "scaler", "name": "vs", "put": masked, "label": 1},
+        {"what": "calibrator", "name": "ts"},
+        {"what": "calibrator", "name": "vs", "put": masked, "label": 1},
     )
     return [json.dumps(usual | other).encode() for other in others]
 
@@ -369,13 +369,13 @@ def array_attempt(data, _, out):
         if logits.isnan().any() or (logits == math.inf).any():
             return  # it has diverged, and says so
         assert loss.isfinite() and not logits.grad.isnan().any(), f"loss {loss.item()}"
-    elif what == "scaler":
-        if str(name) not in SCALERS:
+    elif what == "calibrator":
+        if str(name) not in CALIBRATORS:
             return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            scaler = make_scaler(name, ignore_index=ignore_index).fit([(logits, labels)])
-        assert not scaler(logits).softmax(1).isnan().any(), f"{scaler} gives NaN"
+            calibrator = make_calibrator(name, ignore_index=ignore_index).fit([(logits, labels)])
+        assert not calibrator(logits).softmax(1).isnan().any(), f"{calibrator} gives NaN"
     else:
         many = given.get("multilabel") is True
         probs = logits.softmax(min(1, logits.ndim - 1)) if what == "probs" else None
@@ -698,7 +698,7 @@ TARGETS = {
     "report": Target("json", report_examples, report_attempt),
     "log": Target("json", log_examples, log_attempt),
     "checkpoint": Target("zip", checkpoint_examples, checkpoint_attempt),
-    "scaler": Target("bytes", scaler_examples, scaler_attempt),
+    "calibrator": Target("bytes", calibrator_examples, calibrator_attempt),
     "names": Target("bytes", name_examples, name_attempt),
     "arrays": Target("json", array_examples, array_attempt),
     "sweep": Target("yaml", sweep_examples, sweep_attempt),

@@ -10,7 +10,7 @@ import torch
 from scipy.stats import binomtest
 
 from segcal import CalibrationMeter, Report
-from segcal.metrics.bootstrap import fraction_interval
+from segcal.metrics.intervals import fraction_interval
 from segcal.metrics.operating import (
     TARGETS,
     AcceptedPixels,

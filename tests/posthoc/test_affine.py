@@ -111,8 +111,8 @@ def test_the_pair_is_chosen_on_data_not_fitted_on():
 
 
 def test_the_grid_is_the_papers():
-    scaler = segcal.DirichletCalibration()
-    assert len(set(itertools.product(scaler.lambdas, scaler.mus))) == 65
+    calibrator = segcal.DirichletCalibration()
+    assert len(set(itertools.product(calibrator.lambdas, calibrator.mus))) == 65
     assert set(LAMBDAS) == {0, 0.01, 0.1, 1, 10, 0.005, 0.05, 0.5, 5, 0.0025, 0.025, 0.25, 2.5}
     assert set(MUS) == {0, 0.01, 0.1, 1, 10}
 
@@ -142,9 +142,9 @@ def test_vector_scaling_finds_the_scales_and_shifts():
     z = 2 * torch.randn(50, 3, 20, 20, generator=generator)
     scale, shift = torch.tensor([0.5, 1.5, 1.0]), torch.tensor([0.3, -0.7, 0.4])
     y = draw((scale[:, None, None] * z + shift[:, None, None]).softmax(1), generator)
-    scaler = segcal.VectorScaling().fit([(z, y)])
-    torch.testing.assert_close(scaler.weight_, scale, atol=0.05, rtol=0)
-    found = scaler.bias_ - scaler.bias_.mean()  # softmax does not see a common shift
+    calibrator = segcal.VectorScaling().fit([(z, y)])
+    torch.testing.assert_close(calibrator.weight_, scale, atol=0.05, rtol=0)
+    found = calibrator.bias_ - calibrator.bias_.mean()  # softmax does not see a common shift
     torch.testing.assert_close(found, shift, atol=0.05, rtol=0)
 
 
@@ -158,16 +158,16 @@ def test_a_map_that_does_not_carry_over_is_refused():
     """72 calibrated pixels: any of the 30 values learned from them is chance."""
     ((z, y),) = random_holdout(1, n=8, size=(3, 3), temperature=1, ignored=0)
     with pytest.warns(UserWarning, match="MatrixScaling: it would take the NLL"):
-        scaler = segcal.MatrixScaling().fit([(z, y)])
-    assert not scaler.improved_ and scaler.nll_after_ > scaler.nll_before_
-    torch.testing.assert_close(scaler(z), z)
+        calibrator = segcal.MatrixScaling().fit([(z, y)])
+    assert not calibrator.improved_ and calibrator.nll_after_ > calibrator.nll_before_
+    torch.testing.assert_close(calibrator(z), z)
 
 
 @pytest.mark.parametrize("name", ["vs", "ms", "dc"])
 def test_batches_do_not_matter_though_pixels_are_sampled(name):
     holdout = random_holdout(4, n=3)
     z, y = whole(holdout)
-    make = segcal.posthoc.SCALERS[name]
+    make = segcal.posthoc.CALIBRATORS[name]
     one, other = (make(max_pixels=300).fit(batches) for batches in (holdout, [(z, y)]))
     torch.testing.assert_close(one.weight_, other.weight_, atol=1e-6, rtol=1e-6)
     assert one.nll_after_ == pytest.approx(other.nll_after_, rel=1e-9)
@@ -202,8 +202,8 @@ def test_one_image_in_five_validates_and_two_are_enough():
 
 def test_a_single_image_is_validated_with_its_own_pixels():
     (z, y), *_ = mapped_holdout(0, n=1, size=(60, 60))
-    scaler = segcal.MatrixScaling().fit([(z, y)])
-    assert scaler.improved_
+    calibrator = segcal.MatrixScaling().fit([(z, y)])
+    assert calibrator.improved_
 
 
 def test_the_size_of_the_sample_is_checked():

@@ -46,9 +46,9 @@ def test_temperatures_of_predicted_classes_are_the_literal_minimum():
     holdout = random_holdout()
     z, y = valid(holdout)
     share = 0.01
-    scaler = segcal.ClasswiseTemperatureScaling(shares=[share]).fit(holdout)
+    calibrator = segcal.ClasswiseTemperatureScaling(shares=[share]).fit(holdout)
     beta = least(lambda beta: literal_nll(z, y, 1 / beta))
-    assert scaler.temperature_.item() == pytest.approx(1 / beta, rel=1e-5)
+    assert calibrator.temperature_.item() == pytest.approx(1 / beta, rel=1e-5)
     step = 1e-3
     around = [literal_nll(z, y, 1 / (beta + k * step)) for k in (-1, 0, 1)]
     curvature = (around[0] - 2 * around[1] + around[2]) / step**2
@@ -59,18 +59,18 @@ def test_temperatures_of_predicted_classes_are_the_literal_minimum():
             pull = share * curvature * (at - beta) ** 2 / 2
             return literal_nll(z[mine], y[mine], 1 / at) + pull
 
-        assert scaler.temperatures_[c].item() == pytest.approx(1 / least(penalised), rel=1e-4)
+        assert calibrator.temperatures_[c].item() == pytest.approx(1 / least(penalised), rel=1e-4)
 
 
 def test_temperatures_of_predicted_classes_are_recovered():
     planted = [1.0, 2.0, 4.0]
     z, y = classwise_holdout(0, planted)
     fresh, labels = classwise_holdout(1, planted)
-    scaler = segcal.ClasswiseTemperatureScaling().fit([(z, y)])
-    assert scaler.temperatures_.tolist() == pytest.approx(planted, rel=0.15)
-    assert torch.equal(scaler(fresh).argmax(1), fresh.argmax(1))
+    calibrator = segcal.ClasswiseTemperatureScaling().fit([(z, y)])
+    assert calibrator.temperatures_.tolist() == pytest.approx(planted, rel=0.15)
+    assert torch.equal(calibrator(fresh).argmax(1), fresh.argmax(1))
     one = segcal.TemperatureScaling().fit([(z, y)])
-    assert nll(scaler(fresh), labels) < nll(one(fresh), labels) - 0.01
+    assert nll(calibrator(fresh), labels) < nll(one(fresh), labels) - 0.01
 
 
 def test_few_right_pixels_do_not_make_a_class_certain():
@@ -80,27 +80,32 @@ def test_few_right_pixels_do_not_make_a_class_certain():
     y[0, 0], y[2, 0, :2] = 5, 5
     hasty = segcal.ClasswiseTemperatureScaling(shares=[0.0]).fit([(z, y)])
     assert hasty.temperatures_[5] < 0.1
-    scaler = segcal.ClasswiseTemperatureScaling(shares=[0.1]).fit([(z, y)])
-    torch.testing.assert_close(scaler.temperatures_[5], scaler.temperature_, rtol=0.1, atol=0)
+    calibrator = segcal.ClasswiseTemperatureScaling(shares=[0.1]).fit([(z, y)])
+    torch.testing.assert_close(
+        calibrator.temperatures_[5], calibrator.temperature_, rtol=0.1, atol=0
+    )
 
 
 def test_a_class_that_is_never_predicted_takes_the_common_temperature():
     holdout = [(torch.cat([z, z[:, :1] - 50], 1), y) for z, y in random_holdout()]
-    scaler = segcal.ClasswiseTemperatureScaling(shares=[0.0]).fit(holdout)
-    assert scaler.temperatures_[5] == scaler.temperature_ != 1
+    calibrator = segcal.ClasswiseTemperatureScaling(shares=[0.0]).fit(holdout)
+    assert calibrator.temperatures_[5] == calibrator.temperature_ != 1
 
 
 def test_the_share_is_chosen_on_images_not_fitted_on():
     z, y = whole(random_holdout(5))
     validates = torch.arange(len(z)) % 5 == 1
     shares = [0.0, 0.01, 10.0]
-    scaler = segcal.ClasswiseTemperatureScaling(shares=shares).fit([(z, y)])
+    calibrator = segcal.ClasswiseTemperatureScaling(shares=shares).fit([(z, y)])
     found = {}
     for share in shares:
         alone = segcal.ClasswiseTemperatureScaling(shares=[share])
         found[share] = alone.fit([(z, y)]).nll_after_
-    assert scaler.nll_after_ == min(found.values()) and found[scaler.share_] == scaler.nll_after_
-    assert scaler.nll_before_ == pytest.approx(nll(z[validates], y[validates]))
+    assert (
+        calibrator.nll_after_ == min(found.values())
+        and found[calibrator.share_] == calibrator.nll_after_
+    )
+    assert calibrator.nll_before_ == pytest.approx(nll(z[validates], y[validates]))
     with pytest.raises(ValueError, match="shares to be numbers >= 0, but got"):
         segcal.ClasswiseTemperatureScaling(shares=[-1.0])
 
@@ -111,23 +116,23 @@ def test_distribution_aware_is_the_literal_minimum(strength):
     z, y = valid(holdout)
     y[y == 0] = 1
     labels = torch.from_numpy(y)
-    scaler = segcal.DistributionAwareTemperatureScaling(strength=strength)
-    scaler.fit([(torch.from_numpy(z), labels)])
+    calibrator = segcal.DistributionAwareTemperatureScaling(strength=strength)
+    calibrator.fit([(torch.from_numpy(z), labels)])
     counts = [(y == c).sum() for c in range(5)]
     above = np.array([strength * count / max(counts) for count in counts])
     expected = least(lambda t: literal_nll(z, y, t + above))
-    assert scaler.temperature_.item() == pytest.approx(expected, rel=1e-4)
-    np.testing.assert_allclose(scaler.temperatures_ - scaler.temperature_, above, atol=1e-6)
-    assert scaler.temperatures_[0] == scaler.temperature_  # no pixel of class 0
+    assert calibrator.temperature_.item() == pytest.approx(expected, rel=1e-4)
+    np.testing.assert_allclose(calibrator.temperatures_ - calibrator.temperature_, above, atol=1e-6)
+    assert calibrator.temperatures_[0] == calibrator.temperature_  # no pixel of class 0
     if strength == 0:
         one = segcal.TemperatureScaling().fit([(torch.from_numpy(z), labels)])
         assert one.temperature_.item() == pytest.approx(expected, rel=1e-4)
 
 
 def test_distribution_aware_may_change_the_predicted_class():
-    scaler = segcal.DistributionAwareTemperatureScaling(strength=1.0).fit(random_holdout())
-    scaler.temperatures_.copy_(torch.tensor([2.0, 1.5, 1.0, 1.0, 1.0]))
+    calibrator = segcal.DistributionAwareTemperatureScaling(strength=1.0).fit(random_holdout())
+    calibrator.temperatures_.copy_(torch.tensor([2.0, 1.5, 1.0, 1.0, 1.0]))
     z = torch.tensor([[3.0, 2.0, 1.0, 0.0, 2.5]])
-    torch.testing.assert_close(scaler(z), torch.tensor([[1.5, 4 / 3, 1.0, 0.0, 2.5]]))
+    torch.testing.assert_close(calibrator(z), torch.tensor([[1.5, 4 / 3, 1.0, 0.0, 2.5]]))
     with pytest.raises(ValueError, match="strength >= 0, but got -1"):
         segcal.DistributionAwareTemperatureScaling(strength=-1)

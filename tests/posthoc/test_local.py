@@ -59,28 +59,28 @@ def test_the_same_seed_gives_the_same_network():
 
 def test_it_starts_at_the_best_constant_temperature():
     z, y = whole(random_holdout(5))
-    scaler = segcal.LocalTemperatureScaling(epochs=1, lr=1e-12).fit([(z, y)])
+    calibrator = segcal.LocalTemperatureScaling(epochs=1, lr=1e-12).fit([(z, y)])
     fitted = torch.arange(len(z)) % 5 != 1
     constant = segcal.TemperatureScaling().fit([(z[fitted], y[fitted])])
-    assert scaler.temperature_.item() == pytest.approx(constant.temperature_.item(), rel=0.02)
-    torch.testing.assert_close(scaler(z), z / scaler.temperature_)
+    assert calibrator.temperature_.item() == pytest.approx(constant.temperature_.item(), rel=0.02)
+    torch.testing.assert_close(calibrator(z), z / calibrator.temperature_)
 
 
 def test_no_epoch_better_than_the_constant_keeps_the_constant():
     holdout = random_holdout()
-    scaler = segcal.LocalTemperatureScaling(epochs=1, lr=10.0).fit(holdout)
-    assert scaler.epoch_ == 0
+    calibrator = segcal.LocalTemperatureScaling(epochs=1, lr=10.0).fit(holdout)
+    assert calibrator.epoch_ == 0
     z, _ = holdout[0]
-    torch.testing.assert_close(scaler(z), z / scaler.temperature_)
+    torch.testing.assert_close(calibrator(z), z / calibrator.temperature_)
 
 
 def test_images_are_asked_for_as_in_the_fit():
     z, y, image = varying_holdout(0, n=4, size=16)
-    scaler = segcal.LocalTemperatureScaling(epochs=1).fit([(z, y, image)])
+    calibrator = segcal.LocalTemperatureScaling(epochs=1).fit([(z, y, image)])
     with pytest.raises(ValueError, match="images of 1 channels, as fitted with, but got None"):
-        scaler(z)
+        calibrator(z)
     with pytest.raises(ValueError, match=r"of 1 channels.*but got \(4, 3, 16, 16\)"):
-        scaler(z, image.expand(4, 3, 16, 16))
+        calibrator(z, image.expand(4, 3, 16, 16))
     with pytest.raises(ValueError, match="4 classes with 0 image channels and 4 classes with 1"):
         segcal.LocalTemperatureScaling().fit([(z, y, image), (z, y)])
     without = segcal.LocalTemperatureScaling(epochs=1).fit([(z, y)])
@@ -93,18 +93,18 @@ def test_images_of_another_size_are_resized():
     planes = image_planes(large, z)
     assert planes.shape == image.shape
     torch.testing.assert_close(planes[..., 1:-1, 1:7], image[..., 1:-1, 1:7], atol=5, rtol=0)
-    scaler = segcal.LocalTemperatureScaling(epochs=1).fit([(z, y, large)])
-    assert scaler(z, large).shape == z.shape
+    calibrator = segcal.LocalTemperatureScaling(epochs=1).fit([(z, y, large)])
+    assert calibrator(z, large).shape == z.shape
 
 
 @pytest.mark.parametrize("size", [(), (9,), (5, 3), (2, 4, 5)])
 def test_any_number_of_axes(size):
     holdout = random_holdout(4, n=20, size=size, ignored=0)
-    scaler = segcal.LocalTemperatureScaling(epochs=2).fit(holdout)
+    calibrator = segcal.LocalTemperatureScaling(epochs=2).fit(holdout)
     z, _ = holdout[0]
-    assert scaler(z).shape == z.shape
-    assert scaler.temperatures(z).shape == (20, 1, *size)
-    assert torch.equal(scaler(z).argmax(1), z.argmax(1))
+    assert calibrator(z).shape == z.shape
+    assert calibrator.temperatures(z).shape == (20, 1, *size)
+    assert torch.equal(calibrator(z).argmax(1), z.argmax(1))
 
 
 def sampled_tiles(batches, pixels=1 << 20, k=5):

@@ -1,4 +1,4 @@
-"""Scalers of K sigmoid outputs: one temperature for all, or a temperature or curve for each."""
+"""Calibrators of K sigmoid outputs: one temperature for all, or a temperature or curve for each."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import segcal
-from segcal.posthoc import SCALERS, load, temperature
+from segcal.posthoc import CALIBRATORS, load, temperature
 from segcal.posthoc.registry import ENTRIES, MULTILABEL
 from tests.support.ranks import run_on_ranks
 
@@ -56,12 +56,12 @@ def test_two_exclusive_classes_have_the_temperature_of_the_softmax(method, guess
 def test_one_temperature_has_the_least_cross_entropy():
     batches = holdout()
     logits, labels = whole(batches)
-    scaler = segcal.TemperatureScaling(multilabel=True).fit(batches)
+    calibrator = segcal.TemperatureScaling(multilabel=True).fit(batches)
     best = minimize_scalar(lambda t: nll(logits / t, labels), bounds=(0.1, 10), method="bounded")
-    assert float(scaler.temperature_) == pytest.approx(best.x, rel=1e-4)
-    assert scaler.nll_before_ == pytest.approx(nll(logits, labels))
-    assert scaler.nll_after_ == pytest.approx(best.fun)
-    torch.testing.assert_close(scaler(logits), logits / scaler.temperature_.double())
+    assert float(calibrator.temperature_) == pytest.approx(best.x, rel=1e-4)
+    assert calibrator.nll_before_ == pytest.approx(nll(logits, labels))
+    assert calibrator.nll_after_ == pytest.approx(best.fun)
+    torch.testing.assert_close(calibrator(logits), logits / calibrator.temperature_.double())
 
 
 def test_ignored_labels_leave_no_trace():
@@ -72,16 +72,16 @@ def test_ignored_labels_leave_no_trace():
 
 
 def test_each_output_has_its_own_temperature():
-    scaler = SCALERS["cts"](multilabel=True).fit(holdout(images=40))
-    assert scaler.improved_
-    assert scaler.temperatures_.tolist() == pytest.approx(SHARPNESS, rel=0.1)
+    calibrator = CALIBRATORS["cts"](multilabel=True).fit(holdout(images=40))
+    assert calibrator.improved_
+    assert calibrator.temperatures_.tolist() == pytest.approx(SHARPNESS, rel=0.1)
 
 
 def test_beta_is_a_logistic_regression_of_each_output():
     batches = holdout()
     logits, labels = whole(batches)
-    scaler = SCALERS["beta"](multilabel=True).fit(batches)
-    got = scaler(logits).sigmoid()
+    calibrator = CALIBRATORS["beta"](multilabel=True).fit(batches)
+    got = calibrator(logits).sigmoid()
     for c in range(3):
         known = labels[:, c] != 255
         z, y = logits[:, c][known], labels[:, c][known].numpy()
@@ -95,8 +95,8 @@ def test_beta_is_a_logistic_regression_of_each_output():
 def test_isotonic_is_sklearns_curve_of_each_output():
     batches = holdout()
     logits, labels = whole(batches)
-    scaler = SCALERS["isotonic"](multilabel=True).fit(batches)
-    got = scaler(logits).sigmoid()
+    calibrator = CALIBRATORS["isotonic"](multilabel=True).fit(batches)
+    got = calibrator(logits).sigmoid()
     for c in range(3):
         known = labels[:, c] != 255
         z, y = logits[:, c][known].numpy(), labels[:, c][known].numpy()
@@ -108,22 +108,25 @@ def test_isotonic_is_sklearns_curve_of_each_output():
 @pytest.mark.parametrize("name", MULTILABEL)
 def test_saved_is_loaded_and_half_precision_and_shapes_stay(tmp_path, name):
     batches = holdout()
-    scaler = SCALERS[name](multilabel=True).fit(batches)
-    assert scaler.improved_ and scaler.nll_after_ < scaler.nll_before_
-    scaler.save(tmp_path / "scaler")
-    loaded = load(tmp_path / "scaler")
+    calibrator = CALIBRATORS[name](multilabel=True).fit(batches)
+    assert calibrator.improved_ and calibrator.nll_after_ < calibrator.nll_before_
+    calibrator.save(tmp_path / "calibrator")
+    loaded = load(tmp_path / "calibrator")
     logits = batches[0][0]
-    assert loaded.multilabel and torch.equal(loaded(logits), scaler(logits))
-    assert scaler(logits.half()).dtype == torch.float16
+    assert loaded.multilabel and torch.equal(loaded(logits), calibrator(logits))
+    assert calibrator(logits.half()).dtype == torch.float16
     for shaped in (logits[:, :, 0, 0], logits[:, :, 0]):
-        assert scaler(shaped).shape == shaped.shape
+        assert calibrator(shaped).shape == shaped.shape
 
 
 @pytest.mark.parametrize("name", ["ts", "beta"])
 def test_one_output_is_the_binary_problem(name):
     batches = [(z[:, 2:], y[:, 2]) for z, y in holdout()]
     pairs = [(torch.cat([0 * z, z], 1), y) for z, y in batches]
-    binary, softmax = SCALERS[name](multilabel=True).fit(batches), SCALERS[name]().fit(pairs)
+    binary, softmax = (
+        CALIBRATORS[name](multilabel=True).fit(batches),
+        CALIBRATORS[name]().fit(pairs),
+    )
     z = batches[0][0]
     expected = softmax(torch.cat([0 * z, z], 1)).softmax(1)[:, 1:]
     torch.testing.assert_close(binary(z).sigmoid(), expected, atol=1e-3, rtol=0)
@@ -133,7 +136,7 @@ def test_one_output_is_the_binary_problem(name):
 def test_others_refuse(name):
     if name not in MULTILABEL:
         with pytest.raises((ValueError, TypeError), match="multilabel|sigmoid"):
-            SCALERS[name](multilabel=True)
+            CALIBRATORS[name](multilabel=True)
 
 
 def test_what_cannot_be_fitted_is_named():
@@ -149,7 +152,7 @@ def test_what_cannot_be_fitted_is_named():
 def _fit_share(rank):
     images = [(z[i : i + 1], y[i : i + 1]) for z, y in holdout() for i in range(len(z))]
     return {
-        name: SCALERS[name](multilabel=True).fit(images[rank::2]).state_dict()
+        name: CALIBRATORS[name](multilabel=True).fit(images[rank::2]).state_dict()
         for name in MULTILABEL
     }
 
@@ -158,7 +161,7 @@ def test_over_ranks_is_one_process():
     images = [(z[i : i + 1], y[i : i + 1]) for z, y in holdout() for i in range(len(z))]
     ranks = run_on_ranks(_fit_share)
     for name in MULTILABEL:
-        alone = SCALERS[name](multilabel=True).fit(images).state_dict()
+        alone = CALIBRATORS[name](multilabel=True).fit(images).state_dict()
         for state in ranks:
             for key, value in alone.items():
                 torch.testing.assert_close(state[name][key], value, atol=1e-6, rtol=1e-6)

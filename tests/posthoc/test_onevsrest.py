@@ -9,11 +9,13 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 import segcal
-from segcal.posthoc.onevsrest import LIMIT, PER_UNIT, OneVsRestScaler, fit_beta, log_probs
+from segcal.posthoc.onevsrest import LIMIT, PER_UNIT, OneVsRestCalibrator, fit_beta, log_probs
 from tests.support.holdouts import draw, nll, random_holdout
 
 ONE_VS_REST = [
-    name for name, scaler in segcal.posthoc.SCALERS.items() if issubclass(scaler, OneVsRestScaler)
+    name
+    for name, calibrator in segcal.posthoc.CALIBRATORS.items()
+    if issubclass(calibrator, OneVsRestCalibrator)
 ]
 each = pytest.mark.parametrize("name", ONE_VS_REST)
 
@@ -83,12 +85,12 @@ def test_beta_recovers_its_own_map():
     p = z.softmax(1)
     q = (0.4 * p[:, 1].log() - 1.2 * p[:, 0].log() - 0.8).sigmoid()
     y = draw(torch.stack([1 - q, q], 1), generator)
-    scaler = segcal.BetaCalibration().fit([(z, y)])
+    calibrator = segcal.BetaCalibration().fit([(z, y)])
     torch.testing.assert_close(
-        scaler.slope_, torch.tensor([[1.2, 0.4], [0.4, 1.2]]), atol=0.15, rtol=0
+        calibrator.slope_, torch.tensor([[1.2, 0.4], [0.4, 1.2]]), atol=0.15, rtol=0
     )
-    torch.testing.assert_close(scaler.shift_, torch.tensor([0.8, -0.8]), atol=0.15, rtol=0)
-    torch.testing.assert_close(scaler(z).softmax(1)[:, 1], q, atol=0.03, rtol=0)
+    torch.testing.assert_close(calibrator.shift_, torch.tensor([0.8, -0.8]), atol=0.15, rtol=0)
+    torch.testing.assert_close(calibrator(z).softmax(1)[:, 1], q, atol=0.03, rtol=0)
 
 
 def grid_holdout(n=3000, seed=0):
@@ -102,12 +104,12 @@ def grid_holdout(n=3000, seed=0):
 
 def test_isotonic_is_scikit_learns():
     z, y = grid_holdout()
-    scaler = segcal.IsotonicCalibration().fit([(z, y)])
-    assert scaler.improved_
+    calibrator = segcal.IsotonicCalibration().fit([(z, y)])
+    assert calibrator.improved_
     p = z.softmax(1)[:, 1].numpy()
     expected = IsotonicRegression(out_of_bounds="clip").fit(p, y.numpy()).predict(p)
     least = 0.5 / len(y)
-    found = scaler(z.double()).softmax(1)[:, 1]
+    found = calibrator(z.double()).softmax(1)[:, 1]
     np.testing.assert_allclose(found, expected.clip(least, 1 - least), atol=2e-6)
     order = z[:, 1].argsort()
     assert (found[order].diff() >= -1e-6).all()
@@ -116,11 +118,11 @@ def test_isotonic_is_scikit_learns():
 
 def test_isotonic_is_between_its_neighbours_off_the_grid():
     z, y = grid_holdout()
-    scaler = segcal.IsotonicCalibration().fit([(z, y)])
+    calibrator = segcal.IsotonicCalibration().fit([(z, y)])
     x = torch.rand(500, generator=torch.Generator().manual_seed(1)) * 44 - 22
 
     def at(x):
-        return scaler(torch.stack([x * 0, x], 1).double()).softmax(1)[:, 1]
+        return calibrator(torch.stack([x * 0, x], 1).double()).softmax(1)[:, 1]
 
     below, above = (x * PER_UNIT).floor() / PER_UNIT, (x * PER_UNIT).ceil() / PER_UNIT
     assert (at(below) <= at(x) + 1e-6).all() and (at(x) <= at(above) + 1e-6).all()
@@ -133,10 +135,10 @@ def test_isotonic_is_between_its_neighbours_off_the_grid():
 def test_a_class_without_pixels_keeps_its_probability(name):
     z, y = grid_holdout()
     z = torch.cat([z, z[:, :1] - 3], 1)  # a third class, never labelled
-    scaler = segcal.posthoc.SCALERS[name]().fit([(z, y)])
-    identity = segcal.posthoc.SCALERS[name]()
+    calibrator = segcal.posthoc.CALIBRATORS[name]().fit([(z, y)])
+    identity = segcal.posthoc.CALIBRATORS[name]()
     identity._start(3, 0)
-    for key, tensor in scaler.state_dict().items():
+    for key, tensor in calibrator.state_dict().items():
         assert torch.equal(tensor[2], identity.state_dict()[key][2])
         assert not torch.equal(tensor[1], identity.state_dict()[key][1])
     torch.testing.assert_close(identity(z).softmax(1), z.softmax(1))
@@ -151,24 +153,24 @@ def test_one_vs_rest_beats_one_temperature_where_classes_differ(name):
         return z, draw(q, generator)
 
     (z, y), (fresh, labels) = holdout(0), holdout(1)
-    scaler = segcal.posthoc.SCALERS[name]().fit([(z, y)])
+    calibrator = segcal.posthoc.CALIBRATORS[name]().fit([(z, y)])
     one = segcal.TemperatureScaling().fit([(z, y)])
-    assert nll(scaler(fresh), labels) < nll(one(fresh), labels) - 0.01
+    assert nll(calibrator(fresh), labels) < nll(one(fresh), labels) - 0.01
 
 
 @each
 def test_certain_predictions_give_finite_logits(name):
     """Every prediction of the hold-out is right, so that regression alone would say p = 0."""
     z = torch.cat([z for z, _ in random_holdout(ignored=0)])
-    scaler = segcal.posthoc.SCALERS[name]().fit([(z, z.argmax(1))])
-    assert scaler.improved_
-    assert scaler(z).isfinite().all()
-    torch.testing.assert_close(scaler(z).softmax(1).sum(1), torch.ones(8, 8, 8))
+    calibrator = segcal.posthoc.CALIBRATORS[name]().fit([(z, z.argmax(1))])
+    assert calibrator.improved_
+    assert calibrator(z).isfinite().all()
+    torch.testing.assert_close(calibrator(z).softmax(1).sum(1), torch.ones(8, 8, 8))
 
 
 def test_no_isotonic_probability_is_zero():
     z = torch.cat([z for z, _ in random_holdout(ignored=0)])
-    scaler = segcal.IsotonicCalibration().fit([(z, z.argmax(1))])
-    q = scaler(z).exp()  # before they are normalised; 1/(2P) at least, with P = 512
+    calibrator = segcal.IsotonicCalibration().fit([(z, z.argmax(1))])
+    q = calibrator(z).exp()  # before they are normalised; 1/(2P) at least, with P = 512
     assert q.min().item() == pytest.approx(1 / 1024, rel=1e-4)
     assert q.max().item() == pytest.approx(1 - 1 / 1024, rel=1e-4)

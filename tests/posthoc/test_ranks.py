@@ -4,13 +4,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from segcal.posthoc import SCALERS, TemperatureScaling
+from segcal.posthoc import CALIBRATORS, TemperatureScaling
 from segcal.posthoc import temperature as module
 from tests.support.holdouts import random_holdout, whole
 from tests.support.ranks import run_on_ranks
 
 # In each, pixels are sampled: there are 5 images of 16 · 16, one pixel in ten ignored.
-CASES = {name: {"max_pixels": 300} for name in SCALERS} | {
+CASES = {name: {"max_pixels": 300} for name in CALIBRATORS} | {
     "ts": {},
     "dc": {"max_pixels": 300, "lambdas": [0, 0.1, 10], "mus": [0, 1]},
     "lts": {"max_pixels": 600, "epochs": 3},
@@ -25,9 +25,9 @@ def images():
 
 def fit(batches, name, **options):
     module._GUESS_PIXELS = 200
-    scaler = SCALERS[name](**CASES[name], **options).fit(batches)
-    numbers = {name: torch.tensor(value).double() for name, value in scaler.numbers().items()}
-    return {**numbers, **scaler.state_dict()}
+    calibrator = CALIBRATORS[name](**CASES[name], **options).fit(batches)
+    numbers = {name: torch.tensor(value).double() for name, value in calibrator.numbers().items()}
+    return {**numbers, **calibrator.state_dict()}
 
 
 def on_rank(rank):

@@ -5,7 +5,7 @@ import torch
 
 import segcal
 from segcal.posthoc.selective import _detector, _folded
-from tests.support.holdouts import make_scaler, random_holdout, whole
+from tests.support.holdouts import make_calibrator, random_holdout, whole
 
 WRONG = 2  # a prediction of this class is wrong nine times in ten
 
@@ -59,28 +59,28 @@ def test_ignored_pixels_are_never_learned_as_wrong():
     z, y = planted_holdout(0)
     hidden = torch.rand(y.shape, generator=torch.Generator().manual_seed(1)) < 0.9
     y = torch.where((z.argmax(1) == 1) & hidden, 255, y)
-    scaler = segcal.SelectiveScaling(epochs=3, lr=1e-2).fit([(z, y)])
-    assert scaler.improved_
-    assert scaler.wrong(z)[z.argmax(1) == 1].float().mean() < 0.1
+    calibrator = segcal.SelectiveScaling(epochs=3, lr=1e-2).fit([(z, y)])
+    assert calibrator.improved_
+    assert calibrator.wrong(z)[z.argmax(1) == 1].float().mean() < 0.1
     generator = torch.Generator().manual_seed(2)
     other = torch.where((y == 255).unsqueeze(1), 9 * torch.randn(z.shape, generator=generator), z)
     again = segcal.SelectiveScaling(epochs=3, lr=1e-2).fit([(other, y)])
-    for key, tensor in scaler.state_dict().items():
+    for key, tensor in calibrator.state_dict().items():
         assert torch.equal(again.state_dict()[key], tensor)
 
 
 def test_without_wrong_predictions_nothing_changes():
     z, _ = whole(random_holdout(ignored=0))
     with pytest.warns(UserWarning, match="SelectiveScaling: .*logits are left as they are"):
-        scaler = make_scaler("selective").fit([(z, z.argmax(1))])
-    assert not scaler.improved_ and scaler.epoch_ == 0 and scaler.temperature_ == 1
-    assert torch.equal(scaler(z), z)
+        calibrator = make_calibrator("selective").fit([(z, z.argmax(1))])
+    assert not calibrator.improved_ and calibrator.epoch_ == 0 and calibrator.temperature_ == 1
+    assert torch.equal(calibrator(z), z)
 
 
 def test_the_same_seed_gives_the_same_network():
     holdout = random_holdout()
-    one, again = (make_scaler("selective").fit(holdout) for _ in range(2))
-    other = make_scaler("selective", seed=1).fit(holdout)
+    one, again = (make_calibrator("selective").fit(holdout) for _ in range(2))
+    other = make_calibrator("selective", seed=1).fit(holdout)
     for name, tensor in one.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
     assert not torch.equal(other.network_[0].weight, one.network_[0].weight)

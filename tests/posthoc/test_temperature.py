@@ -34,17 +34,17 @@ def reference_nll(holdout, temperature):
 def test_newton_recovers_a_known_temperature(temperature, sampled, monkeypatch):
     if sampled:  # the first guess comes from a tenth of the pixels
         monkeypatch.setattr(module, "_GUESS_PIXELS", 40)
-    scaler = segcal.TemperatureScaling().fit(exact_holdout(temperature, copies=4))
-    assert scaler.temperature_.item() == pytest.approx(temperature, rel=1e-6)
-    assert scaler.improved_
-    assert (1 < scaler.passes_ <= 6) if sampled else scaler.passes_ == 1
+    calibrator = segcal.TemperatureScaling().fit(exact_holdout(temperature, copies=4))
+    assert calibrator.temperature_.item() == pytest.approx(temperature, rel=1e-6)
+    assert calibrator.improved_
+    assert (1 < calibrator.passes_ <= 6) if sampled else calibrator.passes_ == 1
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.74, 4.0, 9.96])
 def test_grid_recovers_a_known_temperature_to_its_step(temperature):
-    scaler = segcal.TemperatureScaling(method="grid").fit(exact_holdout(temperature))
-    assert scaler.temperature_.item() == pytest.approx(round(temperature, 1))
-    assert scaler.passes_ == 1
+    calibrator = segcal.TemperatureScaling(method="grid").fit(exact_holdout(temperature))
+    assert calibrator.temperature_.item() == pytest.approx(round(temperature, 1))
+    assert calibrator.passes_ == 1
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -118,11 +118,11 @@ def test_temperature_is_positive_and_does_no_harm(seed, scale, k, n, method):
     z = scale * torch.randn(n, k, generator=generator)
     y = torch.randint(0, k, (n,), generator=generator)
     y[:2] = torch.tensor([0, 1])
-    scaler = segcal.TemperatureScaling(method=method).fit([(z, y)])
-    assert T_MIN * 0.999 <= scaler.temperature_.item() <= T_MAX * 1.001
+    calibrator = segcal.TemperatureScaling(method=method).fit([(z, y)])
+    assert T_MIN * 0.999 <= calibrator.temperature_.item() <= T_MAX * 1.001
     before = nll(z, y)
-    assert nll(scaler(z.double()), y) <= before + 1e-12 * max(1, before)
-    assert torch.equal(scaler(z).argmax(1), z.argmax(1))
+    assert nll(calibrator(z.double()), y) <= before + 1e-12 * max(1, before)
+    assert torch.equal(calibrator(z).argmax(1), z.argmax(1))
 
 
 @given(cuts=st.lists(st.integers(1, 15), max_size=6), seed=st.integers(0, 99))
@@ -134,9 +134,9 @@ def test_batches_and_order_do_not_matter(cuts, seed):
     split = list(zip(z.tensor_split(cut), y.tensor_split(cut), strict=True))
     order = torch.randperm(len(z), generator=torch.Generator().manual_seed(seed))
     for other in (split, [(z[order], y[order])]):
-        scaler = segcal.TemperatureScaling().fit(other)
-        assert scaler.temperature_.item() == pytest.approx(one.temperature_.item(), rel=1e-7)
-        assert scaler.nll_after_ == pytest.approx(one.nll_after_, rel=1e-9)
+        calibrator = segcal.TemperatureScaling().fit(other)
+        assert calibrator.temperature_.item() == pytest.approx(one.temperature_.item(), rel=1e-7)
+        assert calibrator.nll_after_ == pytest.approx(one.nll_after_, rel=1e-9)
 
 
 def test_a_minimum_at_infinity_ends_at_the_bound_and_says_so():
@@ -154,9 +154,9 @@ def test_a_minimum_at_infinity_ends_at_the_bound_and_says_so():
 
 def test_the_calibrated_need_no_temperature():
     with pytest.warns(UserWarning, match="logits are left as they are"):
-        scaler = segcal.TemperatureScaling(method="grid").fit(exact_holdout(1.0))
-    assert scaler.temperature_ == 1
-    assert not scaler.improved_
+        calibrator = segcal.TemperatureScaling(method="grid").fit(exact_holdout(1.0))
+    assert calibrator.temperature_ == 1
+    assert not calibrator.improved_
 
 
 def test_method_is_checked():

@@ -23,19 +23,19 @@ class Saved:
             yield interpolate(z, size=y.shape[1:], mode="bilinear", align_corners=True), y
 
 
-def report(batches, scaler):
+def report(batches, calibrator):
     meter = segcal.CalibrationMeter(21)
     for z, y in batches:
-        meter.update(scaler(z), y)
+        meter.update(calibrator(z), y)
     return meter.compute()
 
 
 def test_one_temperature_calibrates_a_real_network(shared_data):
     folder = shared_data / "deeplabv3_voc_logits"
     val = Saved(folder / "val.npz")
-    scaler = segcal.TemperatureScaling().fit(Saved(folder / "train.npz"))
-    assert 1.1 < scaler.temperature_.item() < 1.8
-    assert scaler.passes_ <= 5
-    before, after = report(val, lambda z: z), report(val, scaler)
+    calibrator = segcal.TemperatureScaling().fit(Saved(folder / "train.npz"))
+    assert 1.1 < calibrator.temperature_.item() < 1.8
+    assert calibrator.passes_ <= 5
+    before, after = report(val, lambda z: z), report(val, calibrator)
     assert after.nll < before.nll and after.ece < before.ece
     assert after.accuracy == pytest.approx(before.accuracy, abs=1e-6)

@@ -1,11 +1,11 @@
-"""Hold-outs whose right answer is known, and scalers that are quick to fit on them."""
+"""Hold-outs whose right answer is known, and calibrators that are quick to fit on them."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from segcal.posthoc import SCALERS, Scaler
+from segcal.posthoc import CALIBRATORS, Calibrator
 
 Batch = tuple[Tensor, Tensor]
 _QUICK = {
@@ -15,9 +15,9 @@ _QUICK = {
 }
 
 
-def make_scaler(name: str, **options: object) -> Scaler:
-    """The scaler of a short name, with options that make its fit quick."""
-    return SCALERS[name](**_QUICK.get(name, {}), **options)
+def make_calibrator(name: str, **options: object) -> Calibrator:
+    """The calibrator of a short name, with options that make its fit quick."""
+    return CALIBRATORS[name](**_QUICK.get(name, {}), **options)
 
 
 def draw(probs: Tensor, generator: torch.Generator) -> Tensor:

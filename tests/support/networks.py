@@ -1,4 +1,4 @@
-"""A network and a scaler whose effect is plain to see, for the tests of evaluation."""
+"""A network and a calibrator whose effect is plain to see, for the tests of evaluation."""
 
 import torch
 
@@ -7,7 +7,7 @@ from segcal.evaluation.sources import SplitPredictions
 
 
 class Halve(torch.nn.Module):
-    """A scaler that halves the logits."""
+    """A calibrator that halves the logits."""
 
     def forward(self, logits, images=None):
         return logits / 2

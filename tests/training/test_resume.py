@@ -122,14 +122,14 @@ def test_a_signal_during_evaluation_does_not_wait_for_its_end(tmp_path, uninterr
     expect_equal(finish(tmp_path), uninterrupted)
 
 
-def test_fp16_scaler_is_restored(tmp_path):
+def test_fp16_calibrator_is_restored(tmp_path):
     (tmp_path / "whole").mkdir(), (tmp_path / "cut").mkdir()
     trainer(tmp_path / "whole", precision="fp16", **RUN).fit()
     with pytest.raises(Cut):
         data = Patches(on_read=after(50, die))
         trainer(tmp_path / "cut", precision="fp16", train=data, **RUN).fit()
     resumed = finish(tmp_path / "cut", precision="fp16")
-    assert resumed["last"]["learner"]["scaler"]["scale"] > 0
+    assert resumed["last"]["learner"]["calibrator"]["scale"] > 0
     expect_equal(resumed, outcome(tmp_path / "whole"))
 
 

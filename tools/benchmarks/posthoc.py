@@ -1,4 +1,4 @@
-"""The fit of each scaler on a stream of pixels, against L-BFGS on all logits in memory."""
+"""The fit of each calibrator on a stream of pixels, against L-BFGS on all logits in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.measure import Measurement, peak_extra_bytes, print_ratios, synchronise
-from segcal.posthoc import SCALERS, TemperatureScaling
+from segcal.posthoc import CALIBRATORS, TemperatureScaling
 
 _BASELINE = "gather + L-BFGS"
 _SIDE = 256
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
     parser.add_argument("--pixels", type=int, default=16_000_000, help="size of the hold-out")
     parser.add_argument("--classes", type=int, default=21)
-    parser.add_argument("--scalers", nargs="*", default=["grid", *SCALERS], metavar="name")
+    parser.add_argument("--calibrators", nargs="*", default=["grid", *CALIBRATORS], metavar="name")
     parser.add_argument(
         "--no-baseline",
         action="store_true",
@@ -75,15 +75,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Fit each scaler once and print the table, a row after each fit."""
-    warnings.simplefilter("ignore")  # a scaler may warn that it did not improve this hold-out
+    """Fit each calibrator once and print the table, a row after each fit."""
+    warnings.simplefilter("ignore")  # a calibrator may warn that it did not improve this hold-out
     batches = Synthetic(arguments.pixels, arguments.classes, arguments.device)
     work: dict[str, Callable[[], object]] = {}
     if not arguments.no_baseline:
         work[_BASELINE] = lambda: gather_and_minimise(batches)
-    for name in arguments.scalers:
-        scaler = TemperatureScaling(method="grid") if name == "grid" else SCALERS[name]()
-        work[name] = lambda scaler=scaler: scaler.fit(batches)  # type: ignore[misc]
+    for name in arguments.calibrators:
+        calibrator = TemperatureScaling(method="grid") if name == "grid" else CALIBRATORS[name]()
+        work[name] = lambda calibrator=calibrator: calibrator.fit(batches)  # type: ignore[misc]
     print(
         f"{batches.batches * IMAGES * _SIDE**2 / 1e6:.1f} M pixels × {arguments.classes} classes, "
         f"5 % ignored, {arguments.device}, {torch.get_num_threads()} threads\n"

@@ -1,4 +1,4 @@
-"""The base class of all scalers: fitting with its checks, learned values, saving."""
+"""The base class of all calibrators: fitting with its checks, learned values, saving."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from segcal.posthoc.stream import Stream, Survey
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-SCALER_FORMAT = "segcal.posthoc/1"
+CALIBRATOR_FORMAT = "segcal.posthoc/1"
 
 
-class Scaler(nn.Module):
+class Calibrator(nn.Module):
     """A map from logits to calibrated logits, fitted on a hold-out.
 
-    scaler = TemperatureScaling().fit(batches)
-    probs = scaler(logits).softmax(1)
+    calibrator = TemperatureScaling().fit(batches)
+    probs = calibrator(logits).softmax(1)
 
     The hold-out is read as a stream, batch after batch, so memory does not grow with its pixels. A
     network that makes the batches runs again in each pass. Under torch.distributed each rank reads
     its own share (`indices[rank::world]`, without repeats), and all ranks learn the same values.
 
-    Learned values end in an underscore. They are buffers or parameters, so a fitted scaler moves,
-    and is exported, with the model it belongs to. Every scaler has
+    Learned values end in an underscore. They are buffers or parameters, so a fitted calibrator moves,
+    and is exported, with the model it belongs to. Every calibrator has
 
         num_classes_:  C.
-        nll_before_, nll_after_: mean NLL (nats) without and with the scaler on the validation
+        nll_before_, nll_after_: mean NLL (nats) without and with the calibrator on the validation
             pixels: the whole hold-out for one temperature, else images that were not fitted on.
-        improved_: whether that was an improvement. If not, the scaler is the identity.
+        improved_: whether that was an improvement. If not, the calibrator is the identity.
         passes_: how often the batches were read.
 
     Args:
         ignore_index: the label that means "do not count this pixel".
         sync: sum over all ranks; False fits this rank's share alone.
         multilabel: the logits are of K sigmoid outputs, and labels (N, K, *S) of 0, 1 or the ignore
-            index. The calibrated probabilities are then scaler(logits).sigmoid().
+            index. The calibrated probabilities are then calibrator(logits).sigmoid().
     """
 
-    name: ClassVar[str]  # the short name, key of `SCALERS`
+    name: ClassVar[str]  # the short name, key of `CALIBRATORS`
     reads_images: ClassVar[bool] = False  # whether images beside the logits help it
 
     num_classes_: int
@@ -102,7 +102,7 @@ class Scaler(nn.Module):
 
         Args:
             logits: (N, C, *S) of any floating dtype; the result has the same shape and dtype.
-            images: (N, channels, *), read by scalers that were fitted with images.
+            images: (N, channels, *), read by calibrators that were fitted with images.
         """
         self._require_fitted()
         if logits.ndim < 2 or logits.shape[1] != self.num_classes_:
@@ -113,11 +113,11 @@ class Scaler(nn.Module):
         return self._transform(logits, images)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted scaler, as safetensors; `segcal.posthoc.load` reads it."""
+        """Write the fitted calibrator, as safetensors; `segcal.posthoc.load` reads it."""
         self._require_fitted()
         metadata = {
-            "format": SCALER_FORMAT,
-            "scaler": self.name,
+            "format": CALIBRATOR_FORMAT,
+            "calibrator": self.name,
             "options": json.dumps(self._options()),
             "learned": json.dumps(self.numbers()),
         }
@@ -127,7 +127,7 @@ class Scaler(nn.Module):
             file.write(content)
 
     def _options(self) -> dict[str, Any]:
-        """The arguments that make a scaler like this one; each is kept under its own name."""
+        """The arguments that make a calibrator like this one; each is kept under its own name."""
         names = inspect.signature(type(self)).parameters
         return {name: getattr(self, name) for name in names}
 

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import t as student
 
 from segcal import CalibrationMeter, Report
-from segcal.metrics.bootstrap import ImageScores, sorted_sums
+from segcal.metrics.intervals import ImageScores, sorted_sums
 from segcal.metrics.regions import class_group
 from segcal.viz import Entry
 from segcal.viz.html import render_page

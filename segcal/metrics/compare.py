@@ -14,7 +14,7 @@ from functools import cache
 
 import numpy as np
 
-from segcal.metrics.bootstrap import LEVEL, ImageArrays, ImageScores, combine, sorted_sums
+from segcal.metrics.intervals import LEVEL, ImageArrays, ImageScores, combine, sorted_sums
 from segcal.metrics.meter import CalibrationMeter
 from segcal.metrics.scores import SCORES, Array, Score
 from segcal.metrics.tables import Interval
@@ -67,7 +67,7 @@ def paired_differences(
     A model trained with several seeds has one meter for each; its score is their mean. The images
     of the meters are matched by name, or by order where they have no names. Lists of equal length
     may also hold one meter per shift of the images, in the same order: then the labels need only be
-    the same in pairs. `bootstrap.combine` makes the intervals.
+    the same in pairs. `intervals.combine` makes the intervals.
 
     Args:
         first: meters with `per_image=True` that counted the same images.
@@ -112,7 +112,7 @@ def mean_intervals(
     """Intervals of the mean scores of several models on the same images, by the score's name.
 
     The models may be one network trained with several seeds, or one network under several shifts
-    of the images. `bootstrap.combine` makes the intervals; a score without one is left out.
+    of the images. `intervals.combine` makes the intervals; a score without one is left out.
 
     Args:
         meters: with `per_image=True`, which counted the same images.

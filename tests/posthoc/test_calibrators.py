@@ -1,4 +1,4 @@
-"""What holds for every scaler: what it refuses, any shape, the same after saving and loading."""
+"""What holds for every calibrator: what it refuses, any shape, the same after saving and loading."""
 
 import copy
 import re
@@ -13,54 +13,54 @@ from torch import nn
 
 import segcal
 from segcal.pixels import flatten
-from segcal.posthoc import SCALERS, load, stream
+from segcal.posthoc import CALIBRATORS, load, stream
 from tests.support import ROOT
-from tests.support.holdouts import make_scaler, random_holdout, whole
+from tests.support.holdouts import make_calibrator, random_holdout, whole
 
 
 @pytest.fixture(scope="module")
 def fitted():
-    return {name: make_scaler(name).fit(random_holdout()) for name in SCALERS}
+    return {name: make_calibrator(name).fit(random_holdout()) for name in CALIBRATORS}
 
 
-every_scaler = pytest.mark.parametrize("name", SCALERS)
+every_calibrator = pytest.mark.parametrize("name", CALIBRATORS)
 
 
 def test_names():
-    assert [*SCALERS] == [
+    assert [*CALIBRATORS] == [
         *("ts", "vs", "ms", "dc", "lts"),
         *("cts", "cdats", "beta", "isotonic", "selective"),
     ]
-    for name, scaler in SCALERS.items():
-        assert scaler.name == name
-        assert getattr(segcal, scaler.__name__) is scaler
+    for name, calibrator in CALIBRATORS.items():
+        assert calibrator.name == name
+        assert getattr(segcal, calibrator.__name__) is calibrator
 
 
-@every_scaler
+@every_calibrator
 def test_fit_improves_and_returns_itself(name):
-    scaler = make_scaler(name)
-    assert scaler.fit(random_holdout()) is scaler
-    assert scaler.improved_ and scaler.nll_after_ < scaler.nll_before_
-    assert scaler.num_classes_ == 5
+    calibrator = make_calibrator(name)
+    assert calibrator.fit(random_holdout()) is calibrator
+    assert calibrator.improved_ and calibrator.nll_after_ < calibrator.nll_before_
+    assert calibrator.num_classes_ == 5
 
 
-@every_scaler
+@every_calibrator
 def test_what_other_images_contradict_is_refused(name):
     """Nine images teach that predictions mean nothing, and every fifth that all are right."""
     z, y = whole(random_holdout(10, n=1, temperature=4, ignored=0))
     validates = torch.arange(10) % 5 == 1
     y = torch.randint(0, 5, y.shape, generator=torch.Generator().manual_seed(0))
     y[validates] = z[validates].argmax(1)
-    scaler = make_scaler(name)
+    calibrator = make_calibrator(name)
     if name == "ts":  # one number, validated on all of the hold-out
-        assert scaler.fit([(z, y)]).improved_
+        assert calibrator.fit([(z, y)]).improved_
         return
     with pytest.warns(UserWarning, match="it would take the NLL .* logits are left as they are"):
-        scaler.fit([(z, y)])
-    assert not scaler.improved_ and scaler.nll_after_ >= scaler.nll_before_
+        calibrator.fit([(z, y)])
+    assert not calibrator.improved_ and calibrator.nll_after_ >= calibrator.nll_before_
     expected = torch.nn.functional.cross_entropy(z[validates], y[validates]).item()
-    assert scaler.nll_before_ == pytest.approx(expected, rel=1e-5)
-    torch.testing.assert_close(scaler(z).softmax(1), z.softmax(1))
+    assert calibrator.nll_before_ == pytest.approx(expected, rel=1e-5)
+    torch.testing.assert_close(calibrator(z).softmax(1), z.softmax(1))
 
 
 def rows_of_the_page():
@@ -73,23 +73,23 @@ def rows_of_the_page():
 
 def test_the_page_says_what_becomes_of_the_predicted_class(fitted):
     rows = dict(rows_of_the_page())
-    assert [*rows] == [*SCALERS]
+    assert [*rows] == [*CALIBRATORS]
     z = 4 * torch.randn(500, 5, 4, 4, generator=torch.Generator().manual_seed(3))
-    for name, scaler in fitted.items():
-        stays = torch.equal(scaler(z).argmax(1), z.argmax(1))
+    for name, calibrator in fitted.items():
+        stays = torch.equal(calibrator(z).argmax(1), z.argmax(1))
         assert rows[name] == ("stays" if stays else "may change"), name
 
 
-@every_scaler
+@every_calibrator
 def test_extreme_logits_give_finite_logits(name, fitted):
     z = torch.tensor([[1e4, -1e4, 0, 0, 3], [0, 0, 0, 0, 0], [200, 200, -200, 0, 1]])
     assert fitted[name](z).isfinite().all()
 
 
-@every_scaler
+@every_calibrator
 @pytest.mark.parametrize("mask", [-torch.inf, torch.finfo(torch.float32).min])
 def test_masked_classes_stay_masked_and_touch_no_other(name, fitted, mask):
-    """A class that another one is masked for gets all its probability, whatever the scaler does."""
+    """A class that another one is masked for gets all its probability, whatever the calibrator does."""
     logits = random_holdout()[0][0].clone()
     logits[:, 2:4] = mask
     found = fitted[name](logits).softmax(1)
@@ -98,17 +98,17 @@ def test_masked_classes_stay_masked_and_touch_no_other(name, fitted, mask):
     torch.testing.assert_close(found.sum(1), torch.ones_like(found[:, 0]))
 
 
-@every_scaler
+@every_calibrator
 @pytest.mark.parametrize("value", [-torch.inf, torch.finfo(torch.float32).min, 2e38, -2e38])
 def test_fits_on_masked_classes_are_refused_with_the_remedy(name, value):
     (logits, labels), *others = random_holdout()
     logits = logits.clone()
     logits[0, 3] = value
     with pytest.raises(ValueError, match="fit on logits whose classes are not masked"):
-        make_scaler(name).fit([(logits, labels), *others])
+        make_calibrator(name).fit([(logits, labels), *others])
 
 
-@every_scaler
+@every_calibrator
 def test_huge_logits_have_probabilities(name, fitted):
     logits = random_holdout()[0][0].clone()
     logits[:, 0], logits[:, 1] = 2e38, -2e38
@@ -117,26 +117,26 @@ def test_huge_logits_have_probabilities(name, fitted):
     torch.testing.assert_close(found.sum(1), torch.ones_like(found[:, 0]))
 
 
-@every_scaler
+@every_calibrator
 def test_labels_may_be_of_16_bits(name, fitted):
-    again = make_scaler(name).fit([(z, y.to(torch.uint16)) for z, y in random_holdout()])
+    again = make_calibrator(name).fit([(z, y.to(torch.uint16)) for z, y in random_holdout()])
     assert again.nll_after_ == pytest.approx(fitted[name].nll_after_, rel=1e-6)
 
 
 @pytest.mark.parametrize("ignore_index", [None, 1.5, "255"])
 def test_an_ignore_index_is_a_number(ignore_index):
     with pytest.raises(ValueError, match="Expected ignore_index to be an integer, but got"):
-        make_scaler("ts", ignore_index=ignore_index).fit(random_holdout())
+        make_calibrator("ts", ignore_index=ignore_index).fit(random_holdout())
 
 
-@every_scaler
+@every_calibrator
 def test_probabilities_are_refused(name):
     probs = [(z.softmax(1), y) for z, y in random_holdout()]
     with pytest.raises(ValueError, match="Expected logits, but got probabilities: .* before the"):
-        make_scaler(name).fit(probs)
+        make_calibrator(name).fit(probs)
     half = [(p.half(), y) for p, y in probs]
     with pytest.raises(ValueError, match="but got probabilities"):
-        make_scaler(name).fit(half)
+        make_calibrator(name).fit(half)
 
 
 def test_what_only_looks_like_probabilities_at_times_is_taken():
@@ -148,22 +148,25 @@ def test_what_only_looks_like_probabilities_at_times_is_taken():
     torch.testing.assert_close(segcal.TemperatureScaling().fit(logs).temperature_, expected)
 
 
-@every_scaler
+@every_calibrator
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_logits_that_are_not_finite_are_refused_unless_ignored(name, value):
     z, y = whole(random_holdout(ignored=0))
     spoilt, masked = z.clone(), y.clone()
     spoilt[3, 2, 4, 4] = value
     with pytest.raises(ValueError, match="finite logits, but 1 of 512 pixels"):
-        make_scaler(name).fit([(spoilt, y)])
+        make_calibrator(name).fit([(spoilt, y)])
     masked[3, 4, 4] = 255
-    ours, theirs = make_scaler(name).fit([(spoilt, masked)]), make_scaler(name).fit([(z, masked)])
+    ours, theirs = (
+        make_calibrator(name).fit([(spoilt, masked)]),
+        make_calibrator(name).fit([(z, masked)]),
+    )
     assert ours.nll_before_ == theirs.nll_before_
     # A local temperature is also made of its neighbours.
     assert ours.nll_after_ == pytest.approx(theirs.nll_after_, rel=1e-3 if name == "lts" else 0)
 
 
-@every_scaler
+@every_calibrator
 def test_holdouts_that_teach_nothing_are_refused(name):
     z, y = whole(random_holdout())
     cases = {
@@ -178,13 +181,13 @@ def test_holdouts_that_teach_nothing_are_refused(name):
     }
     for message, batches in cases.items():
         with pytest.raises(ValueError, match=message):
-            make_scaler(name).fit(batches)
+            make_calibrator(name).fit(batches)
 
 
-@every_scaler
+@every_calibrator
 def test_generators_are_refused(name):
     with pytest.raises(ValueError, match="read more than once.*but got a generator"):
-        make_scaler(name).fit(batch for batch in random_holdout())
+        make_calibrator(name).fit(batch for batch in random_holdout())
 
 
 def test_batches_that_change_between_passes_are_noticed(monkeypatch):
@@ -214,20 +217,23 @@ def test_labels_out_of_range_on_an_accelerator_are_counted_once(monkeypatch):
         segcal.TemperatureScaling().fit(random_holdout(2))
 
 
-@every_scaler
+@every_calibrator
 def test_a_failed_fit_keeps_what_was_learned(name, fitted):
-    scaler = copy.deepcopy(fitted[name])
+    calibrator = copy.deepcopy(fitted[name])
     with pytest.raises(ValueError, match="none"):
-        scaler.fit([])
-    assert scaler.numbers() == fitted[name].numbers()
+        calibrator.fit([])
+    assert calibrator.numbers() == fitted[name].numbers()
     for key, tensor in fitted[name].state_dict().items():
-        assert torch.equal(scaler.state_dict()[key], tensor)
+        assert torch.equal(calibrator.state_dict()[key], tensor)
 
 
-@every_scaler
+@every_calibrator
 def test_the_unfitted_and_the_misfit_say_so(name, fitted, tmp_path):
     z, _ = random_holdout()[0]
-    for use in (lambda: make_scaler(name)(z), lambda: make_scaler(name).save(tmp_path / "scaler")):
+    for use in (
+        lambda: make_calibrator(name)(z),
+        lambda: make_calibrator(name).save(tmp_path / "calibrator"),
+    ):
         with pytest.raises(ValueError, match=r"fitted .*: call fit\(batches\) first"):
             use()
     assert not [*tmp_path.iterdir()]
@@ -235,7 +241,7 @@ def test_the_unfitted_and_the_misfit_say_so(name, fitted, tmp_path):
         fitted[name](z[:, :4])
 
 
-@every_scaler
+@every_calibrator
 @given(size=st.lists(st.integers(1, 4), max_size=3), n=st.integers(0, 3))
 @settings(max_examples=10)
 def test_any_shape_and_dtype(name, fitted, size, n):
@@ -245,66 +251,66 @@ def test_any_shape_and_dtype(name, fitted, size, n):
         assert out.shape == z.shape and out.dtype == dtype
 
 
-@every_scaler
+@every_calibrator
 def test_classification_is_an_image_of_one_pixel(name, fitted):
     z = torch.randn(7, 5)
     assert torch.equal(fitted[name](z), fitted[name](z[..., None, None])[..., 0, 0])
-    flat = make_scaler(name).fit(random_holdout(n=64, size=()))
-    square = make_scaler(name).fit(random_holdout(n=64, size=(1, 1)))
+    flat = make_calibrator(name).fit(random_holdout(n=64, size=()))
+    square = make_calibrator(name).fit(random_holdout(n=64, size=(1, 1)))
     assert flat.nll_after_ == square.nll_after_
     assert torch.equal(flat(z), square(z))
 
 
-@every_scaler
+@every_calibrator
 def test_it_is_a_module_like_others(name, fitted):
-    scaler = fitted[name]
+    calibrator = fitted[name]
     z = torch.randn(2, 5, 4, 4)
-    model = nn.Sequential(nn.Conv2d(3, 5, 1), copy.deepcopy(scaler)).double()
-    assert len(model.state_dict()) == 2 + len(scaler.state_dict())
+    model = nn.Sequential(nn.Conv2d(3, 5, 1), copy.deepcopy(calibrator)).double()
+    assert len(model.state_dict()) == 2 + len(calibrator.state_dict())
     assert model(torch.randn(2, 3, 4, 4).double()).dtype == torch.float64
-    assert not scaler(z).requires_grad or name == "lts"
-    assert "nll_after_" in repr(scaler)
+    assert not calibrator(z).requires_grad or name == "lts"
+    assert "nll_after_" in repr(calibrator)
 
 
-@every_scaler
+@every_calibrator
 def test_gradients_pass_through(name, fitted):
     z = torch.randn(2, 5, 4, 4, requires_grad=True)
     fitted[name](z).square().sum().backward()
     assert z.grad.isfinite().all() and z.grad.abs().sum() > 0
 
 
-@every_scaler
+@every_calibrator
 def test_fitting_within_inference_mode(name):
     with torch.inference_mode():
         holdout = random_holdout()
-        scaler = make_scaler(name).fit(holdout)
-    expected = make_scaler(name).fit(random_holdout())
-    assert scaler.nll_after_ == expected.nll_after_
+        calibrator = make_calibrator(name).fit(holdout)
+    expected = make_calibrator(name).fit(random_holdout())
+    assert calibrator.nll_after_ == expected.nll_after_
 
 
-@every_scaler
+@every_calibrator
 def test_saved_and_loaded_it_is_the_same(name, fitted, tmp_path):
-    scaler = fitted[name]
-    scaler.save(tmp_path / "sub" / "scaler.safetensors")
-    loaded = load(tmp_path / "sub" / "scaler.safetensors")
+    calibrator = fitted[name]
+    calibrator.save(tmp_path / "sub" / "calibrator.safetensors")
+    loaded = load(tmp_path / "sub" / "calibrator.safetensors")
     z = torch.randn(3, 5, 6, 6)
-    assert type(loaded) is type(scaler)
-    assert torch.equal(loaded(z), scaler(z))
-    assert loaded.numbers() == scaler.numbers()
-    for option in scaler._options():
-        ours, theirs = getattr(scaler, option), getattr(loaded, option)
+    assert type(loaded) is type(calibrator)
+    assert torch.equal(loaded(z), calibrator(z))
+    assert loaded.numbers() == calibrator.numbers()
+    for option in calibrator._options():
+        ours, theirs = getattr(calibrator, option), getattr(loaded, option)
         assert theirs == (tuple(ours) if isinstance(ours, list) else ours)
-    assert loaded.fit(random_holdout()).nll_after_ == scaler.nll_after_
+    assert loaded.fit(random_holdout()).nll_after_ == calibrator.nll_after_
 
 
-def test_files_that_are_no_scalers(tmp_path, fitted):
+def test_files_that_are_no_calibrators(tmp_path, fitted):
     good = tmp_path / "good"
     fitted["vs"].save(good)
     content = good.read_bytes()
     tensors = {name: t.clone() for name, t in fitted["vs"].state_dict().items()}
     ours = {
         "format": "segcal.posthoc/1",
-        "scaler": "vs",
+        "calibrator": "vs",
         "options": "{}",
         "learned": '{"num_classes_": 5}',
     }
@@ -314,28 +320,30 @@ def test_files_that_are_no_scalers(tmp_path, fitted):
     stated = [
         ({}, "format is None"),
         ({**ours, "format": "other"}, "format is 'other'"),
-        ({**ours, "scaler": "os.system"}, "'os.system' is none of ts, vs, ms, dc, lts"),
+        ({**ours, "calibrator": "os.system"}, "'os.system' is none of ts, vs, ms, dc, lts"),
         ({**ours, "options": '{"evil": 1}'}, "evil"),
         ({**ours, "options": "{"}, "Expecting property name"),
         ({**ours, "options": "3"}, "mapping"),
         ({**ours, "options": "[" * 10**5}, "recursion"),
-        ({**ours, "scaler": "lts", "options": '{"width": 1000000000000}'}, "overflow"),
-        ({**ours, "scaler": "lts", "options": '{"seed": "x"}'}, "got str"),
+        ({**ours, "calibrator": "lts", "options": '{"width": 1000000000000}'}, "overflow"),
+        ({**ours, "calibrator": "lts", "options": '{"seed": "x"}'}, "got str"),
         ({**ours, "learned": "{}"}, "what it learned is {}"),
         ({**ours, "learned": '{"num_classes_": 5, "forward": 1}'}, "learned forward = 1"),
         ({**ours, "learned": '{"num_classes_": 1e99}'}, "num_classes_ = 1e"),
         ({**ours, "learned": '{"num_classes_": 60000}'}, r"float32 \(5,\), not"),
-        ({**ours, "scaler": "ts"}, "its bias_ is torch.float32"),
-        ({**ours, "scaler": "lts"}, "its bias_ is torch.float32"),
+        ({**ours, "calibrator": "ts"}, "its bias_ is torch.float32"),
+        ({**ours, "calibrator": "lts"}, "its bias_ is torch.float32"),
     ]
     for written in files:
         bad.write_bytes(written)
-        with pytest.raises(ValueError, match="bad: expected a saved scaler, but ") as caught:
+        with pytest.raises(ValueError, match="bad: expected a saved calibrator, but ") as caught:
             load(bad)
         assert "\n" not in str(caught.value)
     for metadata, message in stated:
         save_file(tensors, bad, metadata)
-        with pytest.raises(ValueError, match=f"expected a saved scaler, but .*{message}") as caught:
+        with pytest.raises(
+            ValueError, match=f"expected a saved calibrator, but .*{message}"
+        ) as caught:
             load(bad)
         assert "\n" not in str(caught.value)
     save_file({**tensors, "bias_": tensors["bias_"] * float("nan")}, bad, ours)
@@ -345,8 +353,8 @@ def test_files_that_are_no_scalers(tmp_path, fitted):
         load(tmp_path / "absent")
 
 
-def test_saving_over_a_scaler_is_all_or_nothing(tmp_path, fitted, monkeypatch):
-    path = tmp_path / "scaler"
+def test_saving_over_a_calibrator_is_all_or_nothing(tmp_path, fitted, monkeypatch):
+    path = tmp_path / "calibrator"
     fitted["ts"].save(path)
     before = path.read_bytes()
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))

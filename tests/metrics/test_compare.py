@@ -7,7 +7,7 @@ import torch
 from segcal import CalibrationMeter
 from segcal.cli import main
 from segcal.metrics import mean_intervals, paired_differences
-from segcal.metrics.paired import Difference, compare_models
+from segcal.metrics.compare import Difference, compare_models
 from tests.support.synthetic_reports import K, images, measured
 
 SCORES = ("ece", "sce", "accuracy", "miou")
