@@ -1,4 +1,5 @@
-# make demo | make test | make test-gpu | make check | make docs | make format | make clean      (PYTHON=python3.12 make test picks another Python)
+# make demo | make test | make quick | make test-gpu | make check | make docs | make format | make clean
+# (PYTHON=python3.12 make test picks another Python)
 SHELL := bash -o pipefail
 PYTHON ?= python3
 JOBS ?= 2
@@ -11,7 +12,7 @@ COMPILE = $(VENV)/bin/python -m compileall -q -j $(JOBS) -x '/tests?/' $(VENV)/l
 KEEP := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
 DEMO := runs/demo/nll runs/demo/fl+mdca
 
-.PHONY: demo $(DEMO) test test-gpu check docs format clean
+.PHONY: demo $(DEMO) test quick test-gpu check docs format clean
 
 # Trains two networks on embedded data, side by side, and compares them; a second time only evaluates.
 demo: $(READY)
@@ -25,6 +26,10 @@ $(DEMO): runs/demo/%: $(READY)
 
 test: $(DEV)
 	$(VENV)/bin/python -m pytest -n $(JOBS)
+
+# What takes less than a few seconds each.
+quick: $(DEV)
+	$(VENV)/bin/python -m pytest -n $(JOBS) -m "not slow"
 
 # For a machine with CUDA: that the numbers are those of the CPU, and that no step waits.
 test-gpu: $(DEV)
@@ -49,7 +54,7 @@ clean:
 # Installed again only when pyproject.toml changes.
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --no-compile -e .
+	$(VENV)/bin/python -m pip install --quiet --no-compile -e ".[train]"
 	$(COMPILE)
 	touch $@
 

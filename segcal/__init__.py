@@ -7,7 +7,7 @@ loss = criterion(logits, labels)
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 # Where each public name lives. Loaded on first use, so `import segcal` costs no more than it must.
 _EXPORTS = {
