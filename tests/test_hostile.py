@@ -233,7 +233,7 @@ def test_weights_past_all_bounds_are_no_calibrator(tmp_path):
 )
 def test_a_report_with_odd_values_is_one_line(tmp_path, capsys, place, value):
     report = synthetic_report(3, side=8, images=2, per_image=True)
-    entry = segcal.viz.Entry("run", report, [{"epoch": 1, "holdout/ece": 0.1}])
+    entry = segcal.viz.PageRow("run", report, [{"epoch": 1, "holdout/ece": 0.1}])
     results.write_result(results.Result("run", "none", entry), [], tmp_path)
     data = json.loads((tmp_path / "report.json").read_text())
     node = data

@@ -46,7 +46,7 @@ from segcal.metrics.rows import describe_report
 from segcal.posthoc import Calibrator
 from segcal.posthoc.registry import NONE
 from segcal.runtime import choose_device, process_group
-from segcal.viz import Entry, Overlay, shift_text
+from segcal.viz import Overlay, PageRow, shift_text
 from segcal.viz.drawings import Drawings
 
 
@@ -255,7 +255,7 @@ def _evaluate_one(
         return []
     skipped = list(subject.source.skipped.values())
     entries = {
-        method: Entry(
+        method: PageRow(
             entry_name(subject.name, method),
             report,
             subject.history if calibrators[method] is None else (),  # drawn once per run

@@ -27,7 +27,7 @@ from segcal.evaluation.results import (
 from segcal.metrics import CalibrationMeter, Report
 from segcal.metrics.rows import describe_report, pixels_or_decisions
 from segcal.posthoc.registry import NONE
-from segcal.viz import Entry
+from segcal.viz import PageRow
 
 
 def merge_states(options: argparse.Namespace) -> None:
@@ -124,7 +124,7 @@ def _require_one_method(paths: Sequence[Path], parts: Sequence[Result | None]) -
 def _whole(parts: Sequence[Result | None], report: Report, name: str) -> Result:
     """The result of all parts together, described as the first of them that is described."""
     known = [part for part in parts if part is not None]
-    first = known[0] if known else Result(name, NONE, Entry(name, report))
+    first = known[0] if known else Result(name, NONE, PageRow(name, report))
     entry = replace(
         first.entry,
         name=entry_name(first.run, first.method),

@@ -37,8 +37,8 @@ from segcal.metrics.rows import posthoc_markdown
 from segcal.metrics.tables import without_nan
 from segcal.posthoc.registry import NONE
 from segcal.viz import (
-    Entry,
     Overlay,
+    PageRow,
     comparison_csv,
     comparison_markdown,
     shift_csv,
@@ -89,7 +89,7 @@ class Result:
 
     run: str
     method: str
-    entry: Entry
+    entry: PageRow
     meter: CalibrationMeter | Path | None = field(default=None, compare=False, repr=False)
 
 
@@ -331,7 +331,7 @@ def write_report(report: Report, folder: str | os.PathLike[str], *, name: str = 
         name: what tables call the model.
     """
     with new_contents(Path(folder)) as new:
-        result = write_result(Result(name, NONE, Entry(name, report)), [], new)
+        result = write_result(Result(name, NONE, PageRow(name, report)), [], new)
         write_pages([result], new, name)
     return Path(folder) / PAGE
 
@@ -347,7 +347,7 @@ def read_result(path: Path) -> Result:
     about = json.loads(path.read_text(encoding="utf-8")).get("about", {})
     try:
         run, method = str(about.get("run", _name(path))), str(about.get("method", NONE))
-        entry = Entry(
+        entry = PageRow(
             name=entry_name(run, method),
             report=report,
             history=check_history(about.get("history", [])),

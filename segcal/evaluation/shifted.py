@@ -30,7 +30,7 @@ from segcal.evaluation.results import (
 from segcal.evaluation.sources import SplitPredictions
 from segcal.metrics import Report
 from segcal.posthoc import Calibrator
-from segcal.viz import Entry
+from segcal.viz import PageRow
 
 
 def evaluate_shift(
@@ -90,7 +90,7 @@ def evaluate_shift(
             for name, found in measured.items():
                 report = found.report(resamples=resamples)
                 kept[name] = require_pixels(report, f"{run} under {shift}")
-                entry = Entry(
+                entry = PageRow(
                     entry_name(f"{run}, {shift}", name),
                     report,
                     skipped=list(source.skipped.values()),

@@ -11,7 +11,7 @@ from segcal.viz.diagrams import (
     wrong_confidence,
 )
 from segcal.viz.drawings import write_figures
-from segcal.viz.entry import Entry, Overlay, comparison_csv, comparison_markdown
+from segcal.viz.entry import Overlay, PageRow, comparison_csv, comparison_markdown
 from segcal.viz.figure import class_palette
 from segcal.viz.html import write_page
 from segcal.viz.panel import (
@@ -32,7 +32,7 @@ from segcal.viz.shifts import (
 )
 
 __all__ = [
-    "Entry",
+    "PageRow",
     "Overlay",
     "ShiftView",
     "believed_accuracy",

@@ -24,7 +24,7 @@ from segcal.viz.diagrams import (
     risk_coverage,
     wrong_confidence,
 )
-from segcal.viz.entry import Entry, distinct, shifted, tell_apart
+from segcal.viz.entry import PageRow, distinct, shifted, tell_apart
 from segcal.viz.figure import png, svg, themed
 from segcal.viz.shifts import (
     believed_accuracy,
@@ -93,7 +93,7 @@ class Drawings:
         own: for each entry, the diagrams that show it alone.
     """
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
+    def __init__(self, entries: Sequence[PageRow]) -> None:
         self.together = {
             "comparison": comparison_drawings(entries),
             "training": training_drawings(entries),
@@ -122,7 +122,7 @@ class Drawings:
         return drawn
 
 
-def comparison_drawings(entries: Sequence[Entry]) -> list[Drawing]:
+def comparison_drawings(entries: Sequence[PageRow]) -> list[Drawing]:
     """The diagrams that show all entries together; none for a single entry."""
     if len(entries) == 1:
         return []
@@ -146,7 +146,7 @@ def comparison_drawings(entries: Sequence[Entry]) -> list[Drawing]:
     ]
 
 
-def training_drawings(entries: Sequence[Entry]) -> list[Drawing]:
+def training_drawings(entries: Sequence[PageRow]) -> list[Drawing]:
     """The diagrams over training, for the scores that the logs have."""
     # Entries without a log are kept, so that an entry has the same colour in every diagram.
     histories = {entry.name: entry.history for entry in entries}
@@ -165,7 +165,7 @@ def training_drawings(entries: Sequence[Entry]) -> list[Drawing]:
     ]
 
 
-def shift_drawings(entries: Sequence[Entry]) -> list[Drawing]:
+def shift_drawings(entries: Sequence[PageRow]) -> list[Drawing]:
     """The diagrams of models under shift, as far as they were evaluated there."""
     if not shifted(entries):
         return []
@@ -202,7 +202,7 @@ def shift_drawings(entries: Sequence[Entry]) -> list[Drawing]:
     return drawings
 
 
-def entry_drawings(entry: Entry, *, max_classes: int = 100) -> list[Drawing]:
+def entry_drawings(entry: PageRow, *, max_classes: int = 100) -> list[Drawing]:
     """The diagrams of one entry; of more than `max_classes` classes, the worst calibrated."""
     report = entry.report
     classes = report.protocol.num_classes
@@ -245,7 +245,7 @@ def entry_drawings(entry: Entry, *, max_classes: int = 100) -> list[Drawing]:
 
 
 def write_figures(
-    entries: Sequence[Entry], folder: str | os.PathLike[str], *, drawings: Drawings | None = None
+    entries: Sequence[PageRow], folder: str | os.PathLike[str], *, drawings: Drawings | None = None
 ) -> list[Path]:
     """Write every diagram as PNG and SVG; several entries get a folder each for their own ones.
 

@@ -48,7 +48,7 @@ class Overlay:
 
 
 @dataclass(frozen=True)
-class Entry:
+class PageRow:
     """One row of a comparison: a run, or a run after a post-hoc method.
 
     Attributes:
@@ -77,17 +77,17 @@ class Entry:
         object.__setattr__(self, "skipped", [utf8(line) for line in self.skipped])
 
 
-def comparison_markdown(entries: Sequence[Entry]) -> str:
+def comparison_markdown(entries: Sequence[PageRow]) -> str:
     """A Markdown table with one row per entry: units in the header, intervals, best in bold."""
     return rows.to_markdown({entry.name: entry.report for entry in distinct(entries)})
 
 
-def comparison_csv(entries: Sequence[Entry]) -> str:
+def comparison_csv(entries: Sequence[PageRow]) -> str:
     """CSV with one row per entry: units in the header, then intervals and protocol."""
     return rows.to_csv({entry.name: entry.report for entry in distinct(entries)})
 
 
-def distinct(entries: Sequence[Entry]) -> list[Entry]:
+def distinct(entries: Sequence[PageRow]) -> list[PageRow]:
     """The entries with distinct names.
 
     Raises:
@@ -99,7 +99,7 @@ def distinct(entries: Sequence[Entry]) -> list[Entry]:
     return [replace(entry, name=name) for entry, name in zip(entries, names, strict=True)]
 
 
-def shifted(entries: Sequence[Entry]) -> list[Entry]:
+def shifted(entries: Sequence[PageRow]) -> list[PageRow]:
     """The entries that were evaluated under shift."""
     return [entry for entry in entries if entry.shifts]
 

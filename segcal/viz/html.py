@@ -34,7 +34,7 @@ from segcal.metrics.rows import (
 from segcal.metrics.scores import SCORES, Score, ratio
 from segcal.viz.diagrams import class_names, counted
 from segcal.viz.drawings import Drawing, Drawings, entry_drawings
-from segcal.viz.entry import Entry, Heading, Overlay, distinct, shifted
+from segcal.viz.entry import Heading, Overlay, PageRow, distinct, shifted
 from segcal.viz.figure import adaptive_svg, data_uri, run_style, svg_size, webp_uri
 from segcal.viz.interactive import page_numbers, plot_library, to_json
 from segcal.viz.shifts import mean_over_shifts, mean_table, score_tables, shifts_of
@@ -47,7 +47,7 @@ class Phrase(NamedTuple):
     kind: str = ""
 
 
-def headline(entries: Sequence[Entry]) -> list[Phrase]:
+def headline(entries: Sequence[PageRow]) -> list[Phrase]:
     """The main result, in a few sentences."""
     found = _one(entries[0].report) if len(entries) == 1 else _several(entries)
     return [*found, *_under_shift(shifted(entries))]
@@ -81,7 +81,7 @@ def _one(report: Report) -> list[Phrase]:
     ]
 
 
-def _under_shift(entries: Sequence[Entry]) -> list[Phrase]:
+def _under_shift(entries: Sequence[PageRow]) -> list[Phrase]:
     """The mean over shifts, of the best model if there are several."""
     if not entries:
         return []
@@ -100,7 +100,7 @@ def _under_shift(entries: Sequence[Entry]) -> list[Phrase]:
     return [Phrase(f"{subject}: confidence {confidence}, accuracy {accuracy}.")]
 
 
-def _several(entries: Sequence[Entry]) -> list[Phrase]:
+def _several(entries: Sequence[PageRow]) -> list[Phrase]:
     order = sorted(
         (entry for entry in entries if entry.report.protocol.pixels),
         key=lambda entry: entry.report.ece,
@@ -127,7 +127,7 @@ def _several(entries: Sequence[Entry]) -> list[Phrase]:
     return [*phrases, *_overlap(order)]
 
 
-def _overlap(order: Sequence[Entry]) -> list[Phrase]:
+def _overlap(order: Sequence[PageRow]) -> list[Phrase]:
     """A caution if the interval of the lowest ECE overlaps another one."""
     best = order[0].report.intervals.get("ece")
     rivals = [
@@ -196,7 +196,7 @@ def class_rows(report: Report) -> list[dict[str, Any]]:
     return rows
 
 
-def class_ece_table(entries: Sequence[Entry]) -> dict[str, Any]:
+def class_ece_table(entries: Sequence[PageRow]) -> dict[str, Any]:
     """The class-j-ECE of every class (row) and entry (column), the best of each row marked."""
     names = class_names(entries[0].report)
     score = SCORES["class_ece"]
@@ -273,7 +273,7 @@ _QUALITY = 88  # WEBP quality of overlays, which may be photographs
 
 
 def write_page(
-    entries: Sequence[Entry],
+    entries: Sequence[PageRow],
     path: str | os.PathLike[str],
     *,
     title: str = "Calibration report",
@@ -302,7 +302,7 @@ def write_page(
 
 
 def render_page(
-    entries: Sequence[Entry],
+    entries: Sequence[PageRow],
     *,
     title: str = "Calibration report",
     drawings: Drawings | None = None,
@@ -353,7 +353,7 @@ def render_page(
     )
 
 
-def _shift_view(entries: Sequence[Entry], drawings: Sequence[Drawing]) -> dict[str, Any] | None:
+def _shift_view(entries: Sequence[PageRow], drawings: Sequence[Drawing]) -> dict[str, Any] | None:
     """What the template shows of models under shift; None if none was evaluated there."""
     if not shifted(entries):
         return None
@@ -370,7 +370,7 @@ def _shift_view(entries: Sequence[Entry], drawings: Sequence[Drawing]) -> dict[s
     }
 
 
-def _view(entry: Entry, drawings: Sequence[Drawing], *, static: bool) -> dict[str, Any]:
+def _view(entry: PageRow, drawings: Sequence[Drawing], *, static: bool) -> dict[str, Any]:
     """The values that the template shows of one entry; no panels of images to look into."""
     if entry.report.protocol.num_classes > _MAX_CLASSES:  # its wide diagrams would be too large
         smaller = entry_drawings(entry, max_classes=_MAX_CLASSES)

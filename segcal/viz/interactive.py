@@ -27,7 +27,7 @@ from segcal.metrics.scores import SCORES, UNITS, Array
 from segcal.metrics.sums import CLASS_STEP
 from segcal.metrics.tables import BinTable, without_nan
 from segcal.viz.diagrams import class_names, counted
-from segcal.viz.entry import Entry, Overlay
+from segcal.viz.entry import Overlay, PageRow
 from segcal.viz.figure import DARK, LIGHT, OVER, UNDER, class_palette, data_uri, run_style, webp_uri
 
 _BUNDLES = ("bokeh.min.js", "bokeh-api.min.js")  # no widgets, tables or WebGL
@@ -62,7 +62,7 @@ def to_json(data: Any) -> str:
     return text
 
 
-def page_numbers(entries: Sequence[Entry]) -> dict[str, Any]:
+def page_numbers(entries: Sequence[PageRow]) -> dict[str, Any]:
     """All that the script of the page knows of the entries."""
     edges = max((entry.report.fine.edges for entry in entries), key=len)
     return {
@@ -88,7 +88,7 @@ def page_numbers(entries: Sequence[Entry]) -> dict[str, Any]:
     }
 
 
-def _entry(entry: Entry, index: int, edges: Array) -> dict[str, Any]:
+def _entry(entry: PageRow, index: int, edges: Array) -> dict[str, Any]:
     report = entry.report
     return {
         "name": entry.name,
@@ -140,7 +140,7 @@ def _short(sums: Array) -> list[float]:
     return [float(f"{value:.10g}") for value in sums.tolist()]
 
 
-def _thresholds(entries: Sequence[Entry], edges: Array) -> list[float]:
+def _thresholds(entries: Sequence[PageRow], edges: Array) -> list[float]:
     """Where the slider stops: at the edges that are known by class, and at operating points."""
     points = {point.threshold for entry in entries for point in entry.report.operating_points}
     return sorted({*edges[:-1:CLASS_STEP].tolist(), *points.intersection(edges.tolist())})
@@ -181,7 +181,7 @@ def _images(report: Report) -> dict[str, Any]:
     }
 
 
-def inspected(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+def inspected(entries: Sequence[PageRow]) -> list[dict[str, Any]]:
     """The images that can be looked into, each with the models that drew it; see `BUDGET`."""
     coarser = 1
     while True:
@@ -194,7 +194,7 @@ def inspected(entries: Sequence[Entry]) -> list[dict[str, Any]]:
         coarser += 1
 
 
-def _looked_into(entries: Sequence[Entry], coarser: int) -> list[dict[str, Any]]:
+def _looked_into(entries: Sequence[PageRow], coarser: int) -> list[dict[str, Any]]:
     shown = [
         (index, overlay, overlay.arrays)
         for index, entry in enumerate(entries)
@@ -229,7 +229,7 @@ def _equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
     return one.shape == other.shape and bool((one == other).all())
 
 
-def _planes(overlay: Overlay, entry: Entry, step: int) -> dict[str, Any]:
+def _planes(overlay: Overlay, entry: PageRow, step: int) -> dict[str, Any]:
     """The planes of an image under a model, and the classes that their numbers stand for."""
     assert overlay.arrays is not None
     arrays = {

@@ -16,7 +16,7 @@ from segcal.data.shift import Shift
 from segcal.metrics import Report
 from segcal.metrics.rows import cell_markdown, cells_of_values, csv_number, markdown_table
 from segcal.metrics.scores import SCORES
-from segcal.viz.entry import Entry, Heading, shifted
+from segcal.viz.entry import Heading, PageRow, shifted
 from segcal.viz.figure import axes_or_new, ink, new_figure, plain, run_style
 
 CLEAN, MEAN = "clean", "mean over shifts"
@@ -26,7 +26,7 @@ SHIFT_SCORES = tuple(
 )
 
 
-def shifts_of(entries: Sequence[Entry]) -> list[Shift]:
+def shifts_of(entries: Sequence[PageRow]) -> list[Shift]:
     """All shifts of the entries, kinds in the order they were asked for, each by severity."""
     found = list(dict.fromkeys(shift for entry in entries for shift in entry.shifts))
     kinds = list(dict.fromkeys(shift.name for shift in found))
@@ -37,12 +37,12 @@ def shifts_of(entries: Sequence[Entry]) -> list[Shift]:
     return sorted(found, key=place)
 
 
-def mean_over_shifts(entry: Entry, score: str) -> float:
+def mean_over_shifts(entry: PageRow, score: str) -> float:
     """The plain mean of a score over all shifts of an entry, without the clean images."""
     return float(np.mean([getattr(report, score) for report in entry.shifts.values()]))
 
 
-def shift_records(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+def shift_records(entries: Sequence[PageRow]) -> list[dict[str, Any]]:
     """The scores of every model, clean, under each shift, and in the mean; fractions."""
     records: list[dict[str, Any]] = []
     for entry in shifted(entries):
@@ -56,7 +56,7 @@ def shift_records(entries: Sequence[Entry]) -> list[dict[str, Any]]:
 
 
 def _record(
-    entry: Entry, shift: str, severity: int | None, scores: dict[str, float]
+    entry: PageRow, shift: str, severity: int | None, scores: dict[str, float]
 ) -> dict[str, Any]:
     return {"model": entry.name, "shift": shift, "severity": severity, **scores}
 
@@ -65,7 +65,7 @@ def _scores(report: Report) -> dict[str, float]:
     return {score.name: getattr(report, score.name) for score in SHIFT_SCORES}
 
 
-def shift_csv(entries: Sequence[Entry]) -> str:
+def shift_csv(entries: Sequence[PageRow]) -> str:
     """CSV: one row per model and shift, the scores in the units of the header."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -79,7 +79,7 @@ def shift_csv(entries: Sequence[Entry]) -> str:
     return text.getvalue()
 
 
-def shift_markdown(entries: Sequence[Entry]) -> str:
+def shift_markdown(entries: Sequence[PageRow]) -> str:
     """Markdown: the means over shifts, then one table per score, with one row per shift."""
     parts = [_markdown(mean_table(entries), "model")]
     for table in score_tables(entries):
@@ -87,7 +87,7 @@ def shift_markdown(entries: Sequence[Entry]) -> str:
     return "\n".join(parts)
 
 
-def shift_text(entries: Sequence[Entry]) -> str:
+def shift_text(entries: Sequence[PageRow]) -> str:
     """Lines for a terminal, one per model: accuracy; ECE, clean, under each shift and in the mean.
 
     Empty if no entry was evaluated under shift.
@@ -121,7 +121,7 @@ def _markdown(table: dict[str, Any], corner: str) -> str:
     return markdown_table([column.text for column in table["columns"]], rows, corner=corner)
 
 
-def mean_table(entries: Sequence[Entry]) -> dict[str, Any]:
+def mean_table(entries: Sequence[PageRow]) -> dict[str, Any]:
     """One row per model: ECE on clean images, then every score in the mean over shifts."""
     entries = shifted(entries)
     columns = [cells_of_values([entry.report.ece for entry in entries], SCORES["ece"])]
@@ -141,7 +141,7 @@ def mean_table(entries: Sequence[Entry]) -> dict[str, Any]:
     }
 
 
-def score_tables(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+def score_tables(entries: Sequence[PageRow]) -> list[dict[str, Any]]:
     """One table per score: rows are clean images, each shift, and the mean; columns are models.
 
     The best of each row is marked.
@@ -169,7 +169,7 @@ def score_tables(entries: Sequence[Entry]) -> list[dict[str, Any]]:
 _COLUMNS, _CELL = 4, 2.3  # small diagrams in a row, and their width in inches
 
 
-def kinds_and_severities(entries: Sequence[Entry]) -> tuple[list[str], list[int]]:
+def kinds_and_severities(entries: Sequence[PageRow]) -> tuple[list[str], list[int]]:
     """The corruptions that all entries met at the same severities, and these severities."""
     entries = shifted(entries)
     shifts = [s for s in shifts_of(entries) if s.severity is not None]
@@ -182,14 +182,16 @@ def kinds_and_severities(entries: Sequence[Entry]) -> tuple[list[str], list[int]
     return kinds, severities if kinds else []
 
 
-def _expected_kinds(entries: Sequence[Entry]) -> tuple[list[str], list[int]]:
+def _expected_kinds(entries: Sequence[PageRow]) -> tuple[list[str], list[int]]:
     kinds, severities = kinds_and_severities(entries)
     if not kinds:
         raise ValueError("Expected corruptions of the same severities, but got none")
     return kinds, severities
 
 
-def severity_curve(entries: Sequence[Entry], ax: Axes | None = None, *, score: str = "ece") -> Axes:
+def severity_curve(
+    entries: Sequence[PageRow], ax: Axes | None = None, *, score: str = "ece"
+) -> Axes:
     """A score against severity, 0 being the clean images: the mean over corruptions.
 
     Args:
@@ -205,7 +207,7 @@ def severity_curve(entries: Sequence[Entry], ax: Axes | None = None, *, score: s
     return ax
 
 
-def severity_curves(entries: Sequence[Entry], *, score: str = "ece") -> Figure:
+def severity_curves(entries: Sequence[PageRow], *, score: str = "ece") -> Figure:
     """The same for each corruption, in small diagrams of one scale."""
     kinds, severities = _expected_kinds(entries)
     rows = math.ceil(len(kinds) / _COLUMNS)
@@ -226,7 +228,11 @@ def severity_curves(entries: Sequence[Entry], *, score: str = "ece") -> Figure:
 
 
 def _curves(
-    ax: Axes, entries: Sequence[Entry], kinds: Sequence[str], severities: Sequence[int], score: str
+    ax: Axes,
+    entries: Sequence[PageRow],
+    kinds: Sequence[str],
+    severities: Sequence[int],
+    score: str,
 ) -> None:
     scale = SCORES[score].scale
     for index, entry in enumerate(shifted(entries)):
@@ -242,7 +248,7 @@ def _curves(
         ax.set_ylim(0, None)
 
 
-def believed_accuracy(entries: Sequence[Entry], ax: Axes | None = None) -> Axes:
+def believed_accuracy(entries: Sequence[PageRow], ax: Axes | None = None) -> Axes:
     """Mean confidence under each shift against accuracy.
 
     One point per shift; the clean images have a ring.

@@ -23,7 +23,7 @@ from segcal.evaluation.results import (
 from segcal.evaluation.saved import PredictionFolder
 from segcal.metrics import CalibrationMeter, paired_differences
 from segcal.metrics.scores import SCORES
-from segcal.viz import Entry
+from segcal.viz import PageRow
 from segcal.viz.html import render_page
 from tests.support.evaluated import reports as reports_of
 from tests.support.networks import Halve
@@ -41,7 +41,7 @@ def evaluated(tmp_path_factory):
 def test_a_result_is_read_as_it_was_written(tmp_path, evaluated):
     reports, drawn = evaluated
     history = [{"epoch": 1, "holdout/ece": 0.1, "holdout/miou": float("nan")}]
-    entry = Entry("net + TS", reports["ts"], history, "loss: nll\n", skipped=["a.npz: bad"])
+    entry = PageRow("net + TS", reports["ts"], history, "loss: nll\n", skipped=["a.npz: bad"])
     written = write_result(Result("net", "ts", entry), drawn["ts"], tmp_path / "out")
     found = read_result(tmp_path / "out" / "report.json")
     assert (found.run, found.method, found.entry.name) == ("net", "ts", "net + TS")
@@ -210,7 +210,7 @@ def test_seeds_are_compared_together_on_the_page(tmp_path):
     results = []
     for run, sharpness in {"nll-seed0": 4.0, "nll-seed1": 4.5, "calm-seed0": 1.0}.items():
         meter = measured(sharpness * logits, labels, [f"{i}" for i in range(40)])
-        result = Result(run, "none", Entry(run, meter.compute(resamples=100)))
+        result = Result(run, "none", PageRow(run, meter.compute(resamples=100)))
         write_result(result, (), tmp_path / run)
         meter.save(tmp_path / run / "state.npz")
         results.append(read_result(tmp_path / run / "report.json"))

@@ -251,7 +251,7 @@ def state_attempt(data, _, out):
 
 def report_examples(folder):
     report = synthetic_report(3, side=8, images=2, per_image=True, names=("a", "b", "c"))
-    entry = segcal.viz.Entry(
+    entry = segcal.viz.PageRow(
         "run", report, [{"epoch": 1, "train/loss": 2.0}], "loss: nll", (), ["x"]
     )
     results.write_result(results.Result("run", "ts", entry), [], folder / "written")
@@ -277,7 +277,7 @@ def log_attempt(data, _, out):
     (out / "log.jsonl").write_bytes(data)
     history = _read_log(out / "log.jsonl")
     report = synthetic_report(3, side=4, images=1)
-    entry = segcal.viz.Entry("run", report, history)
+    entry = segcal.viz.PageRow("run", report, history)
     results.write_result(results.Result("run", "none", entry), [], out)
     assert len(results.read_result(out / "report.json").entry.history) == len(history)
     for name in ("train/loss", "holdout/ece"):
@@ -674,7 +674,7 @@ def name_attempt(data, _, out):
     arrays = dict.fromkeys(("labels", "prediction"), np.zeros((4, 4), np.int64))
     arrays |= dict.fromkeys(("confidence", "gap"), np.ones((4, 4), np.float32))
     drawn = [segcal.viz.Overlay(name, png(np.zeros((4, 4, 3), np.uint8)), 0.5, arrays)]
-    entry = segcal.viz.Entry(name, report, (), name, (), [name])
+    entry = segcal.viz.PageRow(name, report, (), name, (), [name])
     with results.new_contents(out / "eval") as staging:
         written = results.write_result(results.Result(name, "none", entry), drawn, staging)
         results.write_pages([written], staging, name)

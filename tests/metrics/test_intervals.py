@@ -10,7 +10,7 @@ from scipy.stats import t as student
 from segcal import CalibrationMeter, Report
 from segcal.metrics.intervals import ImageScores, sorted_sums
 from segcal.metrics.regions import class_group
-from segcal.viz import Entry
+from segcal.viz import PageRow
 from segcal.viz.html import render_page
 from tests.support.synthetic_reports import K, images, measured
 
@@ -157,7 +157,7 @@ def test_miou_needs_two_images_of_each_class():
     why = "class 2 is labelled in only one image"
     assert report.images.withheld == {"miou": why}
     assert f"no interval for mIoU: {why}" in report.to_markdown()
-    assert f"no interval for mIoU: {why}" in render_page([Entry("net", report)])
+    assert f"no interval for mIoU: {why}" in render_page([PageRow("net", report)])
     assert Report.from_dict(report.to_dict()) == report
     labels[4, 0] = 2
     assert "miou" in measured(logits, labels).compute().intervals

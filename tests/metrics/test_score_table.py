@@ -13,7 +13,7 @@ import torch
 from segcal import CalibrationMeter, Report
 from segcal.metrics import rows
 from segcal.metrics.scores import LOGGED, SCORES, UNITS, Score, ScoreTable
-from segcal.viz import Entry
+from segcal.viz import PageRow
 from segcal.viz.html import render_page
 from tests.support import ROOT
 from tests.support.synthetic_reports import constant_report, synthetic_report
@@ -108,7 +108,7 @@ def test_a_new_score_is_one_entry(monkeypatch):
     assert json.loads(json.dumps(SURE.to_dict()))["scores"]["doubt"] == SURE.doubt
     assert "| doubt (1e-3) |" in rows.to_markdown({"a": SURE}).splitlines()[0]
     assert rows.to_csv({"a": SURE}).splitlines()[0].count("doubt (1e-3)") == 1
-    page = re.sub(r"<.*?>", "", render_page([Entry("a", SURE)]))
+    page = re.sub(r"<.*?>", "", render_page([PageRow("a", SURE)]))
     assert "doubt (1e-3)" in page and "100.00" in page
     assert rows.describe_scores(SURE.scores).endswith(", doubt 100.00e-3")
 

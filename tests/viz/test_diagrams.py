@@ -14,7 +14,7 @@ from segcal.metrics import BinTable, CalibrationMeter
 from segcal.viz import confidence_histogram, convergence, reliability_diagram, wrong_confidence
 from segcal.viz.diagrams import draw_bars
 from segcal.viz.drawings import entry_drawings
-from segcal.viz.entry import Entry
+from segcal.viz.entry import PageRow
 from segcal.viz.figure import OVER, UNDER, plain, png, themed
 from tests.support.synthetic_reports import constant_report, synthetic_report
 
@@ -177,7 +177,7 @@ def test_nothing_global_changes(draw):
 
 def test_files_do_not_depend_on_the_users_style():
     def drawn():
-        return entry_drawings(Entry("a", CALIBRATED))[0].svg
+        return entry_drawings(PageRow("a", CALIBRATED))[0].svg
 
     plain_style = drawn()
     with mpl.rc_context({"font.size": 20, "savefig.bbox": "tight", "xtick.color": "red"}):

@@ -3,7 +3,7 @@
 import pytest
 
 from segcal.metrics import rows
-from segcal.viz import Entry, comparison_csv, comparison_markdown
+from segcal.viz import PageRow, comparison_csv, comparison_markdown
 from segcal.viz.entry import distinct, tell_apart
 from tests.support.synthetic_reports import constant_report
 
@@ -11,7 +11,7 @@ SURE, RIGHT = constant_report(0.9, 7), constant_report(0.7, 7)
 
 
 def test_comparison_is_the_table_of_the_reports():
-    entries = [Entry("a|b\nc", SURE), Entry("nll", SURE), Entry("nll", RIGHT)]
+    entries = [PageRow("a|b\nc", SURE), PageRow("nll", SURE), PageRow("nll", RIGHT)]
     reports = {"a|b\nc": SURE, "nll": SURE, "nll-2": RIGHT}
     assert comparison_markdown(entries) == rows.to_markdown(reports)
     assert comparison_csv(entries) == rows.to_csv(reports)
@@ -19,7 +19,7 @@ def test_comparison_is_the_table_of_the_reports():
 
 def test_names_are_told_apart():
     assert tell_apart(["nll", "nll", "nll-2", "nll"]) == ["nll", "nll-2", "nll-2-2", "nll-3"]
-    entries = distinct([Entry("nll", SURE), Entry("nll", RIGHT)])
+    entries = distinct([PageRow("nll", SURE), PageRow("nll", RIGHT)])
     assert [(entry.name, entry.report) for entry in entries] == [("nll", SURE), ("nll-2", RIGHT)]
 
 

@@ -13,7 +13,7 @@ from selenium.webdriver.common.keys import Keys
 
 from segcal.metrics import CalibrationMeter
 from segcal.metrics.rows import cells_of, columns_of, more_columns_of
-from segcal.viz import Entry, Overlay, overlay_panel, write_figures, write_page
+from segcal.viz import Overlay, PageRow, overlay_panel, write_figures, write_page
 from segcal.viz.drawings import Drawings
 from segcal.viz.html import (
     class_columns,
@@ -35,7 +35,7 @@ LOG = [
 
 
 def entry(name="nll", sharpness=3.0, **more):
-    return Entry(name, synthetic_report(sharpness=sharpness, names=NAMES, per_image=True), **more)
+    return PageRow(name, synthetic_report(sharpness=sharpness, names=NAMES, per_image=True), **more)
 
 
 @pytest.fixture(scope="module")
@@ -162,14 +162,14 @@ def test_page_is_small_and_always_the_same(evil_page):
 
 def test_a_report_without_pixels_has_a_page():
     empty = CalibrationMeter(3, per_image=True).compute()
-    assert "Nothing was counted." in render_page([Entry("empty", empty)])
-    phrases = headline([Entry("empty", empty), Entry("full", synthetic_report(3))])
+    assert "Nothing was counted." in render_page([PageRow("empty", empty)])
+    phrases = headline([PageRow("empty", empty), PageRow("full", synthetic_report(3))])
     assert phrases[0].text == "full"
 
 
 def test_headline_says_what_was_found():
     sure = constant_report(0.9, 7, class_names=["cat", "dog"])
-    text = "".join(phrase.text for phrase in headline([Entry("a", sure)]))
+    text = "".join(phrase.text for phrase in headline([PageRow("a", sure)]))
     assert text.replace("\u00a0", " ").replace("\u2011", "-") == (
         "Over-confident by 20.0 points: mean confidence 90.0 %, accuracy 70.0 %. ECE is 20.00 %; "
         "the worst calibrated class is cat, with a class-j-ECE of 20.00 %."
@@ -192,7 +192,7 @@ def test_headline_of_several_names_the_best_and_warns_of_overlap():
 def test_regions_have_a_table():
     report = synthetic_report(names=NAMES)
     whole = type(report)(**{**vars(report), "regions": {"boundary": report, "interior": report}})
-    words = Elements(render_page([Entry("a", whole)])).words
+    words = Elements(render_page([PageRow("a", whole)])).words
     assert "boundary" in words and "interior" in words
 
 
@@ -308,7 +308,7 @@ def test_browser_follows_light_and_dark(opened, scheme, dark):
 
 def test_files_and_page_share_one_drawing_of_each_diagram(tmp_path):
     drawn = tmp_path / "drawn"  # a file, because other processes draw too
-    entries = [Entry("a", synthetic_report())]
+    entries = [PageRow("a", synthetic_report())]
     drawings = Drawings(entries)
 
     def counted(drawing):

@@ -8,7 +8,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
-from segcal.viz import Entry, Overlay, class_palette, overlay_panel, write_page
+from segcal.viz import Overlay, PageRow, class_palette, overlay_panel, write_page
 from segcal.viz.html import render_page
 from segcal.viz.panel import _RIGHT, _WRONG, draw_gap, hatching
 from tests.support.browser import complaints, resize, start
@@ -61,7 +61,7 @@ def open_page(browser, path, entries):
 def opened(browser, tmp_path):
     """A page of one image under three models."""
     entries = [
-        Entry(name, REPORT, overlays=[Overlay("street", b"", 0.1, arrays(predicted))])
+        PageRow(name, REPORT, overlays=[Overlay("street", b"", 0.1, arrays(predicted))])
         for name, predicted in PREDICTIONS.items()
     ]
     open_page(browser, tmp_path / "page.html", entries)
@@ -122,7 +122,7 @@ def test_panels_without_arrays_stay_on_the_page():
     first = Overlay("street", b"", 0.1, arrays(PREDICTIONS["first"]))
     panel = Overlay("street", overlay_panel(None, *predictor(0.7)), 0.1)
     page = render_page(
-        [Entry("new", REPORT, overlays=[first]), Entry("early", REPORT, overlays=[panel])]
+        [PageRow("new", REPORT, overlays=[first]), PageRow("early", REPORT, overlays=[panel])]
     )
     assert page.count('<figure class="wide photo"') == 1
 
@@ -131,7 +131,7 @@ def test_large_images_say_which_pixels_are_kept(browser, tmp_path):
     labels = np.zeros((10, 1100), int)
     image = np.full((*labels.shape, 3), 90, np.uint8)
     overlay = Overlay("large", b"", 0.1, arrays(labels, labels, image))
-    open_page(browser, tmp_path / "page.html", [Entry("a", REPORT, overlays=[overlay])])
+    open_page(browser, tmp_path / "page.html", [PageRow("a", REPORT, overlays=[overlay])])
     caption = browser.find_element(By.CSS_SELECTOR, ".inspector figcaption").text
     assert caption.endswith("One of every 3 rows and columns of 1100 × 10 pixels is shown.")
 
@@ -141,6 +141,6 @@ def test_images_are_read_in_browsers_without_idle_callbacks(browser, tmp_path):
     script = {"source": "delete window.requestIdleCallback"}
     added = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", script)
     overlay = Overlay("street", b"", 0.1, arrays(PREDICTIONS["first"]))
-    open_page(browser, tmp_path / "page.html", [Entry("a", REPORT, overlays=[overlay])])
+    open_page(browser, tmp_path / "page.html", [PageRow("a", REPORT, overlays=[overlay])])
     assert browser.execute_script("return typeof requestIdleCallback") == "undefined"
     browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)

@@ -22,7 +22,7 @@ from segcal.metrics.rows import threshold_text
 from segcal.metrics.scores import SCORES
 from segcal.metrics.sums import CLASS_STEP
 from segcal.metrics.tables import ImageTable
-from segcal.viz import Entry, Overlay, calibration_gap, interactive, overlay_panel, write_page
+from segcal.viz import Overlay, PageRow, calibration_gap, interactive, overlay_panel, write_page
 from segcal.viz.html import render_page
 from segcal.viz.interactive import (
     PRECISION,
@@ -92,8 +92,8 @@ def drawn(name, sharpness, shape=(30, 40)):
 def entries():
     panel = Overlay(IMAGES[7], overlay_panel(None, *predictor(0.7), name="x"), 0.07)
     return [
-        Entry(EVIL, report_of(3.0), overlays=[panel, drawn(EVIL, 3.0)]),
-        Entry("calm", report_of(1.0), overlays=[drawn(EVIL, 1.0)]),
+        PageRow(EVIL, report_of(3.0), overlays=[panel, drawn(EVIL, 3.0)]),
+        PageRow("calm", report_of(1.0), overlays=[drawn(EVIL, 1.0)]),
     ]
 
 
@@ -169,7 +169,7 @@ def test_page_of_an_early_report_lists_its_worst_images():
     report = report_of(1.0, IMAGES[:30])
     early = report.to_dict()
     del early["images"]["table"], early["images"]["bins"]
-    old = Entry("old", type(report).from_dict(early))
+    old = PageRow("old", type(report).from_dict(early))
     found = page_numbers([old])["entries"][0]
     assert found["images"]["names"] == [image.name for image in report.worst_images]
     assert found["parts"]["all"]["bins"] == []
@@ -264,7 +264,7 @@ def test_models_regions_classes_and_protocols_can_be_chosen(opened, entries):
 def test_reports_with_other_bins_are_not_read_as_if_they_had_the_same(browser, entries, tmp_path):
     meter = CalibrationMeter(len(NAMES), 10, class_names=NAMES)
     meter.update(torch.randn(1, len(NAMES), 9, 9), torch.zeros(1, 9, 9, dtype=torch.long))
-    write_page([entries[1], Entry("ten bins", meter.compute())], tmp_path / "page.html")
+    write_page([entries[1], PageRow("ten bins", meter.compute())], tmp_path / "page.html")
     browser.get((tmp_path / "page.html").as_uri())
     press(browser, "#reliability-plot", Keys.HOME, *[Keys.ARROW_RIGHT] * 7)
     first, second = cells(browser, "bin-table")
@@ -378,11 +378,11 @@ def test_classes_of_sigmoids_and_of_early_reports():
     labels = torch.arange(2 * 3 * 64).view(2, 3, 8, 8) % 2
     meter.update(torch.linspace(-3, 3, 384).view(2, 3, 8, 8), labels)
     report = meter.compute()
-    accepted_by_class = page_numbers([Entry("a", report)])["entries"][0]["accepted"]
+    accepted_by_class = page_numbers([PageRow("a", report)])["entries"][0]["accepted"]
     for c, found in enumerate(accepted_by_class):
         assert sum(found["correct"]) == report.confusion[c, 1, 1]
         assert sum(found["wrong"]) == report.confusion[c, 0, 1]
-    early = page_numbers([Entry("b", replace(report, class_fine=None))])
+    early = page_numbers([PageRow("b", replace(report, class_fine=None))])
     assert early["entries"][0]["accepted"] is None and len(early["thresholds"]) > 100
 
 
@@ -558,14 +558,14 @@ def test_planes_keep_to_their_budget(monkeypatch):
     def size(found):
         return sum(len(i["image"]) + sum(len(m["planes"]) for m in i["models"]) for i in found)
 
-    some = [Entry("a", report, overlays=[drawn(f"{i}", 1.0, (60, 80)) for i in range(4)])]
+    some = [PageRow("a", report, overlays=[drawn(f"{i}", 1.0, (60, 80)) for i in range(4)])]
     whole = inspected(some)
     assert [each["step"] for each in whole] == [1] * 4
     monkeypatch.setattr(interactive, "BUDGET", size(whole) // 2)
     reduced = inspected(some)
     assert size(reduced) <= size(whole) // 2 and reduced[0]["step"] > 1
     large = drawn("large", 1.0, (10, 1100))
-    assert inspected([Entry("b", report, overlays=[large])])[0]["step"] == 3
+    assert inspected([PageRow("b", report, overlays=[large])])[0]["step"] == 3
 
 
 def test_every_control_is_reached_by_tab(opened):
@@ -649,7 +649,7 @@ def test_page_of_ten_thousand_images_is_small_and_usable(browser, entries, tmp_p
     )
     many = replace(report, images=replace(report.images, table=table))
     path = tmp_path / "many.html"
-    write_page([Entry("many", many)], path)
+    write_page([PageRow("many", many)], path)
     assert (
         path.stat().st_size + interactive.BUDGET < 12e6
     )  # with as many pictures as a page may have

@@ -10,8 +10,8 @@ from PIL import Image
 
 from segcal.data.shift import parse_shifts
 from segcal.viz import (
-    Entry,
     Overlay,
+    PageRow,
     ShiftView,
     believed_accuracy,
     severity_curve,
@@ -35,11 +35,11 @@ REPORTS = [synthetic_report(sharpness=s, images=1, side=16) for s in (2.0, 3.0, 
 def entry(name, shifts, first=0, **more):
     reports = REPORTS[first:] + REPORTS[:first]
     under = {s: reports[i % 5] for i, s in enumerate(parse_shifts(shifts))}
-    return Entry(name, CLEAN, shifts=under, **more)
+    return PageRow(name, CLEAN, shifts=under, **more)
 
 
 def test_the_mean_is_plain_and_without_the_clean_images():
-    records = shift_records([entry("a", "fog:1,5,rotation:45"), Entry("never shifted", CLEAN)])
+    records = shift_records([entry("a", "fog:1,5,rotation:45"), PageRow("never shifted", CLEAN)])
     assert [(r["shift"], r["severity"]) for r in records] == [
         ("clean", 0),
         ("fog", 1),
@@ -75,7 +75,7 @@ def test_tables_have_every_model_and_shift():
 
 def test_text_for_a_terminal_is_aligned():
     entries = [entry("a", "fog:3,5"), entry("a longer name", "fog:5", first=1)]
-    first, second, *rows = shift_text([*entries, Entry("never shifted", CLEAN)]).splitlines()
+    first, second, *rows = shift_text([*entries, PageRow("never shifted", CLEAN)]).splitlines()
     percent = [f"{100 * report.ece:.2f}" for report in (CLEAN, *REPORTS)]
     mean = f"{50 * (REPORTS[0].ece + REPORTS[1].ece):.2f}"
     assert first.split("  ")[-1] == "ECE (%)" and "accuracy (%)" in first
@@ -84,7 +84,7 @@ def test_text_for_a_terminal_is_aligned():
     assert rows[0].split() == ["a", accuracy, *percent[:3], mean]
     assert rows[1].split("name")[1].split() == [accuracy, percent[0], "–", percent[2], percent[2]]
     assert len(rows) == 2 and len({len(row) for row in (second, *rows)}) == 1
-    assert shift_text([Entry("never shifted", CLEAN)]) == ""
+    assert shift_text([PageRow("never shifted", CLEAN)]) == ""
 
 
 def lines(ax):
@@ -106,7 +106,7 @@ def test_curves_start_at_the_clean_images():
 
 
 def test_only_corruptions_that_all_met_are_averaged():
-    kinds = kinds_and_severities([entry("a", "fog:1,5,snow:1,rotation:3"), Entry("b", CLEAN)])
+    kinds = kinds_and_severities([entry("a", "fog:1,5,snow:1,rotation:3"), PageRow("b", CLEAN)])
     assert kinds == (["fog"], [1, 5])
     assert kinds_and_severities([entry("a", "rotation:3")]) == ([], [])
     both = [entry("a", "fog:1,snow:1"), entry("b", "fog:1")]
@@ -132,10 +132,10 @@ def test_believed_against_true_accuracy():
     ],
 )
 def test_diagrams_that_shifts_get(shifts, stems):
-    drawings = shift_drawings([entry("a", shifts), Entry("never shifted", CLEAN)])
+    drawings = shift_drawings([entry("a", shifts), PageRow("never shifted", CLEAN)])
     assert {drawing.stem for drawing in drawings} == stems | {"shift_belief"}
     assert all(drawing.figure.axes for drawing in drawings)
-    assert shift_drawings([Entry("never shifted", CLEAN)]) == []
+    assert shift_drawings([PageRow("never shifted", CLEAN)]) == []
 
 
 def test_section_of_the_page():
@@ -150,7 +150,7 @@ def test_section_of_the_page():
     assert "<img src=x>" not in page and "&lt;img src=x&gt;" in section
     assert f">{100 * REPORTS[1].ece:.2f}</td>" in section
     assert section.count("data:image/webp") == 1 and section.count("data:image/svg") == 3
-    assert 'id="shift"' not in render_page([Entry("a", CLEAN)])
+    assert 'id="shift"' not in render_page([PageRow("a", CLEAN)])
 
 
 def test_panel_has_one_row_per_shift_and_one_column_per_method():

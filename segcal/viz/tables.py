@@ -1,0 +1,838 @@
+"""Every table of the project, as Markdown, CSV and HTML: reports, differences, shifts, sweeps.
+
+A function such as `score_tables` turns reports into `Table`s of printed cells, and a `Table` writes
+itself. CSV holds exact numbers instead, in the unit that the header names.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path, PurePath
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+import numpy as np
+from markupsafe import Markup, escape
+
+from segcal.files import atomic_write
+from segcal.metrics import Difference, Interval, Report
+from segcal.metrics.compare import Comparison
+from segcal.metrics.protocols import PROTOCOL_SCORES, describe_protocol
+from segcal.metrics.scores import LOGGED, SCORES, Score, number, ratio
+
+CLEAN, MEAN = "clean", "mean over shifts"  # rows of tables under shift
+FEW_IMAGES = 20  # fewer may all lack what is rare
+LARGE_CLASS = 0.8  # a class with this share of the pixels decides scores over pixels
+_POSTHOC = (SCORES["sce"], SCORES["ece"])
+_PARTS = tuple(SCORES[name] for name in PROTOCOL_SCORES)
+_CLASS_SCORES = tuple(
+    SCORES[name]
+    for name in ("class_iou", "class_dice", "accuracy", "class_ece", "class_ace", "class_bias")
+)
+SHIFT_SCORES = tuple(
+    SCORES[name]
+    for name in ("ece", "sce", "accuracy", "overconfidence", "underconfidence", "mean_confidence")
+)
+_MEANINGS = {score.heading: score.definition for score in SCORES.values()}
+
+
+class Cell(NamedTuple):
+    """A cell of a table.
+
+    Attributes:
+        text: what is printed.
+        note: in smaller print beside it, such as an interval; "" for none.
+        value: the number by which a page sorts.
+        best: whether it is the best of its column or row.
+    """
+
+    text: str
+    note: str = ""
+    value: float = math.nan
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of named rows.
+
+    Attributes:
+        title: a few words, or "".
+        columns: headings with units, the first one of the names of the rows.
+        rows: the name and the cells of each row.
+        notes: sentences below the table.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Cell]]]
+    notes: Sequence[str] = ()
+
+    def markdown(self) -> str:
+        """The table in Markdown: the title and the best cells in bold, notes below."""
+        lines = [f"**{self.title}**", ""] if self.title else []
+        lines.append("| " + " | ".join(map(_one_line, self.columns)) + " |")
+        lines.append("|---|" + "---:|" * (len(self.columns) - 1))
+        for name, cells in self.rows:
+            shown = [f"**{c.text}** {c.note}" if c.best else f"{c.text} {c.note}" for c in cells]
+            lines.append("| " + " | ".join([_one_line(name), *map(_one_line, shown)]) + " |")
+        lines += ["", *self.notes] if self.notes else []
+        return "\n".join(lines) + "\n"
+
+    def html(self, *, sortable: bool = False, tall: bool = False) -> Markup:
+        """The table in HTML, escaped, without its title; it scrolls where there is no room.
+
+        Args:
+            sortable: whether a click on a heading sorts, for pages with sort.js.
+            tall: whether a long table scrolls inside the page.
+        """
+        head = Markup("").join(
+            Markup('<th scope="col" title="{}">{}</th>').format(
+                _MEANINGS.get(text, ""),
+                Markup('<button type="button">{}</button>' if sortable else "{}").format(
+                    _unit_apart(text)
+                ),
+            )
+            for text in self.columns
+        )
+        body = Markup("").join(
+            Markup('<tr><th scope="row">{}</th>{}</tr>\n').format(
+                name, Markup("").join(map(_html_cell, cells))
+            )
+            for name, cells in self.rows
+        )
+        notes = Markup("").join(Markup('<p class="lead">{}</p>').format(n) for n in self.notes)
+        return Markup(
+            '<div class="scroll{}" tabindex="0" role="region" aria-label="{}"><table{}>\n'
+            "<thead><tr>{}</tr></thead>\n<tbody>\n{}</tbody></table></div>{}"
+        ).format(
+            " tall" if tall else "",
+            self.title or "Table",
+            Markup(' class="sortable"') if sortable else "",
+            head,
+            body,
+            notes,
+        )
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _unit_apart(heading: str) -> Markup:
+    """A heading whose unit, in brackets at its end, stays on one line."""
+    label, bracket, unit = heading.rpartition(" (")
+    if not bracket:
+        return escape(heading)
+    return Markup('{} <span class="unit">({}</span>').format(label, unit)
+
+
+def _html_cell(cell: Cell) -> Markup:
+    known = not math.isnan(cell.value)  # then a "-" is a minus
+    text, note = (t.replace("-", "−") if known else t for t in (cell.text, cell.note))
+    return Markup("<td{}{}>{}{}{}</td>").format(
+        Markup(' data-value="{}"').format(cell.value) if known else "",
+        Markup(' class="best"') if cell.best else "",
+        text,
+        Markup('<span class="aside"> (best)</span>') if cell.best else "",
+        Markup('<span class="interval">{}</span>').format(note) if note else "",
+    )
+
+
+def csv_text(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """CSV with exact numbers; nothing where a value is None or NaN."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(headings)
+    for row in rows:
+        writer.writerow(
+            ["" if v is None or (isinstance(v, float) and math.isnan(v)) else v for v in row]
+        )
+    return text.getvalue()
+
+
+# Numbers and names ------------------------------------------------------------------------------
+
+
+def score_cell(
+    score: Score, value: float, interval: Interval | None = None, *, best: bool = False
+) -> Cell:
+    """A fraction as `score` is printed, with its interval."""
+    note = ""
+    if interval is not None and not math.isnan(interval.low):
+        note = f"[{score.number(interval.low)}, {score.number(interval.high)}]"
+    return Cell(score.number(value), note, value * score.scale, best)
+
+
+def ranked_cells(
+    score: Score, values: Sequence[float], intervals: Sequence[Interval | None] | None = None
+) -> list[Cell]:
+    """The cells of one score, with the best marked as it is printed; none if all print alike."""
+    printed = [None if math.isnan(v) else round(v * score.scale, score.digits) for v in values]
+    known = {value for value in printed if value is not None}
+    best = None
+    if len(known) > 1 and score.better != "neither":
+        best = max(known) if score.higher else min(known)
+    intervals = [None] * len(values) if intervals is None else intervals
+    return [
+        score_cell(score, value, interval, best=shown is not None and shown == best)
+        for value, interval, shown in zip(values, intervals, printed, strict=True)
+    ]
+
+
+def threshold_text(value: float) -> str:
+    """A threshold of confidence: four digits, and more where it is close to 1."""
+    if math.isnan(value):
+        return "–"
+    close = math.ceil(-math.log10(1 - value)) + 1 if 0.9 < value < 1 else 0
+    return f"{value:.{max(4, close)}f}"
+
+
+def describe_scores(scores: Mapping[str, Any], prefix: str = "") -> str:
+    """Those of `scores` that a training logs, in one line, with their units."""
+    found = [(score, scores.get(prefix + score.name)) for score in LOGGED]
+    return ", ".join(f"{s.label} {s.text(value)}" for s, value in found if value is not None)
+
+
+def describe_report(report: Report) -> str:
+    """The scores of a report in one line."""
+    dense = report.protocol.pixels > report.protocol.images  # not one label per image
+    return describe_scores({n: v for n, v in report.scores.items() if dense or not SCORES[n].dense})
+
+
+def counted(report: Report) -> str:
+    """What a report counts: pixels, samples (one label an image) or decisions (sigmoid outputs)."""
+    if report.protocol.multilabel:
+        return "decisions"
+    return "samples" if report.protocol.pixels <= report.protocol.images else "pixels"
+
+
+def class_names(report: Report) -> list[str]:
+    """The K names of the classes; their numbers if the report has no names."""
+    return list(report.class_names or map(str, range(report.protocol.num_classes)))
+
+
+def distinct_names(paths: Sequence[str | PurePath]) -> list[str]:
+    """Names of models by the parts of their paths that differ.
+
+    T/dicece/test and T/ace/test are "dicece" and "ace". Equal paths get a number.
+    """
+    parts = [PurePath(path).parts for path in paths]
+    common = set.intersection(*map(set, parts)) if parts else set()
+    names = ["/".join(p for p in each if p not in common) or each[-1] for each in parts]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    return tell_apart(names)
+
+
+def tell_apart(names: Sequence[str]) -> list[str]:
+    """The names, with a number added to repeated ones: "nll", "nll-2"."""
+    taken: list[str] = []
+    for name in names:
+        candidate, count = name, 1
+        while candidate in taken:
+            count += 1
+            candidate = f"{name}-{count}"
+        taken.append(candidate)
+    return taken
+
+
+# Reports ----------------------------------------------------------------------------------------
+
+
+def to_markdown(
+    reports: Mapping[str, Report], notes: Mapping[str, Sequence[str]] | None = None
+) -> str:
+    """Tables with one row per report, the best in bold; then each protocol that was used.
+
+    Args:
+        reports: by name.
+        notes: what else is known of a report, such as the fitted temperature, by the same names.
+    """
+    if not reports:
+        raise ValueError("Expected at least one report, but got none.")
+    tables = score_tables(reports)
+    parts: dict[tuple[str, tuple[str, ...]], list[tuple[str, Sequence[Cell]]]] = {}
+    for name, report in reports.items():
+        for table in part_tables(report):
+            rows = parts.setdefault((table.title, tuple(table.columns)), [])
+            rows += [(f"{name}, {p}" if len(reports) > 1 else p, cells) for p, cells in table.rows]
+    tables += [Table(title, columns, rows) for (title, columns), rows in parts.items()]
+    said = [
+        *(f"- {name}: {note}" for name, some in (notes or {}).items() for note in some),
+        *dict.fromkeys(note for report in reports.values() for note in reading_notes(report)),
+        *dict.fromkeys(protocol_sentence(report) for report in reports.values()),
+    ]
+    return "\n".join([*(table.markdown() for table in tables), *said]) + "\n"
+
+
+def to_csv(reports: Mapping[str, Report]) -> str:
+    """CSV with one row per report: all scores in the units of the header, then the protocol."""
+    if not reports:
+        raise ValueError("Expected at least one report, but got none.")
+    columns = _columns(reports, main=True) + _columns(reports, main=False)
+    intervals = [c for c in columns if any(c.name in r.intervals for r in reports.values())]
+    protocol = ("region", "average", "num_bins", "edge_rule", "ignore_index", "images", "pixels")
+    headings = ["model", *(c.heading for c in columns)]
+    headings += [f"{c.heading} 95% {end}" for c in intervals for end in ("low", "high")]
+    rows = []
+    for name, report in reports.items():
+        row: list[object] = [name, *(getattr(report, c.name) * c.scale for c in columns)]
+        for column in intervals:
+            found = report.intervals.get(column.name)
+            row += (
+                [None, None]
+                if found is None
+                else [e * column.scale for e in (found.low, found.high)]
+            )
+        rows.append(row + [getattr(report.protocol, key) for key in (*protocol, "version")])
+    return csv_text([*headings, *protocol, "segcal version"], rows)
+
+
+def score_tables(reports: Mapping[str, Report]) -> list[Table]:
+    """The table of the main scores, and the one of all others; one row per report."""
+    tables = []
+    for main in (True, False):
+        columns = _columns(reports, main=main)
+        by_column = [
+            ranked_cells(
+                score,
+                [getattr(report, score.name) for report in reports.values()],
+                [report.intervals.get(score.name) for report in reports.values()],
+            )
+            for score in columns
+        ]
+        rows = list(zip(reports, zip(*by_column, strict=True), strict=True))
+        tables.append(Table("", ["model", *(score.heading for score in columns)], rows))
+    return tables
+
+
+def _columns(reports: Mapping[str, Report], *, main: bool) -> list[Score]:
+    kept = any(report.images is not None for report in reports.values())
+    scopes = ("pixels", "images") if kept else ("pixels",)
+    return [s for s in SCORES.values() if s.scope in scopes and s.table == main]
+
+
+def part_tables(report: Report) -> list[Table]:
+    """The tables of regions, protocols of averaging, operating points and class sets, if any."""
+    parts = {report.protocol.region: report, **report.regions} if report.regions else {}
+    scores = [score.heading for score in _PARTS]
+    accuracy, p = SCORES["accuracy"], counted(report)
+    tables = [
+        Table(
+            "Regions",
+            ["region", *scores, p],
+            [
+                (
+                    name,
+                    [
+                        *(
+                            score_cell(s, getattr(part, s.name), part.intervals.get(s.name))
+                            for s in _PARTS
+                        ),
+                        Cell(f"{part.protocol.pixels:,}", value=part.protocol.pixels),
+                    ],
+                )
+                for name, part in parts.items()
+            ],
+        ),
+        Table(
+            "Protocols",
+            ["protocol", *scores, "what it is"],
+            [
+                (
+                    name,
+                    [
+                        *(score_cell(s, found[s.name]) for s in _PARTS),
+                        Cell(describe_protocol(name)),
+                    ],
+                )
+                for name, found in report.protocols.items()
+            ],
+        ),
+        Table(
+            "Operating points",
+            [
+                *("target", "threshold", "coverage on the hold-out (%)"),
+                f"{accuracy.label} on the hold-out ({accuracy.unit})",
+                *("coverage (%)", accuracy.heading, "the target is"),
+            ],
+            [
+                (
+                    point.target,
+                    [
+                        Cell(threshold_text(point.threshold), value=point.threshold),
+                        score_cell(accuracy, point.holdout_coverage),
+                        score_cell(accuracy, point.holdout_accuracy),
+                        score_cell(accuracy, point.coverage, point.intervals.get("coverage")),
+                        score_cell(accuracy, point.accuracy, point.intervals.get("accuracy")),
+                        Cell(point.verdict),
+                    ],
+                )
+                for point in report.operating_points
+            ],
+        ),
+        Table(
+            "Class sets",
+            [
+                *("promised miss rate", "λ", "miss rate on the hold-out (%)", "miss rate (%)"),
+                *("classes in a set", "empty sets (%)", "images of the hold-out"),
+            ],
+            [
+                (
+                    f"miss={sets.miss:g}",
+                    [
+                        Cell(threshold_text(sets.lam), value=sets.lam),
+                        score_cell(accuracy, sets.holdout_miss),
+                        score_cell(accuracy, sets.miss_rate, sets.interval),
+                        Cell(number(sets.set_size, 2), value=sets.set_size),
+                        score_cell(accuracy, sets.empty),
+                        Cell(f"{sets.holdout_images:,}", value=sets.holdout_images),
+                    ],
+                )
+                for sets in report.class_sets
+            ],
+        ),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def class_table(report: Report) -> Table:
+    """One row per class: its share of the labels, and its scores."""
+    total = report.classes.count.sum(1).clip(1)  # (K,)
+    right, _, truth = report.overlap
+    accuracy = ratio(right, truth)
+    share = "present (%)"
+    if report.protocol.multilabel:  # of the decisions of the class, "absent" included
+        accuracy = ratio(np.trace(report.confusion, axis1=1, axis2=2), report.classes.count.sum(1))
+    else:
+        share = f"{counted(report)} (%)"
+    values = [accuracy if s.name == "accuracy" else getattr(report, s.name) for s in _CLASS_SCORES]
+    intervals = () if report.images is None else report.images.class_ece_intervals
+    rows = []
+    for c, name in enumerate(class_names(report)):
+        cells = [Cell(str(c), value=c), score_cell(SCORES["accuracy"], float(truth[c] / total[c]))]
+        for score, of_class in zip(_CLASS_SCORES, values, strict=True):
+            found = intervals[c] if intervals and score.name == "class_ece" else None
+            cells.append(score_cell(score, float(of_class[c]), found))
+        rows.append((name, cells))
+    return Table("Classes", ["class", "no.", share, *(s.heading for s in _CLASS_SCORES)], rows)
+
+
+def class_ece_table(reports: Mapping[str, Report]) -> Table:
+    """The class-j-ECE of every class (row) and report (column), the best of each row marked."""
+    score = SCORES["class_ece"]
+    values = np.stack([report.class_ece for report in reports.values()], axis=1)  # (K, models)
+    names = class_names(next(iter(reports.values())))
+    rows = [(n, ranked_cells(score, v)) for n, v in zip(names, values.tolist(), strict=True)]
+    return Table(score.heading, ["class", *reports], rows)
+
+
+def posthoc_table(reports: Mapping[tuple[str, str], Report]) -> Table:
+    """One row per network and one column per post-hoc method: SCE and ECE, as the paper has them.
+
+    The best method of each row is marked, if any is better as printed.
+
+    Args:
+        reports: by (name of the network, short name of the method).
+    """
+    networks = list(dict.fromkeys(network for network, _ in reports))
+    methods = list(dict.fromkeys(method for _, method in reports))
+    rows = []
+    for network in networks:
+        found = [reports.get((network, method)) for method in methods]
+        cells = []
+        for score in _POSTHOC:
+            values = [math.nan if r is None else float(getattr(r, score.name)) for r in found]
+            cells += ranked_cells(score, values)
+        rows.append((network, cells))
+    return Table(
+        "", ["model", *(f"{s.heading} {method}" for s in _POSTHOC for method in methods)], rows
+    )
+
+
+def protocol_sentence(report: Report) -> str:
+    """How a report was measured, in one sentence."""
+    p = report.protocol
+    bins = "(lo, hi]" if p.edge_rule == "right" else "[lo, hi)"
+    intervals = "".join(f"; {note}" for note in interval_notes(report))
+    return (
+        f"{p.average.capitalize()}-averaged over {p.pixels:,} {counted(report)} of "
+        f"{p.images:,} image{'s' if p.images != 1 else ''}, region {p.region}, "
+        f"{p.num_classes} classes, {p.num_bins} equal bins {bins}, "
+        f"label {p.ignore_index} ignored{intervals}; segcal {p.version}."
+    )
+
+
+def interval_notes(report: Report) -> list[str]:
+    """What to know about the intervals of `report`: what they are, and which are missing."""
+    notes = []
+    if report.intervals:
+        images = report.protocol.images
+        notes.append(f"in brackets 95 % intervals over {images:,} images")
+        if images < FEW_IMAGES:
+            notes.append(f"fewer than {FEW_IMAGES} images: an interval may be too short")
+        above = [
+            SCORES[n].label for n, i in report.intervals.items() if getattr(report, n) > i.high
+        ]
+        notes += [above_interval(above)] if above else []
+    missing: dict[str, list[str]] = {}  # scores by reason
+    for name, why in ({} if report.images is None else report.images.withheld).items():
+        missing.setdefault(why, []).append(SCORES[name].label if name in SCORES else name)
+    return notes + [f"no interval for {', '.join(n)}: {why}" for why, n in missing.items()]
+
+
+def above_interval(labels: Iterable[str]) -> str:
+    """Why printed calibration errors may lie above their intervals."""
+    return (
+        f"{', '.join(labels)} above the interval: noise adds to the printed error, and the "
+        "interval is for the error on infinitely many images"
+    )
+
+
+def reading_notes(report: Report) -> list[str]:
+    """Which scores to read where one class, such as background, has most of the pixels."""
+    p = report.protocol
+    if p.multilabel or not p.pixels or (p.num_classes < 3 and counted(report) == "samples"):
+        return []
+    share = report.overlap[2] / p.pixels
+    largest = int(share.argmax())
+    if share[largest] < LARGE_CLASS:
+        return []
+    return [
+        f"{class_names(report)[largest]} is {SCORES['accuracy'].brief(float(share[largest]))} of "
+        f"the {counted(report)}, so accuracy, ECE and NLL mostly describe this class: for the "
+        "others read SCE, mIoU and the table of classes."
+    ]
+
+
+# Differences ------------------------------------------------------------------------------------
+
+
+def difference_cell(score: Score, difference: Difference, *, best: bool = False) -> Cell:
+    """A difference with its interval, and a star if it is sure."""
+    star = "*" if difference.sure else ""
+    low, high = map(score.difference, (difference.low, difference.high))
+    note = "" if math.isnan(difference.low) else f"[{low}, {high}]"
+    value = difference.value * score.scale
+    return Cell(score.difference(difference.value) + star, note, value, best)
+
+
+def difference_table(
+    rows: Mapping[str, Mapping[str, Difference]], *, title: str = "", corner: str = "model"
+) -> Table:
+    """Differences of scores, one row each; below, what a star means and what is not known.
+
+    Args:
+        rows: by name of the row and of the score.
+        title: such as "Differences from nll".
+        corner: what the rows are.
+    """
+    scores = [s for name, s in SCORES.items() if any(name in found for found in rows.values())]
+    shown = [(n, [difference_cell(s, found[s.name]) for s in scores]) for n, found in rows.items()]
+    notes = _difference_notes(rows.values())
+    return Table(title, [corner, *(s.heading for s in scores)], shown, notes)
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Each model's differences from the first; the best model of a score where that is sure."""
+    first = next(iter(comparison.seeds))
+    known = next(iter(comparison.differences.values()))
+    scores = [score for name, score in SCORES.items() if name in known]
+    several = any(seeds > 1 for seeds in comparison.seeds.values())
+    rows = []
+    for model, seeds in comparison.seeds.items():
+        cells = [Cell(str(seeds), value=seeds)] if several else []
+        for score in scores:
+            best = comparison.best.get(score.name) == model
+            if model == first:
+                cells.append(Cell("reference", best=best))
+            else:
+                found = comparison.differences[model][score.name]
+                cells.append(difference_cell(score, found, best=best))
+        rows.append((model, cells))
+    columns = ["model", *["seeds"] * several, *(score.heading for score in scores)]
+    notes = _difference_notes(comparison.differences.values())
+    return Table(f"Differences from {first}", columns, rows, notes)
+
+
+def _difference_notes(differences: Iterable[Mapping[str, Difference]]) -> list[str]:
+    every = [(name, d) for found in differences for name, d in found.items()]
+    notes = ["In brackets, the 95 % interval of the difference."]
+    if any(d.sure for _, d in every):
+        notes[0] += " A star marks an interval that excludes 0."
+    notes += dict.fromkeys(note for _, d in every if (note := getattr(d, "note", "")))
+    missing: dict[str, dict[str, None]] = {}
+    for name, d in every:
+        if d.withheld:
+            missing.setdefault(d.withheld, {})[SCORES[name].label] = None
+    return notes + [f"No interval for {', '.join(n)}: {why}." for why, n in missing.items()]
+
+
+# Shifts -----------------------------------------------------------------------------------------
+
+ShiftedReports = Mapping[str, Mapping[str, Report]]
+"""By model, the reports under each shift, such as "fog:3"; `CLEAN` is the one of clean images."""
+
+
+def severity(shift: str) -> int | None:
+    """The severity of a corruption such as "fog:3"; None for other shifts, 0 for `CLEAN`."""
+    if shift == CLEAN:
+        return 0
+    kind, _, value = shift.partition(":")
+    known = value.isdecimal() and kind not in ("rotation", "domain", "data")
+    return int(value) if known else None
+
+
+def shifts_of(models: ShiftedReports) -> list[str]:
+    """All shifts, kinds in the order they were asked for, each by its value; without `CLEAN`."""
+    found = list(dict.fromkeys(shift for reports in models.values() for shift in reports))
+    found = [shift for shift in found if shift != CLEAN]
+    kinds = list(dict.fromkeys(shift.partition(":")[0] for shift in found))
+
+    def place(shift: str) -> tuple[int, float]:
+        kind, _, value = shift.partition(":")
+        try:
+            return kinds.index(kind), float(value)
+        except ValueError:
+            return kinds.index(kind), 0.0
+
+    return sorted(found, key=place)
+
+
+def mean_over_shifts(reports: Mapping[str, Report], score: str) -> float:
+    """The plain mean of a score over all shifts, without the clean images."""
+    return fmean(getattr(report, score) for shift, report in reports.items() if shift != CLEAN)
+
+
+def shift_tables(models: ShiftedReports) -> list[Table]:
+    """The means over shifts by model, then one table per score with a row per shift."""
+    every = list(models.values())
+    ece = SCORES["ece"]
+    columns = [ranked_cells(ece, [reports[CLEAN].ece for reports in every])]
+    columns += [
+        ranked_cells(score, [mean_over_shifts(reports, score.name) for reports in every])
+        for score in SHIFT_SCORES
+    ]
+    headings = ["model", f"{CLEAN} {ece.heading}", *(score.heading for score in SHIFT_SCORES)]
+    rows = list(zip(models, zip(*columns, strict=True), strict=True))
+    tables = [Table("", headings, rows)]
+    for score in SHIFT_SCORES:
+        lines = []
+        for shift in [CLEAN, *shifts_of(models)]:
+            values = [getattr(reports.get(shift), score.name, math.nan) for reports in every]
+            lines.append((shift, ranked_cells(score, values)))
+        means = [mean_over_shifts(reports, score.name) for reports in every]
+        lines.append((MEAN, ranked_cells(score, means)))
+        tables.append(Table(score.heading, ["shift", *models], lines))
+    return tables
+
+
+def shift_records(models: ShiftedReports) -> list[dict[str, Any]]:
+    """The scores of every model, clean, under each shift, and in the mean; fractions."""
+    records: list[dict[str, Any]] = []
+    for model, reports in models.items():
+        for shift in [CLEAN, *shifts_of({model: reports})]:
+            grade = severity(shift)
+            name = shift if grade is None else shift.partition(":")[0]
+            scores = {s.name: getattr(reports[shift], s.name) for s in SHIFT_SCORES}
+            records.append({"model": model, "shift": name, "severity": grade, **scores})
+        means = {s.name: mean_over_shifts(reports, s.name) for s in SHIFT_SCORES}
+        records.append({"model": model, "shift": MEAN, "severity": None, **means})
+    return records
+
+
+def shift_csv(models: ShiftedReports) -> str:
+    """CSV: one row per model and shift, the scores in the units of the header."""
+    return csv_text(
+        ["model", "shift", "severity", *(score.heading for score in SHIFT_SCORES)],
+        [
+            [record["model"], record["shift"], record["severity"]]
+            + [record[score.name] * score.scale for score in SHIFT_SCORES]
+            for record in shift_records(models)
+        ],
+    )
+
+
+def shift_text(models: ShiftedReports) -> str:
+    """Lines for a terminal, one per model: accuracy; ECE clean, under each shift, in the mean."""
+    accuracy, ece = SCORES["accuracy"], SCORES["ece"]
+    shifts = shifts_of(models)
+    lines = [
+        ["", accuracy.heading, ece.heading] + [""] * (len(shifts) + 1),
+        ["model", CLEAN, CLEAN, *shifts, MEAN],
+    ]
+    for model, reports in models.items():
+        eces = [getattr(reports.get(shift), ece.name, math.nan) for shift in [CLEAN, *shifts]]
+        eces.append(mean_over_shifts(reports, ece.name))
+        lines.append([model, accuracy.number(reports[CLEAN].accuracy), *map(ece.number, eces)])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            [line[0].ljust(widths[0])]
+            + [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        ).rstrip()
+        for line in lines
+    )
+
+
+# Sweeps -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Number:
+    """One number of a sweep's tables.
+
+    Attributes:
+        metric: a key of `SCORES`.
+        unit: unit of `printed` and `seeds`.
+        row: name of the row.
+        column: name of the column.
+        seeds: one value per seed; empty while it is not measured.
+        interval: ends of the 95 % interval of the mean over seeds, or None.
+        printed: the number of a paper, if it is compared with one.
+    """
+
+    metric: str
+    unit: str
+    row: str
+    column: str
+    seeds: tuple[float, ...]
+    interval: tuple[float, float] | None = None
+    printed: float | None = None
+
+    @property
+    def mean(self) -> float | None:
+        """Mean over seeds."""
+        return fmean(self.seeds) if self.seeds else None
+
+    @property
+    def deviation(self) -> float | None:
+        """Standard deviation over seeds (n - 1); None for fewer than two."""
+        return stdev(self.seeds) if len(self.seeds) > 1 else None
+
+    @property
+    def text(self) -> str:
+        """Mean ± deviation over seeds, or a dash while it is not measured."""
+        known = [value for value in (self.mean, self.deviation) if value is not None]
+        return " ± ".join(map(self._text, known)) or "–"
+
+    @property
+    def interval_text(self) -> str:
+        """The interval as [low, high], or nothing."""
+        return "" if self.interval is None else f"[{', '.join(map(self._text, self.interval))}]"
+
+    @property
+    def cell(self) -> Cell:
+        """Mean and deviation; as the note, the interval and the values of the seeds."""
+        seeds = f"seeds {', '.join(map(self._text, self.seeds))}" if len(self.seeds) > 1 else ""
+        note = "; ".join(filter(None, (self.interval_text, seeds)))
+        return Cell(self.text, note, math.nan if self.mean is None else self.mean)
+
+    def _text(self, value: float) -> str:
+        return f"{value:.{SCORES[self.metric].digits}f}"
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The tables of a sweep, ready to be written.
+
+    Attributes:
+        name: name of the files.
+        title: what the tables show.
+        command: the command that made them.
+        remarks: how they were made, one sentence or two each.
+        tables: what is shown.
+        numbers: every number, for the CSV.
+        notes: doubts about the numbers of a paper that are printed beside ours.
+        pictures: diagrams for the page, PNG.
+    """
+
+    name: str
+    title: str
+    command: str
+    remarks: Sequence[str]
+    tables: Sequence[Table]
+    numbers: Sequence[Number]
+    notes: Sequence[str] = ()
+    pictures: Sequence[bytes] = ()
+
+    def markdown(self) -> str:
+        """The tables in Markdown, with the command and the remarks above them."""
+        lines = [f"### {self.title}", "", f"`{self.command}`", ""]
+        lines += [f"- {remark}" for remark in self.remarks]
+        lines += [f"\n{table.markdown().rstrip()}" for table in self.tables]
+        if self.notes:
+            lines += ["", "On the paper's numbers:", "", *(f"- {note}" for note in self.notes)]
+        return "\n".join(lines) + "\n"
+
+    def csv(self) -> str:
+        """One line per number, with the value of each seed."""
+        paper = any(n.printed is not None for n in self.numbers)
+        headings = ["table", "metric", "unit", "row", "column", *["paper"] * paper]
+        rows = []
+        for n in self.numbers:
+            low, high = n.interval or (None, None)
+            rows.append(
+                [self.name, n.metric, n.unit, n.row, n.column, *[n.printed] * paper]
+                + ["" if v is None else f"{v:.6g}" for v in (n.mean, n.deviation, low, high)]
+                + [" ".join(f"{value:.6g}" for value in n.seeds)]
+            )
+        return csv_text([*headings, "mean", "deviation", "low", "high", "seeds"], rows)
+
+    def html(self) -> str:
+        """One page without anything to fetch; every name is escaped."""
+        parts = [
+            Markup("<p><code>{}</code></p>").format(self.command),
+            _html_list(self.remarks),
+            *(Markup("<h2>{}</h2>{}").format(t.title, t.html()) for t in self.tables),
+            *(
+                Markup(
+                    '<figure><img src="data:image/png;base64,{}" alt="Diagram {}"></figure>'
+                ).format(base64.b64encode(png).decode(), count)
+                for count, png in enumerate(self.pictures, 1)
+            ),
+        ]
+        if self.notes:
+            parts += [Markup("<h2>On the paper’s numbers</h2>"), _html_list(self.notes)]
+        style = (files("segcal.viz") / "page" / "style.css").read_text(encoding="utf-8")
+        return Markup(
+            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            "<title>{title}</title><style>{style}</style></head>\n"
+            "<body><header><h1>{title}</h1></header><main>{body}</main></body></html>\n"
+        ).format(title=self.title, style=Markup(style), body=Markup("\n").join(parts))
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write NAME.md, NAME.csv and NAME.html to `folder`; their paths."""
+        paths = []
+        for ending, make in (("md", self.markdown), ("csv", self.csv), ("html", self.html)):
+            paths.append(folder / f"{self.name}.{ending}")
+            with atomic_write(paths[-1]) as file:
+                file.write(make())
+        return paths
+
+
+def _html_list(sentences: Iterable[str]) -> Markup:
+    items = Markup("").join(Markup("<li>{}</li>").format(sentence) for sentence in sentences)
+    return Markup("<ul>{}</ul>").format(items)
+
+
+def put_into(path: Path, mark: str, markdown: str) -> None:
+    """Put a table into a Markdown file: between the comments of its mark, or at the end."""
+    start, end = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    if start not in text:
+        text = f"{text.rstrip()}\n\n{start}\n{end}\n".lstrip()
+    before, _, rest = text.partition(start)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise ValueError(f"{path} has {start} without {end} after it: add the second comment.")
+    with atomic_write(path) as file:
+        file.write(f"{before}{start}\n{markdown}{end}{after}")
