@@ -8,6 +8,7 @@ from pathlib import Path
 
 from segcal.evaluation.results import shift_states, state_path
 from segcal.metrics import CalibrationMeter, Difference, paired_differences
+from segcal.metrics.compare import Seed
 from segcal.metrics.scores import SCORES
 
 
@@ -47,7 +48,7 @@ def _compare_shifts(folders: Sequence[Path], resamples: int) -> None:
         ]
         before, after = ([pair[side] for pair in pairs.values()] for side in (0, 1))
         if len({tuple(sorted(meter.names)) for meter in before}) == 1:
-            mean = _differences(before, after, resamples, both)
+            mean = _differences([before], [after], resamples, both)
             rows.append((f"mean over {len(pairs)} shifts", mean))
         print(
             f"difference of {folder} from {folders[0]} (95 % interval over images); "
@@ -57,8 +58,8 @@ def _compare_shifts(folders: Sequence[Path], resamples: int) -> None:
 
 
 def _differences(
-    first: Sequence[CalibrationMeter],
-    second: Sequence[CalibrationMeter],
+    first: Sequence[Seed],
+    second: Sequence[Seed],
     resamples: int,
     which: str,
 ) -> dict[str, Difference]:

@@ -1,6 +1,11 @@
 """How calibrated a model is: a streaming meter, the scores of its sums, and the report."""
 
-from segcal.metrics.compare import Difference, mean_intervals, paired_differences
+from segcal.metrics.compare import (
+    Difference,
+    compare_models,
+    mean_intervals,
+    paired_differences,
+)
 from segcal.metrics.meter import CalibrationMeter, update_together
 from segcal.metrics.report import Report
 from segcal.metrics.tables import BinTable, ClassHistogram, FineHistogram, Interval, Protocol
@@ -14,6 +19,7 @@ __all__ = [
     "Interval",
     "Protocol",
     "Report",
+    "compare_models",
     "mean_intervals",
     "paired_differences",
     "update_together",

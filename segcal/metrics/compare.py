@@ -2,15 +2,19 @@
 
 What is hard in an image is hard for both models, so their difference varies less over images than
 their scores do. Whether two intervals overlap says nothing about it.
+
+A model that is trained again with another seed has other scores. So a claim about models ("this
+loss calibrates better") rests on an interval over images and over seeds.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 
 import numpy as np
 
@@ -21,7 +25,11 @@ from segcal.metrics.tables import Interval
 
 _SCORES = ("ece", "sce", "accuracy", "miou")
 _ROUNDING = 1e-12  # what sums of equal numbers in another order may differ by
+ONE_SEED = "one seed: images only"
+FIXED = "these networks: images only"
 log = logging.getLogger(__name__)
+
+Seed = CalibrationMeter | Sequence[CalibrationMeter]  # one meter, or one for each shift
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,8 @@ class Difference:
         high: upper end.
         level: of the interval.
         withheld: why there is no interval; "" if there is one.
+        note: what chance the interval leaves out: "" if it is over images and seeds, `ONE_SEED` if
+            a model has one seed, `FIXED` if the claim is about these very networks.
     """
 
     value: float
@@ -41,11 +51,13 @@ class Difference:
     high: float
     level: float = LEVEL
     withheld: str = ""
+    note: str = ""
 
     @property
     def sure(self) -> bool:
-        """Whether the interval excludes 0: the models differ beyond the choice of images."""
-        return self.low > _ROUNDING or self.high < -_ROUNDING
+        """Whether the interval excludes 0 and holds all the chance that the claim is subject to."""
+        excludes = self.low > _ROUNDING or self.high < -_ROUNDING
+        return excludes and self.note != ONE_SEED
 
     def texts(self, score: Score) -> tuple[str, str]:
         """The difference and its interval as `score` is printed, with a star if it is `sure`."""
@@ -56,24 +68,35 @@ class Difference:
 
 
 def paired_differences(
-    first: Sequence[CalibrationMeter],
-    second: Sequence[CalibrationMeter],
+    first: Sequence[Seed],
+    second: Sequence[Seed],
     *,
+    same_trainings: bool = False,
+    fixed: bool = False,
     resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Difference]:
     """How the second model's ece, sce, accuracy and miou differ from the first's.
 
-    A model trained with several seeds has one meter for each; its score is their mean. The images
-    of the meters are matched by name, or by order where they have no names. Lists of equal length
-    may also hold one meter per shift of the images, in the same order: then the labels need only be
-    the same in pairs. `intervals.combine` makes the intervals.
+    paired_differences([nll_0, nll_1, nll_2], [fl_0, fl_1, fl_2])             # trained apart
+    paired_differences([nll_0, nll_1], [nll_0_ts, nll_1_ts], same_trainings=True)
+    paired_differences([network], [other], fixed=True)                        # not retrained
+
+    A model has one entry for each seed, and its score is their mean. An entry is a meter, or a list
+    of meters, one for each shift of the images in the same order everywhere; the score of the seed
+    is then the mean over shifts. The images of the meters are matched by name, or by order where
+    they have no names; where they have groups, these are the units of the interval.
+    `intervals.combine` makes the intervals.
 
     Args:
         first: meters with `per_image=True` that counted the same images.
         second: the meters of the other model, which counted the same pixels.
-        resamples: resamples of the bootstrap over images.
-        seed: seed of the bootstrap.
+        same_trainings: the k-th entries of both models are from the same training, such as before
+            and after a calibrator. Otherwise the trainings are independent.
+        fixed: the claim is about these very networks, not about others that are trained alike, so
+            that the interval is over images alone.
+        resamples: how often images are drawn to resample the signs of the gaps.
+        seed: seed of the draws.
 
     Raises:
         ValueError: no meters, other settings, no sums of images, fewer than two images, or other
@@ -81,50 +104,67 @@ def paired_differences(
     """
     if not (first and second):
         raise ValueError(f"Expected meters of two models, but got {len(first)} and {len(second)}")
-    names, sums = _same_images([*first, *second])
-    n = len(first)
-    pairs = [[k, n + k] for k in range(n)] if n == len(second) else [list(range(len(sums)))]
+    if same_trainings and len(first) != len(second):
+        raise ValueError(
+            f"Expected a meter of both models for each training, but got {len(first)} "
+            f"and {len(second)}"
+        )
+    sums, models = _by_seed([*first, *second])
+    parts = models[: len(first)], models[len(first) :]  # (seeds, shifts) of each side
+    apart = not (same_trainings or fixed) and len(models) > 2
+    pairs = [models] if apart or len(first) != len(second) else np.stack(parts, 1)
+    equal = all(_same_predictions([sums[m] for m in at]) for pair in pairs for at in pair.T)
     for pair in pairs:
-        chosen = [sums[k] for k in pair]
-        _require_same_labels(chosen, names)
-        for k, differing in zip(pair, _differing_bins(chosen), strict=True):
-            sums[k] = differing
-    models = [ImageScores(each) for each in sums]
-    factors = [-1 / len(first)] * len(first) + [1 / len(second)] * len(second)
-    found = combine(models, factors, resamples=resamples, seed=seed)
+        for at_shift in pair.T.tolist():
+            differing = _differing_bins([sums[m] for m in at_shift])
+            for m, kept in zip(at_shift, differing, strict=True):
+                sums[m] = kept
+    trainings = [part.tolist() for part in parts]
+    if same_trainings:
+        trainings = [np.hstack(parts).tolist()]
+    note = FIXED if fixed else ONE_SEED if min(map(len, trainings)) < 2 else ""
+    scored = [ImageScores(each) for each in sums]
+    factors = np.repeat([-1 / parts[0].size, 1 / parts[1].size], [p.size for p in parts]).tolist()
+    trainings = [] if note else trainings
+    found = combine(scored, factors, resamples=resamples, seed=seed, trainings=trainings)
     differences = {}
     for name in _SCORES:
         if name in found:
-            differences[name] = Difference(*found[name])
+            differences[name] = Difference(*found[name], note=note)
+        elif equal:  # for any number of images
+            differences[name] = Difference(0.0, 0.0, 0.0, note=note)
         else:
-            value = sum(f * m.ranges[name].value for f, m in zip(factors, models, strict=True))
-            why = next(model.withheld[name] for model in models if name in model.withheld)
-            end = math.nan
-            if all(_same_predictions([sums[k] for k in pair]) for pair in pairs):
-                value, end, why = 0.0, 0.0, ""
-            differences[name] = Difference(value, end, end, withheld=why)
+            value = sum(f * m.ranges[name].value for f, m in zip(factors, scored, strict=True))
+            why = next(model.withheld[name] for model in scored if name in model.withheld)
+            differences[name] = Difference(value, math.nan, math.nan, withheld=why, note=note)
     return differences
 
 
 def mean_intervals(
-    meters: Sequence[CalibrationMeter], *, resamples: int = 1000, seed: int = 0
+    meters: Sequence[Seed], *, fixed: bool = False, resamples: int = 1000, seed: int = 0
 ) -> dict[str, Interval]:
-    """Intervals of the mean scores of several models on the same images, by the score's name.
+    """Intervals of the mean scores of a model over its seeds, by the score's name.
 
-    The models may be one network trained with several seeds, or one network under several shifts
-    of the images. `intervals.combine` makes the intervals; a score without one is left out.
+    They are over images and seeds; with one seed, over images alone. `intervals.combine` makes
+    them; a score without one is left out.
 
     Args:
-        meters: with `per_image=True`, which counted the same images.
-        resamples: resamples of the bootstrap over images.
-        seed: seed of the bootstrap.
+        meters: an entry for each seed, as for `paired_differences`.
+        fixed: the mean is that of these very networks: the interval is over images alone.
+        resamples: how often images are drawn to resample the signs of the gaps.
+        seed: seed of the draws.
 
     Raises:
         ValueError: other settings, no sums of images, fewer than two images, or other images.
     """
-    _, sums = _same_images(meters)
-    models = [ImageScores(each) for each in sums]
-    found = combine(models, [1 / len(models)] * len(models), resamples=resamples, seed=seed)
+    sums, models = _by_seed(meters)
+    found = combine(
+        [ImageScores(each) for each in sums],
+        [1 / len(sums)] * len(sums),
+        resamples=resamples,
+        seed=seed,
+        trainings=[] if fixed else [models.tolist()],
+    )
     return {name: estimate.interval for name, estimate in found.items()}
 
 
@@ -135,7 +175,7 @@ class Comparison:
     Attributes:
         seeds: by model, in order, how many trainings it stands for.
         differences: of each model but the first, by score.
-        best: by score, the model that is better than every other beyond the choice of images.
+        best: by score, the model that is surely better than every other.
     """
 
     seeds: Mapping[str, int]
@@ -144,14 +184,22 @@ class Comparison:
 
 
 def compare_models(
-    models: Mapping[str, Sequence[CalibrationMeter]], *, resamples: int = 1000, seed: int = 0
+    models: Mapping[str, Sequence[Seed]],
+    *,
+    trainings: Mapping[str, Sequence[Hashable]] | None = None,
+    fixed: bool = False,
+    resamples: int = 1000,
+    seed: int = 0,
 ) -> Comparison:
     """Compare every model with the first one, and the best of each score with all others.
 
     Args:
-        models: at least two, by name; for each a meter of every seed, as for `paired_differences`.
-        resamples: resamples of the bootstrap over images.
-        seed: seed of the bootstrap.
+        models: at least two, by name; for each its seeds, as for `paired_differences`.
+        trainings: by model, a name of the training of each seed. Two models of the same trainings
+            in the same order, such as before and after a calibrator, are compared in pairs.
+        fixed: as for `paired_differences`.
+        resamples: how often images are drawn to resample the signs of the gaps.
+        seed: seed of the draws.
 
     Raises:
         ValueError: as for `paired_differences`.
@@ -160,7 +208,15 @@ def compare_models(
 
     @cache
     def between(one: str, other: str) -> dict[str, Difference]:
-        return paired_differences(models[one], models[other], resamples=resamples, seed=seed)
+        same = trainings is not None and [*trainings[one]] == [*trainings[other]]
+        return paired_differences(
+            models[one],
+            models[other],
+            same_trainings=same,
+            fixed=fixed,
+            resamples=resamples,
+            seed=seed,
+        )
 
     differences = {other: between(first, other) for other in others}
     best = {}
@@ -168,18 +224,22 @@ def compare_models(
         from_first = {first: 0.0, **{n: found[name].value for n, found in differences.items()}}
         sign = 1 if SCORES[name].higher else -1
         leader = max(from_first, key=lambda model: sign * from_first[model])
-        rivals = [model for model in models if model != leader]
-        if all(_is_better(between(rival, leader)[name], sign) for rival in rivals):
+        found = [between(rival, leader)[name] for rival in models if rival != leader]
+        if all(one.sure and sign * one.value > 0 for one in found):
             best[name] = leader
-    return Comparison({name: len(meters) for name, meters in models.items()}, differences, best)
+    return Comparison({name: len(seeds) for name, seeds in models.items()}, differences, best)
 
 
-def _is_better(difference: Difference, sign: int) -> bool:
-    return difference.sure and sign * difference.value > 0
+def _by_seed(seeds: Sequence[Seed]) -> tuple[list[ImageArrays], Array]:
+    """The sums of all meters, with the images in order, and their indices (seeds, shifts).
 
-
-def _same_images(meters: Sequence[CalibrationMeter]) -> tuple[list[str], list[ImageArrays]]:
-    """The names of the images in order, and the sums of each meter in this order."""
+    Every meter counted the same images, and the meters of one shift the same labels.
+    """
+    nested = [[seed] if isinstance(seed, CalibrationMeter) else [*seed] for seed in seeds]
+    shifts = sorted({len(meters) for meters in nested})
+    if len(shifts) != 1 or not shifts[0]:
+        raise ValueError(f"Expected equally many shifts for each seed, but got {shifts}")
+    meters = [*chain(*nested)]
     for meter in meters:
         meters[0].settings.require_equal(meter.settings)
     if not meters[0].settings.per_image:
@@ -196,7 +256,11 @@ def _same_images(meters: Sequence[CalibrationMeter]) -> tuple[list[str], list[Im
         log.warning(
             "images without names: they are matched in the order in which they were counted"
         )
-    return names, [sums for _, sums in found]
+    sums = [each for _, each in found]
+    models = np.arange(len(sums)).reshape(len(nested), -1)
+    for at_shift in models.T.tolist():
+        _require_same_labels([sums[m] for m in at_shift], names)
+    return sums, models
 
 
 def _require_same_labels(models: Sequence[ImageArrays], names: Sequence[str]) -> None:
@@ -218,7 +282,7 @@ def _same_predictions(models: Sequence[ImageArrays]) -> bool:
 
 
 def _differing_bins(models: Sequence[ImageArrays]) -> list[ImageArrays]:
-    """The sums without the gaps of bins in which all models are equal: they differ by exactly 0."""
+    """The sums without the gaps of bins in which all models are equal, for a difference of 0."""
 
     def cleared(gaps: Sequence[Array]) -> list[Array]:
         differs = np.any([(gap != gaps[0]).any(0) for gap in gaps], 0)

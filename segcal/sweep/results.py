@@ -123,8 +123,8 @@ class Results:
             self._reports[key] = self.store.reports(row.method, evaluation)
         return self._reports[key]
 
-    def meters(self, row: Row, condition: Condition) -> list[CalibrationMeter]:
-        """The sums behind a row: of each seed under each shift of `condition`; or none."""
+    def meters(self, row: Row, condition: Condition) -> list[list[CalibrationMeter]]:
+        """The sums behind a row: for each seed, under each shift of `condition`; or none."""
         found = []
         for evaluation in condition.evaluations(row):
             key = (row.method.key, evaluation)
@@ -132,8 +132,8 @@ class Results:
                 self._meters[key] = self.store.meters(row.method, evaluation)
             if not self._meters[key]:
                 return []
-            found += self._meters[key]
-        return found
+            found.append(self._meters[key])
+        return [list(shifts) for shifts in zip(*found, strict=True)]
 
     def number(
         self,
@@ -169,7 +169,7 @@ class Results:
         key = (row.method.key, row.posthoc, condition)
         if key not in self._known:
             meters = self.meters(row, condition)
-            several = len(meters[0].names) > 1  # one image has no interval
+            several = len(meters[0][0].names) > 1  # one image has no interval
             self._known[key] = mean_intervals(meters) if several else {}
         return self._known[key]
 
@@ -233,8 +233,10 @@ class Results:
             if not {first, second} <= by_name.keys():
                 continue
             meters = [self.meters(by_name[name], condition) for name in (first, second)]
-            if all(meters) and len(meters[0][0].names) > 1:
-                shown.append((f"{first} → {second}", paired_differences(*meters)))
+            if all(meters) and len(meters[0][0][0].names) > 1:
+                keys = [by_name[name].method.key for name in (first, second)]
+                found = paired_differences(*meters, same_trainings=keys[0] == keys[1])
+                shown.append((f"{first} → {second}", found))
         if not shown:
             return []
         scores = [score for score in self.sweep.scores if score in shown[0][1]]

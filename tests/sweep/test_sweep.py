@@ -83,8 +83,8 @@ def test_tables_are_those_of_the_reports(made):
         [fmean(pair) for pair in zip(*values, strict=True)], rel=1e-4
     )
     names = ("fog3-limit30", "contrast3-limit30")
-    meters = [state(made, "nll", where, "none", seed) for where in names for seed in (0, 1)]
-    assert all(len(meter.names) == 30 for meter in meters)
+    meters = [[state(made, "nll", where, "none", seed) for where in names] for seed in (0, 1)]
+    assert all(len(meter.names) == 30 for meter in meters[0])
     interval = mean_intervals(meters)["ece"]
     ends = [float(mean["low"]), float(mean["high"])]
     assert ends == pytest.approx([100 * interval.low, 100 * interval.high], rel=1e-4, abs=1e-9)
@@ -104,13 +104,18 @@ def test_differences_are_paired_over_seeds_and_shifts(made):
     store = Store(made / "out/runs")
     first, second = (
         [
-            meter
-            for shift in ("fog:3", "contrast:3")
-            for meter in store.meters(method, Evaluation(posthoc, shift, 30))
+            list(shifts)
+            for shifts in zip(
+                *(
+                    store.meters(method, Evaluation(posthoc, shift, 30))
+                    for shift in ("fog:3", "contrast:3")
+                ),
+                strict=True,
+            )
         ]
         for method, posthoc in ((nll, "none"), (fl, "ts"))
     )
-    assert len(first) == len(second) == 4
+    assert len(first) == len(second) == 2
     value, interval = paired_differences(first, second)["ece"].texts(Report.ece)
     text = (made / "out/grid.md").read_text()
     part = text.split("Mean over 2 corruptions of severity 3, 30 images: differences")[1]
