@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -141,15 +142,43 @@ class Pixels:
             )
 
 
+def default_ignore_index(num_classes: int) -> int:
+    """The label that is not counted where none is stated: 255, or -100 beyond 255 classes."""
+    return 255 if num_classes <= 255 else -100
+
+
+def resolve_ignore_index(ignore_index: int | None, num_classes: int) -> int:
+    """The label that is not counted: `ignore_index`, or the default where it is None.
+
+    Raises:
+        ValueError: it is no integer, or it is one of the classes 0..num_classes - 1.
+    """
+    if ignore_index is None:
+        return default_ignore_index(num_classes)
+    require_ignore_index(ignore_index)
+    if 0 <= ignore_index < num_classes:
+        raise ValueError(
+            f"ignore_index={ignore_index} is one of the {num_classes} classes "
+            f"0..{num_classes - 1}: give the pixels that shall not count another label"
+        )
+    return int(ignore_index)
+
+
+def require_ignore_index(value: object) -> None:
+    """Raise a ValueError if `value` cannot be a label."""
+    if not isinstance(value, Integral) or not -(2**63) <= int(value) < 2**63:
+        raise ValueError(f"ignore_index must be an integer, but it is {value!r}")
+
+
 def flatten(
-    logits: Tensor, labels: Tensor, ignore_index: int = 255, *, multilabel: bool = False
+    logits: Tensor, labels: Tensor, ignore_index: int | None = None, *, multilabel: bool = False
 ) -> Pixels:
     """Fold (N, C, *S) logits and (N, *S) labels into `Pixels`, masking ignored labels.
 
     Args:
         logits: (N, C, *S) of any floating dtype. S = () is classification, (H, W) segmentation.
         labels: (N, *S) of an integer dtype; (N,) is also taken when every side in S is 1.
-        ignore_index: the label that means "do not count this pixel".
+        ignore_index: the label of pixels that do not count; None for `default_ignore_index(C)`.
         multilabel: the logits are of K sigmoid outputs, and the labels those that
             `fold_multilabel` takes.
 
@@ -158,36 +187,158 @@ def flatten(
             on the CPU; on an accelerator that would stall the queue, so there the count of bad
             labels is left in `Pixels.out_of_range` for the caller to look at when it suits.
     """
-    require_ignore_index(ignore_index)
+    problems = None
     if multilabel:
-        folded = flatten(*fold_multilabel(logits, labels), ignore_index)
-        return replace(folded, problems=logits.shape[1])
+        labels = multilabel_labels(logits, labels)
+        problems = logits.shape[1]
+        logits, labels = fold_multilabel(logits, labels)
     check_shapes(logits, labels)
     n, c, *sides = logits.shape
+    ignore_index = resolve_ignore_index(ignore_index, c)
     length = math.prod(sides)
-    spatial = tuple(side for side in sides if side != 1)
     dense = logits.reshape(n, c, length)
     given = labels.reshape(n, length).long()
     valid = given != ignore_index
     target = given.masked_fill(~valid, 0)
-    if target.device.type == "cpu":
-        _check_range(target, c, ignore_index)
-        none = torch.zeros((), dtype=torch.int64)
-        return Pixels(dense, target, valid, none, spatial)
-    outside = (target < 0) | (target >= c)
-    valid = valid & ~outside
-    return Pixels(dense, target.masked_fill(outside, 0), valid, outside.sum(), spatial)
+    outside = torch.zeros((), dtype=torch.int64)
+    if target.device.type != "cpu":
+        bad = (target < 0) | (target >= c)
+        valid, target, outside = valid & ~bad, target.masked_fill(bad, 0), bad.sum()
+    elif target.numel():
+        low, high = target.aminmax()
+        if low < 0 or high >= c:
+            raise ValueError(_explain_labels(target, c, ignore_index, sides, problems))
+    spatial = tuple(side for side in sides if side != 1)
+    return Pixels(dense, target, valid, outside, spatial, problems)
+
+
+def expected_labels(num_classes: int, ignore_index: int) -> str:
+    """How every error about a label's value begins."""
+    return (
+        f"Expected labels in 0..{num_classes - 1} ({num_classes} classes) "
+        f"or ignore_index={ignore_index}"
+    )
+
+
+def _explain_labels(
+    target: Tensor, c: int, ignore_index: int, sides: Sequence[int], problems: int | None
+) -> str:
+    bad = (target < 0) | (target >= c)
+    values = target[bad].unique().tolist()
+    shown = ", ".join(map(str, values[:_MAX_LISTED])) + (", …" if len(values) > _MAX_LISTED else "")
+    number = int(bad.sum())
+    advice = f"; if label {values[0]} means ignored, state --ignore-index {values[0]}"
+    return (
+        f"{expected_labels(c, ignore_index)}, but got {shown} in {number} "
+        f"pixel{'' if number == 1 else 's'}, first at {_place(bad, sides, problems)}"
+        + (advice if len(values) == 1 else "")
+    )
+
+
+def _place(bad: Tensor, sides: Sequence[int], problems: int | None) -> str:
+    """Where the first True of (N, L) or, with K problems, (N·K, L) is."""
+    row, pixel = divmod(int(bad.flatten().nonzero()[0]), bad.shape[1])
+    image, c = divmod(row, problems or 1)
+    place = f"image {image} of the batch"
+    if len(sides):
+        position = np.unravel_index(pixel, tuple(sides))
+        place += f", pixel ({', '.join(str(int(i)) for i in position)})"
+    return place if problems is None else f"{place}, class {c}"
+
+
+MOST_NLL = 1e300  # of a pixel; the sum over pixels must stay finite too
+
+
+def check_batch(
+    values: Tensor,
+    labels: Tensor | None = None,
+    ignore_index: int | None = None,
+    *,
+    probs: bool = False,
+    multilabel: bool = False,
+) -> None:
+    """Raise a ValueError that names the first pixel that cannot be counted, if there is one.
+
+    Logits may be -inf, which masks a class, but not for the class of the label, nor for all
+    classes; NaN and +inf are errors. Probabilities lie in 0..1 and sum to 1, up to rounding; see
+    `is_distribution`. Ignored pixels may hold anything. On an accelerator this waits for the
+    device.
+
+    Args:
+        values: (N, C, *S) logits, or probabilities if `probs`.
+        labels: (N, *S); (N, C, *S) if `multilabel`. None checks all pixels, as if the predicted
+            class were the label.
+        ignore_index: the label of pixels that do not count; None for `default_ignore_index(C)`.
+        probs: the values are probabilities.
+        multilabel: the values are of C sigmoid outputs.
+    """
+    if labels is None:
+        _check_values(values)
+        positive = values > (0.5 if probs else 0)
+        labels = positive.long() if multilabel else values.argmax(1)
+    pixels = flatten(values, labels, ignore_index, multilabel=multilabel)
+    target, sides, problems = pixels.target, values.shape[2:], pixels.problems
+    wide = values.to(torch.promote_types(values.dtype, torch.float32))
+    wide = wide.reshape(len(target), -1, target.shape[1])  # (N, C, L), or (N·K, 1, L) of sigmoids
+    true = wide.gather(1, target.unsqueeze(1) * (problems is None)).squeeze(1).double()
+    if probs and multilabel:
+        below = rounding_of(values.dtype)[0]
+        fine = (true >= -below) & (true <= 1 + below)
+    elif probs:
+        fine = is_distribution(wide, 1, rounded_to=values.dtype)
+    elif multilabel:
+        fine = (true < math.inf) & (torch.where(target == 1, -true, true) <= MOST_NLL)
+    else:
+        fine = wide.amax(1).double() - true <= MOST_NLL  # not so for NaN
+    bad = pixels.valid & ~fine
+    if not bad.any():
+        return
+    row, pixel = divmod(int(bad.flatten().nonzero()[0]), bad.shape[1])
+    column, label = wide[row, :, pixel], int(target[row, pixel])
+    place = _place(bad, sides, problems)
+    if probs and multilabel:
+        value = f"{column.item():g} at {place}"
+        raise ValueError(f"Expected probabilities in 0..1, but got {value}; logits go to update()")
+    if probs:
+        raise ValueError(
+            "Expected probabilities, in 0..1 and of sum 1 over dimension 1, but got values in "
+            f"{column.min():g}..{column.max():g} of sum {column.sum():g} at {place}; "
+            "logits go to update()"
+        )
+    odd = (~(column < math.inf)).nonzero().flatten().tolist()
+    c = 0 if multilabel else odd[0] if odd else label
+    got = f"{column[c]:g} at {place}" + ("" if multilabel else f", class {c}")
+    if odd:
+        raise ValueError(f"Expected finite logits, or -inf for masked classes, but got {got}")
+    raise ValueError(f"Expected a logit of finite NLL for the class of the label, but got {got}")
+
+
+def rounding_of(dtype: torch.dtype) -> tuple[float, float]:
+    """How far rounding to `dtype` may take a probability below 0, and the sum of all from 1.
+
+    Eight units in the last place; sums may be off by 1e-4 in any dtype, as averages of several
+    networks or resized maps are.
+    """
+    slack = 8 * torch.finfo(dtype).eps
+    return slack, max(1e-4, slack)
+
+
+def is_distribution(values: Tensor, dim: int, *, rounded_to: torch.dtype | None = None) -> Tensor:
+    """Whether the values along `dim` are probabilities: at least 0, and of sum 1.
+
+    Args:
+        values: of any floating dtype; NaN and infinity are no probabilities.
+        dim: the classes; the result is bool, without this dimension.
+        rounded_to: the dtype that the values were once rounded to, if not their own.
+    """
+    below, off = rounding_of(rounded_to or values.dtype)
+    total = values.sum(dim, dtype=torch.promote_types(values.dtype, torch.float32))
+    return (values.amin(dim) >= -below) & ((total - 1).abs() <= off)
 
 
 def countable(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Both on a device that can count in float64: the CPU instead of MPS."""
     return (logits.cpu(), labels.cpu()) if logits.device.type == "mps" else (logits, labels)
-
-
-def require_ignore_index(value: object) -> None:
-    """Raise a ValueError if `value` cannot be a label."""
-    if not isinstance(value, Integral) or not -(2**63) <= int(value) < 2**63:
-        raise ValueError(f"Expected ignore_index to be an integer, but got {value!r}")
 
 
 def fold_multilabel(
@@ -245,29 +396,6 @@ def label_mass(
     return (valid * each).sum()
 
 
-def expected_labels(num_classes: int, ignore_index: int) -> str:
-    """How every error about a label's value begins."""
-    return (
-        f"Expected labels in 0..{num_classes - 1} ({num_classes} classes) "
-        f"or ignore_index={ignore_index}"
-    )
-
-
-def _check_range(target: Tensor, num_classes: int, ignore_index: int) -> None:
-    if not target.numel():
-        return
-    low, high = target.aminmax()
-    if low >= 0 and high < num_classes:
-        return
-    bad = target[(target < 0) | (target >= num_classes)]
-    values = bad.unique().tolist()
-    shown = ", ".join(map(str, values[:_MAX_LISTED])) + ", …" * (len(values) > _MAX_LISTED)
-    raise ValueError(
-        f"{expected_labels(num_classes, ignore_index)}, "
-        f"but got {shown} in {bad.numel()} pixel{'s' * (bad.numel() != 1)}"
-    )
-
-
 def check_shapes(logits: Tensor, labels: Tensor) -> None:
     """Raise a ValueError unless the shapes, dtypes and devices are such as `flatten` takes."""
     _check_tensors(logits, labels)
@@ -286,11 +414,15 @@ def check_shapes(logits: Tensor, labels: Tensor) -> None:
         )
 
 
+def _check_values(values: Tensor) -> None:
+    if values.ndim < 2:
+        raise ValueError(f"Expected logits of shape (N, C, *S), but got {tuple(values.shape)}")
+    if not values.is_floating_point():
+        raise ValueError(f"Expected logits of a floating dtype, but got {values.dtype}")
+
+
 def _check_tensors(logits: Tensor, labels: Tensor) -> None:
-    if logits.ndim < 2:
-        raise ValueError(f"Expected logits of shape (N, C, *S), but got {tuple(logits.shape)}")
-    if not logits.is_floating_point():
-        raise ValueError(f"Expected logits of a floating dtype, but got {logits.dtype}")
+    _check_values(logits)
     if labels.dtype not in _LABEL_DTYPES:
         raise ValueError(f"Expected labels of an integer dtype, but got {labels.dtype}")
     if labels.device != logits.device:

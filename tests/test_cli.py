@@ -19,9 +19,9 @@ from PIL import Image
 from segcal.cli import COMMANDS, SAVE_MEMORY, main, run_command
 from segcal.commands.options import spell
 from segcal.evaluation.saved import KINDS
-from segcal.metrics.operating import TARGETS
 from segcal.metrics.protocols import PROTOCOLS
 from segcal.metrics.regions import REGIONS
+from segcal.metrics.triage import TARGETS
 from segcal.run import open_run
 from segcal.training import checkpoint
 from tests.support import ROOT

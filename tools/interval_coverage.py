@@ -27,11 +27,10 @@ import torch
 from torch import Tensor
 
 from segcal import CalibrationMeter, Report
-from segcal.metrics.conformal import MissRates
 from segcal.metrics.intervals import Estimate, ImageArrays, ImageScores, combine, sorted_sums
-from segcal.metrics.operating import AcceptedPixels, Target, accepted, choose_threshold
+from segcal.metrics.report import FineHistogram
 from segcal.metrics.scores import SCORES
-from segcal.metrics.tables import FineHistogram
+from segcal.metrics.triage import AcceptedPixels, MissRates, Target, accepted, choose_threshold
 
 _IGNORE = 255
 PIXELS = 256

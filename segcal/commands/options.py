@@ -413,7 +413,7 @@ def _add_result_options(parser: Parser) -> None:
     )
     parser.add_argument(
         "--operate",
-        type=late("segcal.metrics.operating", "parse_targets"),
+        type=late("segcal.metrics.triage", "parse_targets"),
         default=(),
         metavar="TARGETS",
         help="targets accuracy=A, risk=R or coverage=C, separated by commas: choose the confidence "
@@ -421,7 +421,7 @@ def _add_result_options(parser: Parser) -> None:
     )
     parser.add_argument(
         "--conformal",
-        type=late("segcal.metrics.conformal", "parse_misses"),
+        type=late("segcal.metrics.triage", "parse_misses"),
         default=(),
         metavar="miss=A",
         help="class sets that miss the label in at most a share A of the pixels of an image, on "

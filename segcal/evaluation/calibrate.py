@@ -25,8 +25,7 @@ from segcal.evaluation.evaluate import LogitMap, measure, require_pixels, with_p
 from segcal.evaluation.saved import PredictionFolder
 from segcal.evaluation.sources import Predictions, PredictionSource
 from segcal.metrics import Report
-from segcal.metrics.conformal import MissRates, SetCounts
-from segcal.metrics.operating import AcceptedPixels, Target, choose_threshold
+from segcal.metrics.triage import AcceptedPixels, MissRates, SetCounts, Target, choose_threshold
 from segcal.posthoc import CALIBRATORS, Calibrator
 from segcal.posthoc.registry import NONE, require_multilabel
 

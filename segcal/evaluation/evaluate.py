@@ -303,7 +303,6 @@ def count_batch(
         inside=inside,
         names=batch.names,
         probs=batch.are_probs,
-        continued=batch.continued,
     )
 
 

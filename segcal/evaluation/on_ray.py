@@ -7,8 +7,7 @@ from typing import Any
 
 from segcal.evaluation.evaluate import LogitMap, Measured, keeps_image_sums, measure
 from segcal.evaluation.saved import PredictionFolder
-from segcal.metrics.conformal import SetCounts
-from segcal.metrics.operating import AcceptedPixels
+from segcal.metrics.triage import AcceptedPixels, SetCounts
 from segcal.runtime import RETRIES, join_ray
 
 SHARDS_PER_CORE = 4  # so that no core waits long for the last one

@@ -33,8 +33,8 @@ from segcal.data.shift import Shift
 from segcal.files import Npz, atomic_write, locked, name_file
 from segcal.metrics import CalibrationMeter, Report
 from segcal.metrics.compare import Comparison, compare_models
+from segcal.metrics.report import to_plain
 from segcal.metrics.rows import posthoc_markdown
-from segcal.metrics.tables import without_nan
 from segcal.posthoc.registry import NONE
 from segcal.viz import (
     Overlay,
@@ -217,7 +217,7 @@ def write_pages(
     (folder / "table.md").write_text(tables, encoding="utf-8")
     (folder / "table.csv").write_text(comparison_csv(entries), encoding="utf-8")
     if any(entry.shifts for entry in entries):
-        scores = without_nan({"scores": shift_records(entries)})
+        scores = to_plain({"scores": shift_records(entries)})
         (folder / SHIFT_FILE).write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
         (folder / "shift.md").write_text(shift_markdown(entries), encoding="utf-8")
         (folder / "shift.csv").write_text(shift_csv(entries), encoding="utf-8")
@@ -307,7 +307,7 @@ def write_result(
         "history": [dict(record) for record in result.entry.history],
     }
     text = json.dumps(
-        {**result.entry.report.to_dict(), "about": without_nan(about)}, allow_nan=False
+        {**result.entry.report.to_dict(), "about": to_plain(about)}, allow_nan=False
     )
     with atomic_write(folder / REPORT) as file:
         file.write(text + "\n")

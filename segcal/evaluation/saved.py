@@ -26,7 +26,6 @@ from segcal.files import (
     check_num_classes,
     check_size,
     image_size,
-    is_distribution,
     is_nifti,
     naming,
     npy_shape,
@@ -38,7 +37,7 @@ from segcal.files import (
     utf8,
     visible,
 )
-from segcal.pixels import Pixels, flatten
+from segcal.pixels import Pixels, flatten, is_distribution
 
 Layout = Literal["chw", "hwc"]
 MANIFESTS = ("manifest.yaml", "manifest.yml", "manifest.json")  # JSON is YAML too

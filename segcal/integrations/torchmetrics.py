@@ -98,6 +98,7 @@ class CalibrationMetric(Metric):
             rows = [rows] if isinstance(rows, Tensor) else rows
             empty = state[f"image.{name}"]
             state[f"image.{name}"] = torch.cat([empty, *(row.to(empty) for row in rows)])
-        state["names"] = torch.zeros(len(state["image.pixels"]), dtype=torch.uint8)  # without names
+        nameless = torch.zeros(len(state["image.pixels"]), dtype=torch.uint8)
+        state["names"] = state["groups"] = nameless
         meter.load_state_dict(state)
         return meter

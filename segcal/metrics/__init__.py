@@ -7,8 +7,14 @@ from segcal.metrics.compare import (
     paired_differences,
 )
 from segcal.metrics.meter import CalibrationMeter, update_together
-from segcal.metrics.report import Report
-from segcal.metrics.tables import BinTable, ClassHistogram, FineHistogram, Interval, Protocol
+from segcal.metrics.report import (
+    BinTable,
+    ClassHistogram,
+    FineHistogram,
+    Interval,
+    Protocol,
+    Report,
+)
 
 __all__ = [
     "BinTable",

@@ -20,8 +20,8 @@ import numpy as np
 
 from segcal.metrics.intervals import LEVEL, ImageArrays, ImageScores, combine, sorted_sums
 from segcal.metrics.meter import CalibrationMeter
+from segcal.metrics.report import Interval
 from segcal.metrics.scores import SCORES, Array, Score
-from segcal.metrics.tables import Interval
 
 _SCORES = ("ece", "sce", "accuracy", "miou")
 _ROUNDING = 1e-12  # what sums of equal numbers in another order may differ by

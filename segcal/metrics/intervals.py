@@ -21,9 +21,9 @@ import numpy as np
 from scipy.special import betaincinv, stdtrit  # scipy.stats takes as long to import as torch
 
 from segcal.metrics import scores
+from segcal.metrics.report import BinGap, ImageScore, ImageStatistics, ImageTable, Interval
 from segcal.metrics.scores import Array
 from segcal.metrics.sums import ImageSums
-from segcal.metrics.tables import BinGap, ImageScore, ImageStatistics, ImageTable, Interval
 
 LEVEL = 0.95
 MOST_WORST = 20  # images listed in a report

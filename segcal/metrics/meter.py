@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
@@ -15,30 +14,34 @@ from torch import Tensor
 
 import segcal
 from segcal import distributed
-from segcal.files import is_distribution
+from segcal.files import utf8
 from segcal.metrics.counting import count
-from segcal.metrics.faults import explain_labels, explain_multilabel_values, explain_values
 from segcal.metrics.intervals import image_statistics
-from segcal.metrics.report import Report
-from segcal.metrics.state import (
+from segcal.metrics.report import BinTable, ClassHistogram, FineHistogram, Protocol, Report
+from segcal.metrics.sums import (
+    ImageSums,
+    Settings,
+    Sums,
     check_state,
-    check_sums,
+    class_edges,
     decode_names,
     encode_names,
     encode_settings,
-    of_this_version,
+    fine_edges,
     read_state,
     write_state,
 )
-from segcal.metrics.sums import BatchSums, ImageSums, Settings, Sums, class_edges, fine_edges
-from segcal.metrics.tables import BinTable, ClassHistogram, FineHistogram, Protocol
-from segcal.pixels import check_shapes, countable, multilabel_labels
+from segcal.pixels import (
+    check_batch,
+    check_shapes,
+    countable,
+    is_distribution,
+    multilabel_labels,
+    resolve_ignore_index,
+)
 
 log = logging.getLogger(__name__)
 _SOME = 8  # images, and pixels along each side, that are looked at to find probabilities
-# Held while the sums of a meter are read or replaced, never while pixels are counted. One for all
-# meters, because a meter that holds a lock could not be copied or sent to another process.
-_LOCK = threading.RLock()
 
 
 class CalibrationMeter:
@@ -51,7 +54,8 @@ class CalibrationMeter:
 
     An update that fails does not change the meter. On the CPU it raises at once; on an
     accelerator, where a check would stall the queue, a batch with bad values adds nothing and
-    `compute` raises. Several threads may update one meter.
+    `compute` raises. One thread at a time may use a meter; threads that count at the same time
+    have a meter each and add them.
 
     With `multilabel` the outputs are K sigmoids, and labels (N, K, *S) of 0, 1 or the ignore index:
     each pixel is K decisions, "class c or not", at p = 0.5. Scores of classes are of their own
@@ -60,7 +64,8 @@ class CalibrationMeter:
     Args:
         num_classes: K; from 2 on, or from 1 on with `multilabel`.
         num_bins: B equal bins over [0, 1].
-        ignore_index: the label that means "do not count this pixel".
+        ignore_index: the label of pixels that do not count; None for 255, or -100 beyond 255
+            classes.
         edge_rule: "right" for bins (lo, hi] with 0 in the first, "left" for [lo, hi) with 1 in
             the last. An edge k/B is rounded to the dtype of the probabilities.
         per_image: keep the sums of each image too, for intervals and for the worst images; about
@@ -74,7 +79,7 @@ class CalibrationMeter:
         self,
         num_classes: int,
         num_bins: int = 15,
-        ignore_index: int = 255,
+        ignore_index: int | None = None,
         *,
         edge_rule: str = "right",
         per_image: bool = False,
@@ -82,22 +87,27 @@ class CalibrationMeter:
         region: str = "all",
         multilabel: bool = False,
     ) -> None:
-        names = None if class_names is None else tuple(class_names)
         self.settings = Settings(
-            num_classes, num_bins, ignore_index, edge_rule, per_image, names, region, multilabel
+            num_classes=num_classes,
+            num_bins=num_bins,
+            ignore_index=resolve_ignore_index(ignore_index, 2 if multilabel else num_classes),
+            edge_rule=edge_rule,
+            per_image=per_image,
+            class_names=None if class_names is None else tuple(map(str, class_names)),
+            region=region,
+            multilabel=multilabel,
         )
         self.reset()
 
     def reset(self) -> None:
         """Forget all pixels."""
-        with _LOCK:
-            s = self.settings
-            self._sums = Sums.zeros(s.num_classes, s.num_bins, multilabel=s.multilabel)
-            self._images: list[ImageSums] = []
-            self._names: list[str] = []
-            self._last: Sums | None = None  # of the last image, if it came alone
-            self._synced = False
-            self._like_probs: Tensor | None = None  # () bool of the first logits, once there were
+        s = self.settings
+        self._sums = Sums.zeros(s.num_classes, s.num_bins, multilabel=s.multilabel)
+        self._images: list[ImageSums] = []
+        self._names: list[str] = []
+        self._groups: list[str] = []
+        self._synced = False
+        self._like_probs: Tensor | None = None  # () bool of the first logits, once there were
 
     def update(
         self,
@@ -105,7 +115,7 @@ class CalibrationMeter:
         labels: Tensor,
         *,
         names: Sequence[str] | None = None,
-        continued: bool = False,
+        groups: Sequence[str] | None = None,
     ) -> None:
         """Count a batch of logits.
 
@@ -113,14 +123,14 @@ class CalibrationMeter:
             logits: (N, C, *S) of any floating dtype; the softmax is taken in float32 at least.
             labels: (N, *S) of an integer dtype; (N, C, *S) if `multilabel`.
             names: N names of the images; by default their running numbers. Only with `per_image`.
-            continued: these are more pixels of the image before, such as the next slices of a
-                volume that does not fit into memory; N is 1.
+            groups: N names of what the images belong to, such as patients: images of one group are
+                not independent. Only with `per_image`.
 
         Raises:
             ValueError: a wrong shape or dtype, labels out of range, or values that are not finite
                 at a pixel that counts. The meter is then as it was.
         """
-        update_together([self], logits, labels, names=names, continued=continued)
+        update_together([self], logits, labels, names=names, groups=groups)
 
     def update_probs(
         self,
@@ -128,7 +138,7 @@ class CalibrationMeter:
         labels: Tensor,
         *,
         names: Sequence[str] | None = None,
-        continued: bool = False,
+        groups: Sequence[str] | None = None,
     ) -> None:
         """Count a batch of probabilities.
 
@@ -140,62 +150,72 @@ class CalibrationMeter:
             probs: (N, C, *S) of any floating dtype.
             labels: (N, *S) of an integer dtype; (N, C, *S) if `multilabel`.
             names: as for `update`.
-            continued: as for `update`.
+            groups: as for `update`.
 
         Raises:
             ValueError: as for `update`, or `probs` are no probabilities.
         """
-        update_together([self], probs, labels, names=names, probs=True, continued=continued)
+        update_together([self], probs, labels, names=names, groups=groups, probs=True)
 
-    def _add(self, batch: BatchSums, names: Sequence[str], *, continued: bool) -> None:
-        with _LOCK:
-            device = batch.sums.nll.device
-            if device.type != "cpu":
-                self._sums = self._sums.to(device)
-            if continued:
-                self._continue(batch)
-                return
-            batch.add_to(self._sums)
-            self._last = batch.sums if len(names) == 1 else None
-            if batch.images is not None:
-                self._images.append(batch.images)
-                self._names += names
+    def update_samples(
+        self,
+        probs: Tensor,
+        labels: Tensor,
+        *,
+        names: Sequence[str] | None = None,
+        groups: Sequence[str] | None = None,
+    ) -> None:
+        """Count the mean of the probabilities of M members, such as networks or dropout samples.
 
-    def _continue(self, batch: BatchSums) -> None:
-        """Add more pixels of the last image."""
-        assert self._last is not None  # `update_together` has looked
-        known = self._last.images.clone()  # 1 if it had pixels before
-        batch.add_to(self._sums)
-        self._sums.images -= known * batch.sums.images  # it is one image still
-        self._last.class_count += batch.sums.class_count
-        self._last.images |= batch.sums.images
-        if batch.images is not None:
-            self._images[-1].add_(batch.images)
-            self._images[-1].set_class_ace(self._last.class_count[None])
+        Args:
+            probs: (M, N, C, *S) of any floating dtype; the mean is taken in float64.
+            labels: as for `update_probs`.
+            names: as for `update`.
+            groups: as for `update`.
+
+        Raises:
+            ValueError: as for `update_probs`, or there are no members.
+        """
+        if probs.ndim < 3 or not len(probs):
+            raise ValueError(
+                f"Expected probabilities of shape (M, N, C, *S), but got {tuple(probs.shape)}"
+            )
+        probs = countable(probs, labels)[0]
+        mean = torch.zeros(probs.shape[1:], dtype=torch.float64, device=probs.device)
+        for member in probs:
+            mean += member
+        self.update_probs((mean / len(probs)).to(probs.dtype), labels, names=names, groups=groups)
 
     def compute(self, *, resamples: int = 1000, seed: int = 0) -> Report:
         """The report of everything counted so far; scores are NaN if that is nothing.
 
         Args:
-            resamples: of the bootstrap over images, if sums are kept per image.
-            seed: of the bootstrap.
+            resamples: how often images are resampled for intervals, if sums are kept per image.
+            seed: of the resamples.
 
         Raises:
             ValueError: bad values were met on an accelerator.
         """
         s = self.settings
-        with _LOCK:
-            self._raise_faults()
-            self._warn_of_probs()
-            copy = self._sums.to("cpu", copy=True)
-            by_image = self.image_sums()
-            names = [name or f"image {i}" for i, name in enumerate(self._names)]
+        labels, logits, probs = self._sums.faults.tolist()
+        if labels or logits or probs:
+            raise ValueError(
+                "Expected finite logits, probabilities that sum to 1 and labels in "
+                f"0..{1 if s.multilabel else s.num_classes - 1} or {s.ignore_index}, but got "
+                f"{logits} pixels with logits not finite, {probs} with no probabilities and "
+                f"{labels} with labels out of range; their batches were not counted"
+            )
+        self._warn_of_probs()
         images = None
         if s.per_image:
-            images = image_statistics(by_image, names, resamples=resamples, seed=seed)
-        sums = {name: tensor.numpy() for name, tensor in copy.tensors().items()}
+            names = [utf8(name) or f"image {i}" for i, name in enumerate(self._names)]
+            images = image_statistics(self.image_sums(), names, resamples=resamples, seed=seed)
+        sums = {n: t.numpy() for n, t in self._sums.to("cpu", copy=True).tensors().items()}
         edges = np.arange(s.num_bins + 1) / s.num_bins
-        by_class = sums["class_fine_correct"], sums["class_fine_wrong"]
+        class_fine = None
+        if len(sums["class_fine_correct"]):
+            by_class = sums["class_fine_correct"], sums["class_fine_wrong"]
+            class_fine = ClassHistogram(class_edges().numpy(), *by_class)
         return Report(
             protocol=Protocol(
                 num_classes=s.num_classes,
@@ -219,13 +239,11 @@ class CalibrationMeter:
                 sums["fine_wrong"],
                 sums["fine_confidence"],
             ),
-            class_fine=(
-                ClassHistogram(class_edges().numpy(), *by_class) if len(by_class[0]) else None
-            ),
+            class_fine=class_fine,
             confusion=sums["confusion"],
             nll_sum=float(sums["nll"]),
             brier_sum=float(sums["brier"]),
-            class_names=s.class_names,
+            class_names=None if s.class_names is None else tuple(map(utf8, s.class_names)),
             images=images,
         )
 
@@ -233,6 +251,11 @@ class CalibrationMeter:
     def names(self) -> list[str]:
         """The names of the images whose sums are kept, in order; "" for those without a name."""
         return list(self._names)
+
+    @property
+    def groups(self) -> list[str]:
+        """The groups of these images, in the order of `names`; "" for those without a group."""
+        return list(self._groups)
 
     def sums(self) -> Sums:
         """The sums over all pixels, where the predictions are: the meter's own, not copies."""
@@ -251,29 +274,18 @@ class CalibrationMeter:
                 "is counted; probabilities go to update_probs(), or into files as probs"
             )
 
-    def _raise_faults(self) -> None:
-        s = self.settings
-        labels, logits, probs = self._sums.faults.tolist()
-        if labels or logits or probs:
-            raise ValueError(
-                "Expected finite logits, probabilities that sum to 1 and labels in "
-                f"0..{1 if s.multilabel else s.num_classes - 1} or {s.ignore_index}, but got "
-                f"{logits} pixels with logits not finite, {probs} with no probabilities and "
-                f"{labels} with labels out of range; their batches were not counted"
-            )
-
     def __add__(self, other: CalibrationMeter) -> CalibrationMeter:
         """A new meter of the pixels of both."""
         if not isinstance(other, CalibrationMeter):
             return NotImplemented
         self.settings.require_equal(other.settings)
         merged = CalibrationMeter(**asdict(self.settings))
-        with _LOCK:
-            merged._sums = self._sums.to(self._sums.nll.device, copy=True)
-            merged._sums.add_(other._sums)
-            merged._images = self._images + other._images
-            merged._names = self._names + other._names
-            merged._synced = self._synced or other._synced
+        merged._sums = self._sums.to(self._sums.nll.device, copy=True)
+        merged._sums.add_(other._sums)
+        merged._images = self._images + other._images  # which are never changed
+        merged._names = self._names + other._names
+        merged._groups = self._groups + other._groups
+        merged._synced = self._synced or other._synced
         return merged
 
     def sync(self) -> CalibrationMeter:
@@ -286,29 +298,25 @@ class CalibrationMeter:
             return self
         device = distributed.communication_device()
         self._sums = self._sums.to(device)
-        unknown = torch.tensor(int(not len(self._sums.class_fine_correct)), device=device)
-        distributed.sum_(unknown)
-        if unknown:  # to a rank that took over the state of an earlier version
-            self._sums.drop_by_class()
         distributed.sum_(*self._sums.tensors().values())
         if self.settings.per_image:
             images = self.image_sums().tensors().items()
             self._images = [
                 ImageSums(**{name: distributed.concatenate(t.to(device)) for name, t in images})
             ]
-            text = distributed.concatenate(encode_names(self._names).to(device))
-            self._names = decode_names(text.cpu())
+            for text in (self._names, self._groups):
+                text[:] = decode_names(distributed.concatenate(encode_names(text).to(device)).cpu())
         self._synced = True
         return self
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything, as plain tensors on the CPU that share nothing with the meter."""
-        with _LOCK:
-            state = self._sums.to("cpu", copy=True).tensors()
-            for name, tensor in self.image_sums().tensors().items():
-                state[f"image.{name}"] = tensor.clone()
-            state["names"] = encode_names(self._names)
-            state["synced"] = torch.tensor(self._synced)
+        state = self._sums.to("cpu", copy=True).tensors()
+        for name, tensor in self.image_sums().tensors().items():
+            state[f"image.{name}"] = tensor.clone()
+        state["names"] = encode_names(self._names)
+        state["groups"] = encode_names(self._groups)
+        state["synced"] = torch.tensor(self._synced)
         state["settings"] = encode_settings(self.settings)
         return state
 
@@ -316,24 +324,15 @@ class CalibrationMeter:
         """Take over what `state_dict` gave, replacing what was counted.
 
         Raises:
-            ValueError: other settings, not such a state, or sums that no pixels have. The meter is
-            then as it was.
+            ValueError: other settings, or not such a state. The meter is then as it was.
         """
-        state = of_this_version(state)
         check_state(state, self.state_dict(), self.settings)
-        names = decode_names(state["names"])
         images = {k[6:]: v.clone() for k, v in state.items() if k.startswith("image.")}
-        if any(len(tensor) != len(names) for tensor in images.values()):
-            raise ValueError(f"Expected sums of {len(names)} images, but got another number")
-        sums = Sums(**{name: state[name].cpu() for name in self._sums.tensors()})
-        by_image = ImageSums(**images)
-        check_sums(sums, by_image, self.settings)
-        with _LOCK:
-            self._sums = sums.to("cpu", copy=True)
-            self._images = [by_image]
-            self._names = names
-            self._last = None
-            self._synced = bool(state["synced"])
+        self._sums = Sums(**{k: state[k] for k in self._sums.tensors()}).to("cpu", copy=True)
+        self._images = [ImageSums(**images)]
+        self._names = decode_names(state["names"])
+        self._groups = decode_names(state["groups"])
+        self._synced = bool(state["synced"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state as npz (no pickle inside); `path` is never half-written."""
@@ -355,7 +354,6 @@ class CalibrationMeter:
         return meter
 
 
-@torch.inference_mode(False)  # what a later part of an image adds to can be changed in any mode
 @torch.no_grad()
 def update_together(
     meters: Sequence[CalibrationMeter],
@@ -364,8 +362,8 @@ def update_together(
     *,
     inside: Sequence[Tensor | None] | None = None,
     names: Sequence[str] | None = None,
+    groups: Sequence[str] | None = None,
     probs: bool = False,
-    continued: bool = False,
 ) -> None:
     """Count one batch in several meters that differ in the pixels they count: one softmax for all.
 
@@ -376,9 +374,9 @@ def update_together(
         values: (N, C, *S) logits, as for `CalibrationMeter.update`.
         labels: (N, *S); (N, C, *S) for meters with `multilabel`.
         inside: for each meter, bool of the labels' shape: what it counts; None for all.
-        names: of the N images.
+        names: N names of the images.
+        groups: N names of what the images belong to; see `CalibrationMeter.update`.
         probs: the values are probabilities, as for `CalibrationMeter.update_probs`.
-        continued: as for `CalibrationMeter.update`.
 
     Raises:
         ValueError: as for an update of one meter. All meters are then as they were.
@@ -390,8 +388,7 @@ def update_together(
         )
     s = meters[0].settings
     for meter in meters:
-        alike = replace(meter.settings, class_names=s.class_names, region=s.region)
-        s.require_equal(alike)
+        s.require_equal(replace(meter.settings, class_names=s.class_names, region=s.region))
         if meter._synced:
             raise ValueError("Expected a meter that was not synced, but got one: reset() it first")
     values, labels = countable(values.detach(), labels)
@@ -412,39 +409,35 @@ def update_together(
                 f"Expected masks of bool and the labels' shape {tuple(labels.shape)}, "
                 f"but got {mask.dtype} {tuple(mask.shape)}"
             )
-    if continued and (n != 1 or any(meter._last is None for meter in meters)):
-        raise ValueError(
-            f"Expected one image, after an update with one, to be continued, but got {n}"
-        )
-    if names is not None and (isinstance(names, str) or len(names) != n):
-        raise ValueError(f"Expected {n} names, one per image, but got {names!r}")
+    for what, given_names in (("names", names), ("groups", groups)):
+        if given_names is not None and (isinstance(given_names, str) or len(given_names) != n):
+            raise ValueError(f"Expected {n} {what}, one per image, but got {given_names!r:.200}")
     try:
         batches = count(values, labels, inside, s, logits=not probs)
-    except ValueError as error:
-        raise ValueError(
-            explain_labels(values, labels, s.ignore_index, multilabel=s.multilabel)
-        ) from error
+    except ValueError:
+        check_batch(values, labels, s.ignore_index, probs=probs, multilabel=s.multilabel)
+        raise
     if _can_look(values) and any(batch.sums.faults.any() for batch in batches):
-        why = explain_multilabel_values if s.multilabel else explain_values
-        raise ValueError(why(values, labels, s.ignore_index, logits=not probs))
+        check_batch(values, labels, s.ignore_index, probs=probs, multilabel=s.multilabel)
     # Nothing below can fail, so a batch is counted wholly or not at all.
-    text = [""] * n if names is None else [str(name) for name in names]
     if not probs and meters[0]._like_probs is None:
-        meters[0]._like_probs = _like_probs(values, multilabel=s.multilabel)
+        some = (slice(_SOME), slice(None), *[slice(_SOME)] * (values.ndim - 2))
+        first = values[some]
+        if s.multilabel:
+            like = ((first >= 0) & (first <= 1)).all() & (first > 0).any()
+        else:
+            like = is_distribution(first, 1).all() & (first.numel() > 0)
+        meters[0]._like_probs = like
         if _can_look(values):
             meters[0]._warn_of_probs()
-    with _LOCK:
-        for meter, batch in zip(meters, batches, strict=True):
-            meter._add(batch, text, continued=continued)
-
-
-def _like_probs(logits: Tensor, *, multilabel: bool) -> Tensor:
-    """() bool: whether the first pixels, of which there are a few, look like probabilities."""
-    some = (slice(_SOME),)
-    first = logits[some + (slice(None),) + some * (logits.ndim - 2)]
-    if multilabel:
-        return ((first >= 0) & (first <= 1)).all() & (first > 0).any()
-    return is_distribution(first, 1).all() & (first.numel() > 0)
+    for meter, batch in zip(meters, batches, strict=True):
+        if values.device.type != "cpu":
+            meter._sums = meter._sums.to(values.device)
+        batch.add_to(meter._sums)
+        if batch.images is not None:
+            meter._images.append(batch.images)
+            meter._names += [""] * n if names is None else map(str, names)
+            meter._groups += [""] * n if groups is None else map(str, groups)
 
 
 @functools.cache

@@ -2,37 +2,309 @@
 
 from __future__ import annotations
 
+import html
 import json
+import math
 import os
+import types
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from segcal.files import atomic_write, utf8
-from segcal.metrics import rows
-from segcal.metrics.conformal import ClassSets
-from segcal.metrics.operating import OperatingPoint
-from segcal.metrics.protocols import PROTOCOL_SCORES, check_protocols
+from segcal.files import atomic_write
+from segcal.metrics import scores
 from segcal.metrics.scores import SCORES, Array, ScoreTable
-from segcal.metrics.tables import (
-    BinTable,
-    ClassHistogram,
-    FineHistogram,
-    ImageScore,
-    ImageStatistics,
-    Interval,
-    Protocol,
-    finite,
-    from_finite,
-    frozen_array,
-    require_sums,
-)
 
 _FORMAT = "segcal-report"
 FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a report was measured. Numbers of different protocols cannot be compared."""
+
+    num_classes: int
+    num_bins: int
+    edge_rule: str  # "right": bins are (lo, hi]; "left": [lo, hi)
+    ignore_index: int
+    average: str  # "pixel" or "decision": every one has the same weight
+    region: str  # "all", or the name of the part of each image that was counted
+    images: int  # with at least one counted pixel
+    pixels: int
+    version: str  # of segcal
+    multilabel: bool = False  # K sigmoid outputs; `pixels` are decisions: K per pixel
+
+
+def _freeze(owner: object, **dtypes: type) -> None:
+    """Replace fields of a frozen dataclass by read-only copies as arrays."""
+    for name, dtype in dtypes.items():
+        array = np.array(getattr(owner, name), dtype)
+        array.setflags(write=False)
+        object.__setattr__(owner, name, array)
+
+
+@dataclass(frozen=True, eq=False)
+class BinTable:
+    """The (..., B) sums behind a reliability diagram, and the values it shows.
+
+    Attributes:
+        edges: (B + 1,) from 0 to 1.
+        count: (..., B) pixels in each bin.
+        hits: (..., B) those of them for which the predicted event occurred.
+        confidence_sum: (..., B) sum of their probabilities.
+    """
+
+    edges: Array
+    count: Array
+    hits: Array
+    confidence_sum: Array
+
+    def __post_init__(self) -> None:
+        _freeze(self, edges=np.float64, count=np.int64, hits=np.int64, confidence_sum=np.float64)
+
+    @property
+    def accuracy(self) -> Array:
+        """(..., B) fraction of hits; NaN in empty bins."""
+        return scores.ratio(self.hits, self.count)
+
+    @property
+    def confidence(self) -> Array:
+        """(..., B) mean probability; NaN in empty bins."""
+        return scores.ratio(self.confidence_sum, self.count)
+
+    @property
+    def sums(self) -> tuple[Array, Array, Array]:
+        """(count, hits, confidence_sum), the arguments of the functions in `scores`."""
+        return self.count, self.hits, self.confidence_sum
+
+    def __getitem__(self, index: int) -> BinTable:
+        """The (B,) table of one class."""
+        return BinTable(self.edges, self.count[index], self.hits[index], self.confidence_sum[index])
+
+
+@dataclass(frozen=True, eq=False)
+class FineHistogram:
+    """Fine histogram of top-label confidence, for correct and for wrong predictions.
+
+    The bins (lo, hi] are of unequal width and become finer towards 1.
+
+    Attributes:
+        edges: (F + 1,) from 0 to 1.
+        correct: (F,) correctly predicted pixels.
+        wrong: (F,) wrongly predicted pixels.
+        confidence_sum: (F,) sum of the confidence of both.
+    """
+
+    edges: Array
+    correct: Array
+    wrong: Array
+    confidence_sum: Array
+
+    def __post_init__(self) -> None:
+        _freeze(self, edges=np.float64, correct=np.int64, wrong=np.int64, confidence_sum=np.float64)
+
+    @property
+    def sums(self) -> tuple[Array, Array, Array]:
+        """(correct, wrong, confidence_sum), the arguments of the functions in `scores`."""
+        return self.correct, self.wrong, self.confidence_sum
+
+
+@dataclass(frozen=True, eq=False)
+class ClassHistogram:
+    """Fine histogram of top-label confidence by predicted class; every 16 bins of it are one.
+
+    table = report.class_fine
+    table.accepted[c, g]  # pixels predicted as c with a confidence above table.edges[g]
+    table.right[c, g]     # those of them whose label is c
+
+    For sigmoid outputs, these are the decisions that class c is present.
+
+    Attributes:
+        edges: (G + 1,) from 0 to 1.
+        correct: (K, G) correctly predicted pixels.
+        wrong: (K, G) wrongly predicted pixels.
+    """
+
+    edges: Array
+    correct: Array
+    wrong: Array
+
+    def __post_init__(self) -> None:
+        _freeze(self, edges=np.float64, correct=np.int64, wrong=np.int64)
+
+    @property
+    def accepted(self) -> Array:
+        """(K, G) pixels predicted as the class, with a confidence above each of the G low edges."""
+        return (self.correct + self.wrong)[..., ::-1].cumsum(-1)[..., ::-1]
+
+    @property
+    def right(self) -> Array:
+        """(K, G) those of them that are predicted correctly."""
+        return self.correct[..., ::-1].cumsum(-1)[..., ::-1]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A confidence interval: a fraction `level` of such intervals holds the large-sample value."""
+
+    low: float
+    high: float
+    level: float = 0.95
+
+
+@dataclass(frozen=True)
+class ImageScore:
+    """The ECE of one image."""
+
+    name: str
+    ece: float
+    pixels: int
+
+
+@dataclass(frozen=True)
+class ImageTable:
+    """Every image that has pixels, as columns of equal length, in the order of names.
+
+    Attributes:
+        names: the names of the images.
+        pixels: counted in each.
+        correct: those of them that are predicted right.
+        ece: the ECE of each image, to six decimals.
+        bias: mean confidence minus accuracy of each image, to six decimals.
+    """
+
+    names: tuple[str, ...]
+    pixels: tuple[int, ...]
+    correct: tuple[int, ...]
+    ece: tuple[float, ...]
+    bias: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class BinGap:
+    """The gap of one bin of the top-label table, image by image.
+
+    A gap is the sum of confidence minus the number of hits, divided by the pixels of all bins: the
+    signed part of the ECE that the bin has.
+
+    Attributes:
+        low: lower end of its 95 % interval over images; NaN if there is none.
+        high: upper end.
+        images: names of the images with the largest gaps in the bin, and these gaps.
+    """
+
+    low: float
+    high: float
+    images: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class ImageStatistics:
+    """Statistics that need the sums of each image.
+
+    Attributes:
+        ece: the mean over images of the ECE of each image. It is larger than the ECE over all
+            pixels, because the ECE of few pixels is noisy.
+        ece_debiased: the ECE over all pixels, estimated such that noise adds nothing to it.
+        sce_debiased: the SCE, estimated likewise.
+        ace: the mean ACE over the pairs of an image and a class that it shows.
+        class_ace: for each class, the mean ACE over the images that show it; NaN if none does.
+        intervals: by score name ("ece", "sce", "accuracy", "miou"), over images.
+        class_ece_intervals: for the class-j-ECE of each class; empty without intervals.
+        withheld: by score name, why there is no interval.
+        worst: the images with the largest ECE, worst first.
+        resamples: number of resamples.
+        seed: seed of the resamples.
+        bins: the gap of each bin of the top-label table.
+        table: every image, or the worst 10,000; None in regions.
+    """
+
+    ece: float
+    ece_debiased: float
+    sce_debiased: float
+    ace: float
+    class_ace: tuple[float, ...]
+    intervals: Mapping[str, Interval]
+    class_ece_intervals: tuple[Interval, ...]
+    withheld: Mapping[str, str]
+    worst: tuple[ImageScore, ...]
+    resamples: int
+    seed: int
+    bins: tuple[BinGap, ...] = ()
+    table: ImageTable | None = None
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """A threshold that was chosen on a hold-out, and what it gives on test images.
+
+    Attributes:
+        target: such as "accuracy=0.99"; see `segcal.metrics.triage.Target`.
+        threshold: accept a pixel if its confidence is above; NaN if none reaches the target on the
+            hold-out.
+        holdout_images: images of the hold-out.
+        holdout_coverage: share of the pixels of the hold-out that are accepted.
+        holdout_accuracy: share of these that are right.
+        coverage: share of the test pixels that are accepted.
+        accuracy: share of these that are right.
+        intervals: for "coverage" and "accuracy", over the test images; none for fewer than two.
+    """
+
+    target: str
+    threshold: float
+    holdout_images: int
+    holdout_coverage: float
+    holdout_accuracy: float
+    coverage: float
+    accuracy: float
+    intervals: Mapping[str, Interval]
+
+    @property
+    def risk(self) -> float:
+        """Share of the accepted test pixels that are wrong."""
+        return 1 - self.accuracy
+
+    @property
+    def verdict(self) -> str:
+        """Whether the target is reached on images like the test images, by the interval."""
+        kind, _, value = self.target.partition("=")
+        if math.isnan(self.threshold):
+            return "no threshold reaches it on the hold-out"
+        interval = self.intervals.get("coverage" if kind == "coverage" else "accuracy")
+        least = 1 - float(value) if kind == "risk" else float(value)
+        if interval is None:
+            return "too few images to tell"
+        if interval.low >= least:
+            return "reached"
+        return "not reached" if interval.high < least else "within the interval"
+
+
+@dataclass(frozen=True)
+class ClassSets:
+    """Class sets with a promised miss rate, and what they are on test images.
+
+    Attributes:
+        miss: α, the miss rate that is promised on average over images.
+        lam: λ; the set of a pixel is {c: p_c >= 1 - λ}.
+        holdout_images: images that λ was chosen on.
+        holdout_miss: their mean miss rate.
+        miss_rate: the mean miss rate of the test images.
+        interval: for the miss rate, over the test images; None for fewer than two.
+        set_size: mean number of classes in the set of a test pixel.
+        empty: share of the test pixels whose set is empty.
+    """
+
+    miss: float
+    lam: float
+    holdout_images: int
+    holdout_miss: float
+    miss_rate: float
+    interval: Interval | None
+    set_size: float
+    empty: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +330,7 @@ class Report(ScoreTable):
             and of the score; see `segcal.metrics.protocols`.
         operating_points: thresholds of confidence that were chosen on a hold-out.
         class_sets: class sets whose miss rate was promised on a hold-out.
-        class_fine: fine histogram by predicted class; None in reports of earlier versions and of
-            more than 256 classes.
+        class_fine: fine histogram by predicted class; None for more than 256 classes.
     """
 
     protocol: Protocol
@@ -78,17 +349,12 @@ class Report(ScoreTable):
     class_fine: ClassHistogram | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "confusion", frozen_array(self.confusion, np.int64))
-        if self.class_names is not None:
-            object.__setattr__(self, "class_names", tuple(map(utf8, self.class_names)))
+        _freeze(self, confusion=np.int64)
 
     @property
     def scores(self) -> dict[str, float]:
         """Every score of all pixels by name, as fractions."""
-        return self._scores("pixels")
-
-    def _scores(self, scope: str) -> dict[str, Any]:
-        return {name: getattr(self, name) for name, s in SCORES.items() if s.scope == scope}
+        return {name: getattr(self, name) for name, s in SCORES.items() if s.scope == "pixels"}
 
     @property
     def overlap(self) -> tuple[Array, Array, Array]:
@@ -113,34 +379,44 @@ class Report(ScoreTable):
 
     __hash__ = None  # type: ignore[assignment]
 
+    def _repr_html_(self) -> str:
+        """The main scores and the protocol, as notebooks show a report."""
+        p = self.protocol
+        rows = []
+        for score in SCORES.values():
+            if score.table and (score.scope == "pixels" or self.images is not None):
+                value, interval = getattr(self, score.name), self.intervals.get(score.name)
+                ends = (
+                    f"{score.number(interval.low)} to {score.number(interval.high)}"
+                    if interval is not None
+                    else ""
+                )
+                heading = html.escape(score.heading)
+                rows.append(f"<tr><th>{heading}</th><td>{score.number(value)}</td><td>{ends}</td>")
+        kind = "decisions" if p.multilabel else "pixels"
+        about = (
+            f"{p.pixels:,} {kind} of {p.images:,} images, {p.num_classes} classes, "
+            f"{p.num_bins} bins, region {p.region}"
+        )
+        return (
+            "<table><thead><tr><th>score</th><th>value</th><th>95 % interval</th></tr></thead>"
+            f"<tbody>{'</tr>'.join(rows)}</tr></tbody></table><p>{html.escape(about)}</p>"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings. NaN becomes None, as JSON has no NaN."""
+        by_class = {
+            name.removeprefix("class_"): getattr(self, name).tolist()
+            for name, score in SCORES.items()
+            if score.scope == "classes"
+        }
         return {
             "format": _FORMAT,
             "format_version": FORMAT_VERSION,
-            "protocol": asdict(self.protocol),
             # For readers of the file; `from_dict` computes the scores again from the sums.
-            "scores": {name: finite(value) for name, value in self.scores.items()},
-            "class_scores": {
-                name.removeprefix("class_"): [finite(x) for x in values.tolist()]
-                for name, values in self._scores("classes").items()
-            },
-            "class_names": None if self.class_names is None else list(self.class_names),
-            "top": _arrays(self.top),
-            "classes": _arrays(self.classes),
-            "fine": _arrays(self.fine),
-            "class_fine": None if self.class_fine is None else _arrays(self.class_fine),
-            "confusion": self.confusion.tolist(),
-            "nll_sum": self.nll_sum,
-            "brier_sum": self.brier_sum,
-            "images": None if self.images is None else self.images.to_dict(),
-            "regions": {name: report.to_dict() for name, report in self.regions.items()},
-            "protocols": {
-                name: {score: finite(value) for score, value in found.items()}
-                for name, found in self.protocols.items()
-            },
-            "operating_points": [point.to_dict() for point in self.operating_points],
-            "class_sets": [sets.to_dict() for sets in self.class_sets],
+            "scores": to_plain(self.scores),
+            "class_scores": to_plain(by_class),
+            **{item.name: to_plain(getattr(self, item.name)) for item in fields(self)},
         }
 
     @classmethod
@@ -157,61 +433,29 @@ class Report(ScoreTable):
                 f"Expected format_version {FORMAT_VERSION}, but got {data.get('format_version')!r}"
             )
         try:
-            names, images = data["class_names"], data["images"]
-            by_class = data.get("class_fine")
-            report = cls(
-                protocol=Protocol(**data["protocol"]),
-                top=BinTable(**data["top"]),
-                classes=BinTable(**data["classes"]),
-                fine=FineHistogram(**data["fine"]),
-                confusion=data["confusion"],
-                nll_sum=float(data["nll_sum"]),
-                brier_sum=float(data["brier_sum"]),
-                class_names=None if names is None else tuple(names),
-                images=None if images is None else ImageStatistics.from_dict(images),
-                regions={n: cls.from_dict(part) for n, part in data["regions"].items()},
-                protocols={
-                    name: {score: from_finite(found[score]) for score in PROTOCOL_SCORES}
-                    for name, found in data.get("protocols", {}).items()
-                },
-                operating_points=tuple(
-                    map(OperatingPoint.from_dict, data.get("operating_points", []))
-                ),
-                class_sets=tuple(map(ClassSets.from_dict, data.get("class_sets", []))),
-                class_fine=None if by_class is None else ClassHistogram(**by_class),
-            )
-            report._check_sums()
-            check_protocols(report.protocols)
+            report: Report = from_plain(cls, data)
         except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
-            raise ValueError(f"Expected a complete report, but got {error!r}") from None
+            raise ValueError(f"Expected a complete report, but got {error!r:.200}") from None
+        report._check_shapes()
         return report
 
-    def _check_sums(self) -> None:
+    def _check_shapes(self) -> None:
         """Raise a ValueError unless all tables have the sizes that the protocol states."""
-        p = self.protocol
-        for value in (p.num_classes, p.num_bins, p.images, p.pixels):
-            if type(value) is not int or not 0 <= value < 2**63:
-                raise ValueError(f"Expected whole numbers in the protocol, but got {value!r:.60}")
-        for text in (p.edge_rule, p.average, p.region, p.version):
-            if not isinstance(text, str):
-                raise ValueError(f"Expected text in the protocol, but got {text!r:.60}")
-        k, b, f = p.num_classes, p.num_bins, self.fine.correct.size
-        require_sums("edges", (b + 1,), self.top.edges, self.classes.edges)
-        require_sums("top", (b,), *self.top.sums)
-        require_sums("classes", (k, b), *self.classes.sums)
-        if type(p.multilabel) is not bool:
-            raise ValueError(f"Expected multilabel to be a bool, but got {p.multilabel!r}")
-        require_sums("confusion", (k, 2, 2) if p.multilabel else (k, k), self.confusion)
-        fine = self.fine
-        require_sums("fine", (f,), fine.correct, fine.wrong, fine.confidence_sum, fine.edges[1:])
-        if (by_class := self.class_fine) is not None:
-            shape = (k, by_class.edges.size - 1)
-            require_sums("class_fine", shape, by_class.correct, by_class.wrong)
-            require_sums("class_fine", (shape[1],), by_class.edges[1:])
-        if self.images is not None and len(self.images.class_ace) not in (0, k):
-            raise ValueError(f"Expected {k} class_ace, but got {len(self.images.class_ace)}")
-        if self.images is not None and len(self.images.bins) not in (0, b):
-            raise ValueError(f"Expected gaps of {b} bins, but got {len(self.images.bins)}")
+        k, b, f = self.protocol.num_classes, self.protocol.num_bins, self.fine.correct.size
+        shapes: dict[str, tuple[tuple[int, ...], list[Array]]] = {
+            "edges": ((b + 1,), [self.top.edges, self.classes.edges]),
+            "top": ((b,), [*self.top.sums]),
+            "classes": ((k, b), [*self.classes.sums]),
+            "confusion": ((k, 2, 2) if self.protocol.multilabel else (k, k), [self.confusion]),
+            "fine": ((f,), [*self.fine.sums, self.fine.edges[1:]]),
+        }
+        if (table := self.class_fine) is not None:
+            g = table.edges.size - 1
+            shapes["class_fine"] = (k, g), [table.correct, table.wrong]
+        for name, (shape, arrays) in shapes.items():
+            for array in arrays:
+                if array.shape != shape:
+                    raise ValueError(f"Expected {name} tables of {shape}, but got {array.shape}")
         if self.class_names is not None and len(self.class_names) != k:
             raise ValueError(f"Expected {k} class_names, but got {len(self.class_names)}")
 
@@ -233,14 +477,48 @@ class Report(ScoreTable):
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{os.fspath(path)}: {error}") from None
 
-    def to_markdown(self, name: str = "model") -> str:
-        """A table of one row with units in the header, and a line with the protocol."""
-        return rows.to_markdown({name: self})
 
-    def to_csv(self, name: str = "model") -> str:
-        """A header line with units and one row."""
-        return rows.to_csv({name: self})
+def to_plain(value: Any) -> Any:
+    """Dataclasses, mappings, sequences and arrays as JSON has them; NaN and infinity are None."""
+    if isinstance(value, Report):
+        return value.to_dict()
+    if is_dataclass(value):
+        return {item.name: to_plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
-def _arrays(table: BinTable | FineHistogram | ClassHistogram) -> dict[str, Any]:
-    return {name: array.tolist() for name, array in vars(table).items()}
+def from_plain(kind: Any, data: Any) -> Any:
+    """The inverse of `to_plain`, for a type as fields are annotated; NaN for None where a float is.
+
+    Raises:
+        KeyError, TypeError, ValueError: the data are not of this type.
+    """
+    origin, parts = get_origin(kind), get_args(kind)
+    if kind is Report and not isinstance(data, Mapping):
+        raise TypeError(f"a report that is {data!r:.60}")
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return kind(**{f.name: from_plain(hints[f.name], data[f.name]) for f in fields(kind)})
+    if origin in (Union, types.UnionType):  # always `X | None` here
+        return None if data is None else from_plain(parts[0], data)
+    if origin is np.ndarray:
+        return np.array(data)
+    if origin is tuple and parts[-1] is Ellipsis:
+        return tuple(from_plain(parts[0], item) for item in data)
+    if origin is tuple:
+        return tuple(from_plain(part, item) for part, item in zip(parts, data, strict=True))
+    if origin is not None:  # a mapping by text
+        return {str(key): from_plain(parts[1], item) for key, item in data.items()}
+    if kind is float:
+        return math.nan if data is None else float(data)
+    if type(data) is not kind:
+        raise TypeError(f"{data!r:.60} where {kind.__name__} is expected")
+    return data

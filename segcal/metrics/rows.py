@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from segcal.metrics.protocols import PROTOCOL_SCORES, describe_protocol
+from segcal.metrics.report import Interval
 from segcal.metrics.scores import LOGGED, SCORES, Score, number
-from segcal.metrics.tables import Interval
 
 if TYPE_CHECKING:
     from segcal.metrics.report import Report

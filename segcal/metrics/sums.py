@@ -1,21 +1,27 @@
-"""What a meter keeps: its settings, sums over all pixels, and a few sums of each image."""
+"""What a meter keeps: settings, sums over all pixels and of each image; and its state in a file."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from numbers import Integral
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from segcal.files import check_num_classes, check_size
+from segcal.files import BadFile, Npz, atomic_write, check_num_classes, check_size, one_line
+from segcal.pixels import require_ignore_index
 
 # The fine histogram of top-label confidence p has bins of width 1/FINE_CELLS up to p = 15/16. From
 # there on it has FINE_STEPS bins to each halving of q = 1 - p, because a trained network puts most
 # pixels so close to 1 that bins of equal width in p would not tell them apart. All edges are exact
-# in binary. `counting.compiled` has the same numbers.
+# in binary.
 FINE_CELLS = 1024
 FINE_STEPS = 64
 OCTAVES = 24  # down to q = 2**-24, the last step below 1 that float32 has
@@ -30,7 +36,6 @@ CLASS_BINS = FINE_BINS // CLASS_STEP + 1
 MOST_CLASSES = 256  # for more it is not kept: it takes 2 kB per class
 
 EDGE_RULES = ("right", "left")
-MOST_NLL = 1e300  # of a pixel; the sum over pixels must stay finite too
 
 
 def fine_edges() -> Tensor:
@@ -87,27 +92,20 @@ class Settings:
 
     def __post_init__(self) -> None:
         classes = 1 if self.multilabel else 2
-        for name, least in (("num_classes", classes), ("num_bins", 1), ("ignore_index", None)):
+        for name, least in (("num_classes", classes), ("num_bins", 1)):
             value = getattr(self, name)
-            whole = isinstance(value, Integral) and not isinstance(value, bool)
-            if not whole or (least is not None and value < least):
-                bound = "" if least is None else f" >= {least}"
-                raise ValueError(f"Expected {name} to be an integer{bound}, but got {value!r}")
-            object.__setattr__(self, name, int(value))  # numpy's integers are not JSON's
+            if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name} must be an integer >= {least}, but it is {value!r}")
+        require_ignore_index(self.ignore_index)
+        for name in ("num_classes", "num_bins", "ignore_index"):
+            object.__setattr__(self, name, int(getattr(self, name)))  # JSON has no numpy integers
         check_num_classes(self.num_classes, multilabel=self.multilabel)
-        if not isinstance(self.multilabel, bool):
-            raise ValueError(f"Expected multilabel to be a bool, but got {self.multilabel!r}")
         check_size(
             8 * self.num_classes * self.num_bins,
             f"a table of {self.num_classes} classes and {self.num_bins} bins",
         )
-        if not -(2**63) <= self.ignore_index < 2**63:
-            raise ValueError(f"Expected ignore_index within int64, but got {self.ignore_index}")
         if self.edge_rule not in EDGE_RULES:
-            raise ValueError(f"Expected edge_rule in {EDGE_RULES}, but got {self.edge_rule!r}")
-        for name in self.class_names or ():
-            if not isinstance(name, str):
-                raise ValueError(f"Expected class_names to be text, but got {name!r}")
+            raise ValueError(f"edge_rule must be in {EDGE_RULES}, but it is {self.edge_rule!r}")
         if self.class_names is not None and len(self.class_names) != self.num_classes:
             raise ValueError(
                 f"Expected {self.num_classes} class_names, but got {len(self.class_names)}"
@@ -142,8 +140,7 @@ class Sums(_Tensors):
     With K sigmoid outputs, each pixel is K decisions between a class and its absence. The sums of a
     class are over its own decisions; all others are over all decisions, as if they were pixels.
 
-    The fine histogram by class has no rows for more than MOST_CLASSES classes, and in the states
-    of earlier versions; what is added to it is then lost.
+    The fine histogram by class has no rows for more than MOST_CLASSES classes.
     """
 
     class_count: Tensor  # (K, B) pixels whose p_c lies in the bin
@@ -188,28 +185,32 @@ class Sums(_Tensors):
 
         with torch.inference_mode(False):
             return cls(
-                *(count(k, b), count(k, b), total(k, b)),
-                *(count(b), count(b), total(b)),
-                count(k, 2, 2) if multilabel else count(k, k) if confusion else count(0, 0),
-                *(count(f), count(f), total(f)),
-                *(count(*by_class), count(*by_class)),
-                *(total(), total()),
-                *(count(), count(3)),
+                class_count=count(k, b),
+                class_hits=count(k, b),
+                class_confidence=total(k, b),
+                top_count=count(b),
+                top_hits=count(b),
+                top_confidence=total(b),
+                confusion=(
+                    count(k, 2, 2) if multilabel else count(k, k) if confusion else count(0, 0)
+                ),
+                fine_correct=count(f),
+                fine_wrong=count(f),
+                fine_confidence=total(f),
+                class_fine_correct=count(*by_class),
+                class_fine_wrong=count(*by_class),
+                nll=total(),
+                brier=total(),
+                images=count(),
+                faults=count(3),
             )
 
     def add_(self, other: Sums) -> None:
         """Add `other` in place; an empty confusion matrix adds nothing."""
         for name, tensor in self.tensors().items():
             more = getattr(other, name)
-            if name.startswith("class_fine") and len(more) != len(tensor):
-                self.drop_by_class()
-            elif more.numel():
+            if more.numel():
                 tensor += more.to(tensor.device)
-
-    def drop_by_class(self) -> None:
-        """Forget the fine histogram by class: known of a part of the pixels, it is not known."""
-        self.class_fine_correct = self.class_fine_correct[:0]
-        self.class_fine_wrong = self.class_fine_wrong[:0]
 
     def to(self, device: torch.device | str, *, copy: bool = False) -> Sums:
         """The sums on `device`; with `copy`, they share nothing with these."""
@@ -244,17 +245,19 @@ class ImageSums(_Tensors):
         multilabel: bool = False,
     ) -> ImageSums:
         """`images` images without pixels."""
-        k, b = num_classes, num_bins
-
-        def gap(*shape: int) -> Tensor:
-            return torch.zeros(images, *shape, dtype=torch.float64, device=device)
-
-        def count() -> Tensor:
-            return torch.zeros(images, k, dtype=torch.int32, device=device)
-
-        shape = (images, k) if multilabel else (images,)
-        pixels = torch.zeros(shape, dtype=torch.int64, device=device)
-        return cls(pixels, gap(b), gap(k, b), count(), count(), count(), gap(k))
+        i, k, b = images, num_classes, num_bins
+        whole = {"dtype": torch.int32, "device": device}
+        real = {"dtype": torch.float64, "device": device}
+        pixels = (i, k) if multilabel else (i,)
+        return cls(
+            pixels=torch.zeros(pixels, dtype=torch.int64, device=device),
+            top_gap=torch.zeros((i, b), **real),
+            class_gap=torch.zeros((i, k, b), **real),
+            intersection=torch.zeros((i, k), **whole),
+            predicted=torch.zeros((i, k), **whole),
+            truth=torch.zeros((i, k), **whole),
+            class_ace=torch.zeros((i, k), **real),
+        )
 
     @classmethod
     def cat(cls, blocks: Iterable[ImageSums]) -> ImageSums:
@@ -263,15 +266,8 @@ class ImageSums(_Tensors):
         names = [field.name for field in fields(cls)]
         return cls(*(torch.cat([getattr(b, name).cpu() for b in blocks]) for name in names))
 
-    def add_(self, other: ImageSums) -> None:
-        """Add the sums of the same images in place; `class_ace` is not yet known of either."""
-        for name, tensor in self.tensors().items():
-            tensor += getattr(other, name)
-
     def set_class_ace(self, count: Tensor) -> None:
-        """Compute `class_ace` when the images are complete.
-
-        It is not a sum. It needs the pixels of each bin, which would take as much room as the gaps.
+        """Compute `class_ace`, which is no sum, when the images are complete.
 
         Args:
             count: (I, K, B) pixels in the bins; those of the first bin may be missing.
@@ -350,3 +346,97 @@ class BatchSums:
 def _stacked(parts: Sequence[Sums] | Sequence[ImageSums]) -> dict[str, Tensor]:
     """The tensors of all parts by name, stacked: one row per part."""
     return {name: torch.stack([getattr(p, name) for p in parts]) for name in parts[0].tensors()}
+
+
+def encode_settings(settings: Settings) -> Tensor:
+    """The settings as a uint8 tensor."""
+    return _to_bytes(json.dumps(asdict(settings)))
+
+
+def _decode_settings(data: Tensor) -> Settings:
+    try:
+        settings = json.loads(_to_text(data))
+        names = settings.pop("class_names")
+        return Settings(**settings, class_names=None if names is None else tuple(map(str, names)))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(one_line(error)) from None
+
+
+def write_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> None:
+    """Write the state of a meter as npz, completely or not at all."""
+    arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in state.items()}
+    with atomic_write(path, "wb") as file:
+        np.savez(file, **arrays)
+
+
+def read_state(path: str | os.PathLike[str]) -> tuple[Settings, dict[str, Tensor]]:
+    """Read the settings and the state that `write_state` wrote; nothing is unpickled.
+
+    Memory is taken for what the file holds alone, whatever sizes it states.
+
+    Raises:
+        ValueError: the file holds something else, or is damaged.
+    """
+    try:
+        with Npz(Path(path), own=True) as arrays:
+            settings = _decode_settings(torch.from_numpy(arrays["settings"]))
+            for name, shape in _shapes(settings).items():
+                if arrays.shape(name) != shape:
+                    raise ValueError(
+                        f"the settings say {settings.num_classes} classes and "
+                        f"{settings.num_bins} bins, but {name} has shape {arrays.shape(name)}"
+                    )
+            return settings, {name: torch.from_numpy(arrays[name]) for name in arrays.keys}
+    except BadFile as error:
+        raise ValueError(str(error).removeprefix(f"{path}: ")) from None
+
+
+def _shapes(settings: Settings) -> dict[str, tuple[int, ...]]:
+    """The shapes of the sums over all pixels, by name."""
+    s = settings
+    sums = Sums.zeros(s.num_classes, s.num_bins, "meta", multilabel=s.multilabel)
+    return {name: tuple(tensor.shape) for name, tensor in sums.tensors().items()}
+
+
+def check_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor], settings: Settings) -> None:
+    """Raise a ValueError unless `state` has the names, shapes and dtypes of the state `own`."""
+    if set(state) != set(own):
+        odd = sorted(set(state) ^ set(own))
+        raise ValueError(f"Expected the state of a CalibrationMeter, but {odd} do not match")
+    for name, tensor in own.items():
+        text = name in ("names", "groups", "settings")  # of any length; so is the number of images
+        free = 1 if text or name.startswith("image.") else 0
+        got = state[name]
+        if (
+            got.dtype != tensor.dtype
+            or got.ndim != tensor.ndim
+            or (got.shape[free:] != tensor.shape[free:])
+        ):
+            raise ValueError(
+                f"Expected {name} of {tensor.dtype} {tuple(tensor.shape)}, "
+                f"but got {got.dtype} {tuple(got.shape)}"
+            )
+    settings.require_equal(_decode_settings(state["settings"]))
+    rows = {len(decode_names(state[name])) for name in ("names", "groups")}
+    rows |= {len(tensor) for name, tensor in state.items() if name.startswith("image.")}
+    if len(rows) > 1:
+        raise ValueError(f"Expected names, groups and sums of as many images, but got {rows}")
+
+
+def encode_names(names: Sequence[str]) -> Tensor:
+    """Names as a uint8 tensor, each followed by a zero, so that encodings can be concatenated."""
+    return _to_bytes("".join(name.replace("\0", " ") + "\0" for name in names))
+
+
+def decode_names(data: Tensor) -> list[str]:
+    """The inverse of `encode_names`."""
+    return _to_text(data).split("\0")[:-1]
+
+
+def _to_bytes(text: str) -> Tensor:
+    # Python gives file names that are not UTF-8 as surrogates; they must survive.
+    return torch.tensor(list(text.encode("utf-8", "surrogateescape")), dtype=torch.uint8)
+
+
+def _to_text(data: Tensor) -> str:
+    return bytes(data.tolist()).decode("utf-8", "surrogateescape")

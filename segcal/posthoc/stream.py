@@ -10,8 +10,14 @@ import torch
 from torch import Tensor
 
 from segcal import distributed
-from segcal.files import is_distribution
-from segcal.pixels import Pixels, countable, cut, expected_labels, flatten
+from segcal.pixels import (
+    Pixels,
+    countable,
+    cut,
+    expected_labels,
+    flatten,
+    is_distribution,
+)
 
 # Values worked on at once: 2 MB of float64, which stays in a core's cache.
 _BLOCK_VALUES = 1 << 18

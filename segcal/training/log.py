@@ -14,8 +14,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from segcal.files import atomic_write
+from segcal.metrics.report import to_plain
 from segcal.metrics.rows import describe_scores
-from segcal.metrics.tables import finite
 
 Record = dict[str, Any]  # one epoch: plain numbers by name, e.g. "train/loss", "holdout/ece"
 
@@ -82,11 +82,7 @@ def write_jsonl(path: Path, history: list[Record]) -> None:
     """Write `log.jsonl`, one line of JSON per epoch, whole or not at all; null for NaN."""
     with atomic_write(path) as file:
         for record in history:
-            known = {
-                name: finite(value) if isinstance(value, float) else value
-                for name, value in record.items()
-            }
-            file.write(json.dumps(known, allow_nan=False) + "\n")
+            file.write(json.dumps(to_plain(record), allow_nan=False) + "\n")
 
 
 def require_history(history: list[Record], epochs: int, select: str) -> None:

@@ -14,10 +14,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from numpy.typing import NDArray
 
 from segcal.metrics import Report
-from segcal.metrics.operating import OperatingPoint
+from segcal.metrics.report import BinTable, OperatingPoint
 from segcal.metrics.rows import pixels_or_decisions
 from segcal.metrics.scores import SCORES, risk_at_coverage
-from segcal.metrics.tables import BinTable
 from segcal.viz.figure import (
     OVER,
     UNDER,

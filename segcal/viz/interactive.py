@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from segcal.metrics import Report
-from segcal.metrics.operating import OperatingPoint
+from segcal.metrics.report import BinTable, OperatingPoint, to_plain
 from segcal.metrics.rows import THRESHOLD_DIGITS
 from segcal.metrics.scores import SCORES, UNITS, Array
 from segcal.metrics.sums import CLASS_STEP
-from segcal.metrics.tables import BinTable, without_nan
 from segcal.viz.diagrams import class_names, counted
 from segcal.viz.entry import Overlay, PageRow
 from segcal.viz.figure import DARK, LIGHT, OVER, UNDER, class_palette, data_uri, run_style, webp_uri
@@ -56,7 +55,7 @@ def plot_library() -> list[str]:
 
 def to_json(data: Any) -> str:
     """JSON that is safe inside a script element, whatever names it holds; null for NaN."""
-    text = json.dumps(without_nan(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(to_plain(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
@@ -108,7 +107,7 @@ def _entry(entry: PageRow, index: int, edges: Array) -> dict[str, Any]:
 
 def _part(report: Report, edges: Array) -> dict[str, Any]:
     """The sums of one region, its fine histogram on the given edges, and its scores."""
-    fine = report.fine.on(edges)
+    fine = report.fine
     held = np.flatnonzero(fine.correct + fine.wrong)
     return {
         "pixels": report.protocol.pixels,

@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
-from segcal.files import is_distribution
 from segcal.metrics.scores import SCORES
+from segcal.pixels import is_distribution
 from segcal.viz.figure import OVER, UNDER, class_palette, new_figure, plain, png, themed
 
 _LIMIT = 0.5  # the gap at which the colour is full

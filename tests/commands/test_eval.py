@@ -14,7 +14,7 @@ from PIL import Image
 import segcal
 from segcal.cli import main
 from segcal.evaluation.saved import PredictionFolder
-from segcal.metrics.operating import accepted
+from segcal.metrics.triage import accepted
 from tests.support import ROOT
 from tests.support.evaluations import QUICK, draw_nothing
 from tests.support.saved import logits_and_labels, save_folder

@@ -8,7 +8,7 @@ from segcal.evaluation.calibrate import choose_on_holdout, fit_calibrators
 from segcal.evaluation.evaluate import measure
 from segcal.evaluation.saved import PredictionFolder
 from segcal.evaluation.shifted import evaluate_shift
-from segcal.metrics.operating import Target
+from segcal.metrics.triage import Target
 from tests.support.evaluated import reports
 from tests.support.networks import Network, network_source
 from tests.support.ranks import run_on_ranks

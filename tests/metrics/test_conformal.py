@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from segcal import Report
-from segcal.metrics.conformal import ClassSets, MissRates, SetCounts, check_miss, thresholds
-from segcal.metrics.tables import Interval
+from segcal.metrics.report import Interval
+from segcal.metrics.triage import ClassSets, MissRates, SetCounts, check_miss, thresholds
 from tests.support.synthetic_reports import K, images, synthetic_report
 
 
@@ -74,7 +74,7 @@ def test_batches_and_shapes_do_not_matter(monkeypatch):
         (logits[p].view(-1, K, 4, 3), labels[p].view(-1, 4, 3)) for p in (slice(3), slice(3, 10))
     ]
     assert rates_of(*parts).choose(0.2) == pytest.approx(one)
-    monkeypatch.setattr("segcal.metrics.conformal._MOST_CELLS", 1)
+    monkeypatch.setattr("segcal.metrics.triage._MOST_CELLS", 1)
     assert rates_of((logits, labels)).choose(0.2) == pytest.approx(one)
 
 

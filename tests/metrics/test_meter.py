@@ -8,11 +8,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from segcal import CalibrationMeter
-from segcal.metrics import counting, meter, scores
+from segcal.metrics import counting, meter
 from segcal.metrics.counting import cpu
 from segcal.metrics.counting import device as torch_pass
-from segcal.metrics.state import write_state
-from segcal.metrics.sums import fine_edges
 from tests.support import metric_oracles as oracle
 from tests.support.ranks import run_on_ranks
 
@@ -248,9 +246,9 @@ def test_logits_are_never_taken_for_probabilities(dtype):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_classes": 1}, "num_classes to be an integer >= 2, but got 1"),
-        ({"num_bins": 0}, "num_bins to be an integer >= 1, but got 0"),
-        ({"edge_rule": "middle"}, "edge_rule in .* but got 'middle'"),
+        ({"num_classes": 1}, "num_classes must be an integer >= 2"),
+        ({"num_bins": 0}, "num_bins must be"),
+        ({"edge_rule": "middle"}, "edge_rule must be"),
         ({"class_names": ["a"]}, "Expected 5 class_names, but got 1"),
     ],
 )
@@ -293,42 +291,6 @@ def test_saved_is_loaded(tmp_path, per_image):
     loaded.update(*batch(1))
     meter.update(*batch(1))
     assert_same(loaded, meter, 0)
-
-
-def of_an_earlier_version(state):
-    """The state with the fine histogram that meters had: 64 bins to each halving of 1 − p."""
-    q = np.ldexp(1 + np.arange(64) / 64, np.arange(-24, 0)[:, None]).ravel()
-    edges = np.concatenate([[0.0], 1 - q[::-1], [1.0]])
-    bins = torch.from_numpy(np.searchsorted(edges, fine_edges().numpy()[1:]) - 1)
-    state = {name: tensor for name, tensor in state.items() if not name.startswith("class_fine")}
-    for name in ("fine_correct", "fine_wrong", "fine_confidence"):
-        state[name] = state[name].new_zeros(1537).index_add_(0, bins, state[name])
-    return state
-
-
-def test_states_of_earlier_versions_are_read_with_their_scores(tmp_path):
-    meter = CalibrationMeter(5, per_image=True)
-    meter.update(*batch(0))
-    state = of_an_earlier_version(meter.state_dict())
-    sums = [state[name].numpy() for name in ("fine_correct", "fine_wrong", "fine_confidence")]
-    write_state(tmp_path / "meter.npz", state)
-    loaded = CalibrationMeter.load(tmp_path / "meter.npz")
-    taken = CalibrationMeter(5, per_image=True)
-    taken.load_state_dict(state)
-    assert_same(loaded, taken, 0)
-    report, now = loaded.compute(), meter.compute()
-    assert report.smece == pytest.approx(scores.smece(*sums), abs=1e-12)
-    assert report.aurc == pytest.approx(scores.aurc(*sums[:2]), abs=1e-12)
-    assert (report.ece, report.sce, report.miou) == (now.ece, now.sce, now.miou)
-    assert report.class_fine is None and now.class_fine is not None
-    # Known of a part of the pixels alone, in either order.
-    for both in (loaded + meter, meter + loaded):
-        assert both.compute().class_fine is None
-        assert both.compute().protocol.pixels == 2 * now.protocol.pixels
-        both.save(tmp_path / "both.npz")
-        assert_same(CalibrationMeter.load(tmp_path / "both.npz"), both, 0)
-    loaded.load_state_dict(meter.state_dict())
-    assert loaded.compute() == now
 
 
 def test_load_names_the_file_that_is_no_meter(tmp_path):
@@ -386,25 +348,6 @@ def test_over_ranks_is_one_shot():
             synced = CalibrationMeter(5, per_image=True)
             synced.load_state_dict({**state, "synced": torch.tensor(False)})
             assert_same(synced, whole)
-
-
-def _take_over(rank):
-    meter = measured(*batch(rank), per_image=True)
-    if rank:
-        meter.load_state_dict(of_an_earlier_version(meter.state_dict()))
-    return meter.sync().state_dict()
-
-
-def test_a_rank_with_a_state_of_an_earlier_version_makes_it_one_for_all():
-    expected = measured(*batch(0), per_image=True)
-    earlier = measured(*batch(1), per_image=True)
-    earlier.load_state_dict(of_an_earlier_version(earlier.state_dict()))
-    expected += earlier
-    assert expected.compute().class_fine is None
-    for state in run_on_ranks(_take_over):
-        synced = CalibrationMeter(5, per_image=True)
-        synced.load_state_dict({**state, "synced": torch.tensor(False)})
-        assert_same(synced, expected)
 
 
 def test_synced_meter_takes_no_updates_until_reset():

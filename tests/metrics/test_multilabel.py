@@ -291,7 +291,7 @@ def test_a_masked_class_that_is_absent_counts():
 
 
 def test_wrong_use_is_named():
-    with pytest.raises(ValueError, match="num_classes to be an integer >= 1, but got 0"):
+    with pytest.raises(ValueError, match="num_classes must be an integer >= 1"):
         CalibrationMeter(0, multilabel=True)
     with pytest.raises(ValueError, match=r"shape \(2, 3, 4\), but got \(2, 4\)"):
         CalibrationMeter(3, multilabel=True).update(

@@ -11,7 +11,8 @@ from scipy.stats import binomtest
 
 from segcal import CalibrationMeter, Report
 from segcal.metrics.intervals import fraction_interval
-from segcal.metrics.operating import (
+from segcal.metrics.report import FineHistogram, Interval
+from segcal.metrics.triage import (
     TARGETS,
     AcceptedPixels,
     OperatingPoint,
@@ -19,7 +20,6 @@ from segcal.metrics.operating import (
     accepted,
     choose_threshold,
 )
-from segcal.metrics.tables import FineHistogram, Interval
 from tests.support.synthetic_reports import K, images, synthetic_report
 
 # Pixels by bin: none; 4 of which 2 wrong; none; 6 of which 1 wrong; 10 right.

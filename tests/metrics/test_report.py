@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from segcal import CalibrationMeter, Report
-from segcal.metrics import FineHistogram, rows, scores
 
 K = 4
 
@@ -85,7 +84,8 @@ def test_reports_differ_where_their_numbers_do():
         (lambda d: d.update(format="other"), "format 'segcal-report'"),
         (lambda d: d.update(format_version=99), "format_version 1, but got 99"),
         (lambda d: d.pop("top"), "complete report"),
-        (lambda d: d["protocol"].update(surprise=1), "complete report"),
+        (lambda d: d["protocol"].update(num_bins="many"), "complete report"),
+        (lambda d: d["fine"].update(wrong="few"), "bad.json"),
         (lambda d: d["top"]["count"].pop(), "top tables of"),
         (lambda d: d["confusion"].pop(), "confusion tables of"),
     ],
@@ -108,22 +108,6 @@ def test_files_that_are_no_report(tmp_path, text):
         Report.load(path)
 
 
-def test_failed_save_leaves_the_old_file(tmp_path):
-    path = tmp_path / "report.json"
-    report_of().save(path)
-    broken = dataclasses.replace(report_of(1), nll_sum=float("inf"))  # JSON has no such number
-    with pytest.raises(ValueError, match="JSON"):
-        broken.save(path)
-    assert Report.load(path) == report_of()
-    assert [p.name for p in tmp_path.iterdir()] == ["report.json"]
-
-
-def test_a_report_writes_its_own_table():
-    report = report_of(per_image=True)
-    assert report.to_markdown("a") == rows.to_markdown({"a": report})
-    assert report.to_csv("a") == rows.to_csv({"a": report})
-
-
 def test_tables_are_reliability_diagrams():
     report = report_of()
     filled = report.top.count > 0
@@ -133,20 +117,6 @@ def test_tables_are_reliability_diagrams():
     one = report.classes[2]
     assert np.array_equal(one.count, report.classes.count[2])
     assert report.classes.count.sum(1).tolist() == [report.protocol.pixels] * K
-
-
-def test_fine_histogram_on_other_edges_has_the_same_scores():
-    """A page with a report of an earlier version has one set of edges for all."""
-    fine = report_of().fine
-    wide = FineHistogram(np.linspace(0, 1, 200), *np.zeros((3, 199))).on(np.linspace(0, 1, 41))
-    assert not any(column.any() for column in wide.sums)
-    wide = fine.on(np.linspace(0, 1, 41))
-    assert wide.correct.sum() == fine.correct.sum() and len(wide.correct) == 40
-    again = wide.on(fine.edges)
-    assert len(again.correct) == len(fine.correct)
-    assert scores.smece(*again.sums) == pytest.approx(scores.smece(*wide.sums), abs=1e-12)
-    assert scores.augrc(*again.sums[:2]) == pytest.approx(scores.augrc(*wide.sums[:2]), abs=1e-12)
-    assert np.array_equal(again.edges, fine.edges) and fine.on(fine.edges) is fine
 
 
 @pytest.mark.parametrize("name", ["edges", "correct", "wrong"])

@@ -85,38 +85,6 @@ def test_a_volume_in_parts_is_one_image():
         assert [i.name for i in report.worst_images] == [i.name for i in again.worst_images]
 
 
-def test_only_a_single_image_can_be_continued():
-    meter = CalibrationMeter(CLASSES)
-    ((logits, labels),) = batches(1, images=2, size=SIZE)
-    with pytest.raises(ValueError, match="Expected one image, after an update with one"):
-        meter.update(logits[:1], labels[:1], continued=True)
-    meter.update(logits, labels)
-    with pytest.raises(ValueError, match="Expected one image, after an update with one"):
-        meter.update(logits[:1], labels[:1], continued=True)
-
-
-def test_parts_may_come_in_and_out_of_inference_mode():
-    meter, again = (CalibrationMeter(CLASSES, per_image=True) for _ in range(2))
-    ((logits, labels),) = volumes(1)
-    for one, modes in ((meter, (True, False, True)), (again, (False, False, False))):
-        for i, mode in enumerate(modes):
-            part = slice(3 * i, 3 * i + 3)
-            with torch.inference_mode(mode):
-                one.update(logits[:, :, part], labels[:, part], continued=i > 0)
-    assert meter.compute() == again.compute()
-
-
-def test_a_loaded_state_has_no_image_to_continue():
-    meter, other = (CalibrationMeter(CLASSES, per_image=True) for _ in range(2))
-    ((logits, labels),) = batches(1, images=2, size=SIZE)
-    meter.update(logits[:1], labels[:1])
-    other.update(logits, labels)
-    meter.load_state_dict(other.state_dict())
-    with pytest.raises(ValueError, match="Expected one image, after an update with one"):
-        meter.update(logits[:1], labels[:1], continued=True)
-    assert meter.compute() == other.compute()
-
-
 def near_another_label(labels, width):
     """Literally: whether another label lies within `width` along every axis."""
     found = torch.zeros(labels.shape, dtype=torch.bool)
@@ -141,15 +109,3 @@ def test_edges_of_a_volume_whose_slices_are_alike_are_those_of_a_slice():
     plane = batches(1, images=1, size=(8, 7))[0][1]
     volume = plane[:, None].expand(1, 5, 8, 7)
     assert torch.equal(boundary(2)(volume), boundary(2)(plane)[:, None].expand(1, 5, 8, 7))
-
-
-def test_a_refused_part_leaves_the_image_as_it_was():
-    meter, again = (CalibrationMeter(CLASSES, per_image=True) for _ in range(2))
-    ((logits, labels),) = volumes(1)
-    for one in (meter, again):
-        one.update(logits[:, :, :4], labels[:, :4])
-    with pytest.raises(ValueError, match="Expected labels"):
-        meter.update(logits[:, :, 4:], labels[:, 4:] + 100, continued=True)
-    for one in (meter, again):
-        one.update(logits[:, :, 4:], labels[:, 4:], continued=True)
-    assert meter.compute() == again.compute()

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from segcal.metrics.operating import OperatingPoint
-from segcal.metrics.tables import Interval
+from segcal.metrics.report import Interval, OperatingPoint
 from segcal.viz import risk_coverage
 from tests.support.synthetic_reports import synthetic_report
 

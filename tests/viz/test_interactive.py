@@ -17,11 +17,11 @@ from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
 from segcal.metrics import CalibrationMeter, Report
-from segcal.metrics.operating import OperatingPoint, Target, accepted, choose_threshold
+from segcal.metrics.triage import OperatingPoint, Target, accepted, choose_threshold
 from segcal.metrics.rows import threshold_text
 from segcal.metrics.scores import SCORES
 from segcal.metrics.sums import CLASS_STEP
-from segcal.metrics.tables import ImageTable
+from segcal.metrics.report import ImageTable
 from segcal.viz import Overlay, PageRow, calibration_gap, interactive, overlay_panel, write_page
 from segcal.viz.html import render_page
 from segcal.viz.interactive import (

@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from segcal.files import rounding_of
 from segcal.metrics.counting.compiled import (
     BAD_LABELS,
     BAD_VALUES,
@@ -33,7 +32,7 @@ from segcal.metrics.sums import (
     Sums,
     bin_edges,
 )
-from segcal.pixels import Cut, Pixels, as_rows, cut, flatten
+from segcal.pixels import Cut, Pixels, as_rows, cut, flatten, rounding_of
 
 log = logging.getLogger(__name__)
 
@@ -338,7 +337,8 @@ class _Share:
         for name in Tables._fields:
             getattr(self._total, name)[...] += getattr(other._total, name)
         for images, more in zip(self._images, other._images, strict=True):
-            images.add_(more)
+            for name, tensor in images.tensors().items():
+                tensor += getattr(more, name)
         for count, more_count in zip(self._class_counts, other._class_counts, strict=True):
             count += more_count
 

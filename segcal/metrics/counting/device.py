@@ -13,14 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from segcal.files import is_distribution
 from segcal.metrics.sums import (
     CLASS_BINS,
     CLASS_STEP,
     FINE_BINS,
     FINE_CELLS,
     FINE_STEPS,
-    MOST_NLL,
     OCTAVES,
     BatchSums,
     ImageSums,
@@ -28,7 +26,7 @@ from segcal.metrics.sums import (
     Sums,
     bin_edges,
 )
-from segcal.pixels import Pixels, as_rows, cut, flatten
+from segcal.pixels import MOST_NLL, Pixels, as_rows, cut, flatten, is_distribution
 
 PIECE_PROBS = 2**21  # probabilities worked on at a time
 _SPARE = 1024  # slots for what is not counted; many, so that atomic additions do not queue up

@@ -6,7 +6,7 @@ import torch
 
 import segcal
 from segcal.evaluation.saved import PredictionFolder
-from segcal.files import is_distribution
+from segcal.pixels import is_distribution
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 

@@ -1,0 +1,318 @@
+"""What to trust: thresholds of confidence that reach a target, and class sets that seldom miss.
+
+*Operating points.* A pixel is accepted if its confidence is above a threshold. The threshold is
+chosen on a hold-out and checked on test images, with intervals over the images.
+
+*Class sets* (conformal risk control, Angelopoulos et al. 2024). The class set of a pixel is
+{c: p_c >= 1 - λ}. An image's miss rate is the share of its labelled pixels whose set does not hold
+the label. λ is the least on a grid with (n R(λ) + 1) / (n + 1) <= α, where R is the mean miss rate
+of n images of a hold-out. Then the miss rate of another image like these is at most α on average,
+whatever the network. Images are exchangeable and pixels are not, so the promise is about images.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from segcal import distributed
+from segcal.metrics.intervals import fraction_interval
+from segcal.metrics.report import ClassSets, FineHistogram, OperatingPoint
+from segcal.metrics.scores import Array, ratio
+from segcal.pixels import countable, flatten
+
+TARGETS = {
+    "accuracy": "least share of accepted pixels that are right",
+    "risk": "largest share of accepted pixels that are wrong",
+    "coverage": "least share of pixels that are accepted",
+}
+_OCTAVES, _STEPS = 18, 32  # every point of the grid is exact in float32
+_MOST_CELLS = 2**22  # of a histogram by image and threshold, worked on at a time
+_ROUNDING = 1e-12  # sums over ranks are added in another order
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a threshold shall reach: a key of `TARGETS`, and a value in (0, 1)."""
+
+    kind: str
+    value: float
+
+    def __post_init__(self) -> None:
+        if self.kind not in TARGETS or not 0 < self.value < 1:
+            raise ValueError(
+                f"Expected one of {', '.join(TARGETS)} with a value between 0 and 1, but got {self}"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.kind}={self.value:g}"
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """The target in a text such as accuracy=0.99."""
+        kind, _, value = text.partition("=")
+        try:
+            return cls(kind.strip(), float(value))
+        except ValueError:
+            raise ValueError(
+                f"Expected a target such as accuracy=0.99, with one of {', '.join(TARGETS)} and a "
+                f"value between 0 and 1, but got {text!r}"
+            ) from None
+
+
+def parse_targets(text: str) -> tuple[Target, ...]:
+    """The targets in a text such as accuracy=0.99,coverage=0.9, each once."""
+    parts = [part.strip() for part in text.split(",")]
+    return tuple(dict.fromkeys(Target.parse(part) for part in parts if part))
+
+
+def check_miss(text: str) -> float:
+    """The α of a text such as miss=0.1.
+
+    Raises:
+        ValueError: something else, or a value that is not between 0 and 1.
+    """
+    kind, _, value = text.partition("=")
+    try:
+        alpha = float(value)
+    except ValueError:
+        alpha = math.nan
+    if kind.strip() != "miss" or not 0 < alpha < 1:
+        raise ValueError(f"Expected miss=A with A between 0 and 1, but got {text!r}")
+    return alpha
+
+
+def parse_misses(text: str) -> tuple[float, ...]:
+    """The miss rates in a text such as miss=0.1,miss=0.05, each once."""
+    parts = [part.strip() for part in text.split(",")]
+    return tuple(dict.fromkeys(check_miss(part) for part in parts if part))
+
+
+def probabilities(logits: Tensor) -> Tensor:
+    """(N, C, L) softmax in float32 at least, as the meter computes it."""
+    return logits.softmax(1, torch.promote_types(logits.dtype, torch.float32))
+
+
+def choose_threshold(fine: FineHistogram, target: Target) -> float | None:
+    """The threshold that reaches the target with the most pixels; None if none does.
+
+    For a coverage it is the one with the fewest pixels. It is the lower edge of a bin that holds
+    pixels, so pixels less confident than all that were seen are not accepted.
+    """
+    held = np.flatnonzero(fine.correct + fine.wrong)[::-1]  # most confident first
+    count, errors = np.cumsum((fine.correct + fine.wrong)[held]), np.cumsum(fine.wrong[held])
+    if target.kind == "coverage":
+        good = np.flatnonzero(count >= target.value * count[-1:])[:1]
+    else:
+        risk = target.value if target.kind == "risk" else 1 - target.value
+        good = np.flatnonzero(errors <= risk * count)[-1:]
+    return float(fine.edges[held[good[0]]]) if len(good) else None
+
+
+def accepted(fine: FineHistogram, threshold: float | None) -> tuple[float, float]:
+    """(coverage, accuracy) of the pixels above a threshold that is an edge of the histogram."""
+    above = fine.edges[:-1] >= (math.inf if threshold is None else threshold)
+    correct, wrong = int(fine.correct[above].sum()), int(fine.wrong[above].sum())
+    total = int(fine.correct.sum() + fine.wrong.sum())
+    return float(ratio(correct + wrong, total)), float(ratio(correct, correct + wrong))
+
+
+class ImageCounts:
+    """Counts of each image, the first of which is that of its labelled pixels."""
+
+    width: int  # how many counts an image has
+
+    def __init__(self) -> None:
+        self._counts: list[Tensor] = []
+
+    def sync(self) -> None:
+        """Gather the counts of all ranks."""
+        device = distributed.communication_device()
+        none = torch.zeros(0, self.width, dtype=torch.int64, device=device)
+        own = torch.cat([none, *(part.to(device) for part in self._counts)])
+        self._counts = [distributed.concatenate(own)]
+
+    def add(self, other: ImageCounts) -> None:
+        """Add the counts of other images at the same threshold."""
+        self._counts += other._counts
+
+    def counts(self) -> Array:
+        """(I, width) counts of the images that have labelled pixels."""
+        counts = np.concatenate([part.cpu().numpy() for part in self._counts])
+        return counts[counts[:, 0] > 0]
+
+
+class AcceptedPixels(ImageCounts):
+    """Counts of each image: labelled pixels, accepted ones, and right ones among these.
+
+    Args:
+        threshold: accept a pixel if its confidence is above; None accepts nothing.
+        ignore_index: the label of pixels that do not count; None for the default.
+        multilabel: count the decisions of K sigmoid outputs instead of pixels.
+    """
+
+    width = 3
+
+    def __init__(
+        self, threshold: float | None, ignore_index: int | None = None, *, multilabel: bool = False
+    ) -> None:
+        super().__init__()
+        self.threshold, self._multilabel = threshold, multilabel
+        self._above = math.inf if threshold is None else threshold
+        self._ignore_index = ignore_index
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch: (N, C, *S) logits and (N, *S) labels; (N, C, *S) of sigmoid outputs."""
+        logits, labels = countable(logits, labels)
+        pixels = flatten(logits, labels, self._ignore_index, multilabel=self._multilabel)
+        confidence, predicted = probabilities(pixels.dense).max(1)  # (N, L)
+        taken = pixels.valid & (confidence.double() > self._above)
+        right = taken & (predicted == pixels.target)
+        counts = torch.stack([x.sum(1) for x in (pixels.valid, taken, right)], 1)
+        self._counts.append(counts.view(len(logits), -1, 3).sum(1))
+
+    def point(self, target: Target, holdout: FineHistogram, holdout_images: int) -> OperatingPoint:
+        """What the threshold gives here, beside what it gave on the hold-out.
+
+        Args:
+            target: that the threshold was chosen for.
+            holdout: the fine histogram of the hold-out.
+            holdout_images: its images.
+        """
+        pixels, taken, right = self.counts().T
+        coverage, accuracy = accepted(holdout, self.threshold)
+        found = {"coverage": (taken, pixels), "accuracy": (right, taken)}
+        intervals = {name: fraction_interval(*sums) for name, sums in found.items()}
+        return OperatingPoint(
+            target=str(target),
+            threshold=math.nan if self.threshold is None else self.threshold,
+            holdout_images=holdout_images,
+            holdout_coverage=coverage,
+            holdout_accuracy=accuracy,
+            coverage=float(ratio(taken.sum(), pixels.sum())),
+            accuracy=float(ratio(right.sum(), taken.sum())),
+            intervals={n: interval for n, interval in intervals.items() if interval is not None},
+        )
+
+
+def thresholds() -> Tensor:
+    """(G,) float32 the grid of 1 - λ from 0 to 1, finer towards both ends."""
+    octave = torch.arange(_OCTAVES).unsqueeze(1) - _OCTAVES
+    low = (2.0**octave * (1 + torch.arange(_STEPS) / _STEPS)).flatten()  # 2**-18 .. below 1
+    low = low[low < 0.5]
+    ends = torch.tensor([0.0, 0.5, 1.0])
+    return torch.cat([ends[:1], low, ends[1:2], (1 - low).flip(0), ends[2:]])
+
+
+class MissRates:
+    """The sum over images of their miss rates at each threshold of the grid.
+
+    Args:
+        ignore_index: the label of pixels that do not count; None for the default.
+    """
+
+    def __init__(self, ignore_index: int | None = None) -> None:
+        self._ignore_index = ignore_index
+        self._grid = thresholds()
+        self._total = torch.zeros(len(self._grid), dtype=torch.float64)
+        self._images = torch.zeros((), dtype=torch.float64)
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch: (N, C, *S) logits and (N, *S) labels."""
+        logits, labels = countable(logits, labels)
+        size = len(self._grid) + 1
+        step = max(_MOST_CELLS // size, 1)
+        grid = self._grid.to(logits.device)
+        for first in range(0, len(logits), step):
+            images = slice(first, first + step)
+            pixels = flatten(logits[images], labels[images], self._ignore_index)
+            probs = probabilities(pixels.dense)
+            true = probs.gather(1, pixels.target.unsqueeze(1)).squeeze(1)  # (N, L)
+            # The set holds the label up to this many thresholds; ignored pixels are never missed.
+            kept = torch.bucketize(true.float(), grid, right=True)
+            kept = kept.masked_fill(~pixels.valid, size - 1)
+            slot = kept + size * torch.arange(len(kept), device=kept.device).unsqueeze(1)
+            table = slot.new_zeros(len(kept) * size)
+            table.scatter_add_(0, slot.flatten(), torch.ones_like(slot).flatten())
+            missed = table.view(-1, size)[:, :-1].cumsum(1).double()  # (N, G)
+            counted = pixels.valid.sum(1, keepdim=True)
+            rates = missed / counted.clamp(min=1)
+            self._total = self._total.to(kept.device) + rates.sum(0)
+            self._images = self._images.to(kept.device) + (counted > 0).sum()
+
+    def sync(self) -> None:
+        """Sum over all ranks."""
+        device = distributed.communication_device()
+        self._total, self._images = self._total.to(device), self._images.to(device)
+        distributed.sum_(self._total, self._images)
+
+    @property
+    def images(self) -> int:
+        """n, the images that have labelled pixels."""
+        return int(self._images)
+
+    def means(self) -> dict[float, float]:
+        """The mean miss rate of the images by threshold, 1 - λ."""
+        rates = self._total.cpu() / self._images.cpu()
+        return dict(zip(self._grid.tolist(), rates.tolist(), strict=True))
+
+    def choose(self, alpha: float) -> tuple[float, float]:
+        """The least λ for the miss rate α, and the mean miss rate of the images at it.
+
+        Raises:
+            ValueError: there are too few images to promise α.
+        """
+        n = self.images
+        if 1 / (n + 1) > alpha + _ROUNDING:
+            raise ValueError(
+                f"Expected at least {math.ceil(1 / alpha - 1 - _ROUNDING)} images in the hold-out "
+                f"to promise a miss rate of {alpha:g}, but got {n}"
+            )
+        total = self._total.cpu().numpy()
+        good = np.flatnonzero((total + 1) / (n + 1) <= alpha + _ROUNDING)
+        return 1 - float(self._grid[good[-1]]), float(total[good[-1]] / n)
+
+
+class SetCounts(ImageCounts):
+    """Counts of each image: labelled pixels, missed ones, classes in all sets, and empty sets.
+
+    Args:
+        lam: λ of the sets.
+        ignore_index: the label of pixels that do not count; None for the default.
+    """
+
+    width = 4
+
+    def __init__(self, lam: float, ignore_index: int | None = None) -> None:
+        super().__init__()
+        self.lam = lam
+        self._ignore_index = ignore_index
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch: (N, C, *S) logits and (N, *S) labels."""
+        pixels = flatten(*countable(logits, labels), self._ignore_index)
+        held = probabilities(pixels.dense) >= 1 - self.lam  # (N, C, L)
+        missed = ~held.gather(1, pixels.target.unsqueeze(1)).squeeze(1)
+        sizes = held.sum(1)  # (N, L)
+        parts = (torch.ones_like(sizes), missed, sizes, sizes == 0)
+        self._counts.append(torch.stack([(x * pixels.valid).sum(1) for x in parts], 1))
+
+    def sets(self, alpha: float, holdout_images: int, holdout_miss: float) -> ClassSets:
+        """What the sets are here, beside what they were on the hold-out."""
+        pixels, missed, sizes, empty = self.counts().T
+        total = max(int(pixels.sum()), 1)
+        rates = missed / pixels
+        return ClassSets(
+            miss=alpha,
+            lam=self.lam,
+            holdout_images=holdout_images,
+            holdout_miss=holdout_miss,
+            miss_rate=float(rates.mean()) if len(rates) else math.nan,
+            interval=fraction_interval(rates, np.ones(len(rates)), trials=math.inf),
+            set_size=float(sizes.sum() / total),
+            empty=float(empty.sum() / total),
+        )
