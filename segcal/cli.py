@@ -56,7 +56,7 @@ def train_command(arguments: Sequence[str], prog: str) -> None:
 
         list_recipes()
         return
-    from segcal.config import parse_train
+    from segcal.training.config import parse_train
 
     config, resume = parse_train(spell(arguments, "_"), prog)
     from segcal.commands.train import train
@@ -208,8 +208,8 @@ def _stopped(error: Exception, save_memory: str) -> int:
     from torch import OutOfMemoryError
 
     from segcal.data.samples import WorkerDied
-    from segcal.runtime import Interrupted
     from segcal.training.log import Diverged
+    from segcal.training.signals import Interrupted
 
     if isinstance(error, Interrupted):
         return 128 + error.signal

@@ -5,6 +5,10 @@ Without an initialised process group every function treats this process as the o
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -96,3 +100,53 @@ def exclusive_prefix(count: Tensor, *, sync: bool = True) -> tuple[Tensor, Tenso
     counts[rank()] = count
     dist.all_reduce(counts)
     return counts[: rank()].sum(), counts.sum()
+
+
+def choose_device(name: str) -> torch.device:
+    """The device called `name`: cpu, cuda, cuda:1, mps, or auto for the fastest there is.
+
+    Under torchrun `cuda` is the GPU of this process.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name == "cpu" and torch.backends.mps.is_available():
+            name = "mps"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(
+            f"Expected --device auto, cpu, cuda, cuda:N or mps, but got {name}"
+        ) from None
+    if device.type == "cuda":
+        index = int(os.environ.get("LOCAL_RANK", 0)) if device.index is None else device.index
+        if index >= torch.cuda.device_count():
+            raise ValueError(
+                f"Expected --device among {torch.cuda.device_count()} CUDA GPU(s), "
+                f"but got cuda:{index}"
+            )
+        device = torch.device("cuda", index)
+        torch.cuda.set_device(device)
+    elif device.type not in ("cpu", "mps"):
+        try:
+            torch.zeros(1, device=device).item()
+        except (RuntimeError, NotImplementedError, AssertionError, ImportError) as error:
+            raise ValueError(
+                f"Expected --device where numbers can be computed, but got {name}: "
+                f"{' '.join(str(error).split()):.120}"
+            ) from None
+    elif device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("Expected a machine with MPS for --device mps, but this one has none")
+    return device
+
+
+@contextmanager
+def process_group(device: torch.device) -> Iterator[None]:
+    """Join the process group of torchrun inside the block; without torchrun, do nothing."""
+    if int(os.environ.get("WORLD_SIZE", 1)) <= 1 or dist.is_initialized():
+        yield
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

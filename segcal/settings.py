@@ -1,7 +1,7 @@
 """Settings: trees of dataclasses, read from YAML, dicts and command lines alike.
 
     build(Settings, {"epochs": 3, "optim": {"lr": 0.2}})
-    read(Settings, [("a.yaml: ", read_yaml("a.yaml")), ("--", read_flags(["--optim.lr", "1"]))])
+    read(Settings, [("a.yaml: ", read_yaml("a.yaml")), ("--", {"optim.lr": "0.2"})])
 
 Here `Settings` is a dataclass, and so is its field `optim`. The type of a field says what it may
 hold: bool, int, float, str, Path, Literal, tuple, list, dict, unions of these, None, Any or a
@@ -230,12 +230,26 @@ def differences(
     return found
 
 
-def read_flags(arguments: Sequence[str]) -> dict[str, str]:
-    """The options of a command line by dotted name, for `build`: --a.b VALUE, --a.b=VALUE, --a.b.
+def changed(settings: Any) -> list[str]:
+    """The fields of a dataclass that are not at their defaults."""
+    return [f.name for f in fields(settings) if getattr(settings, f.name) != f.default]
 
-    An option without a value is true. Names may have hyphens or underscores. The last one wins.
+
+def list_entries(entries: Mapping[str, Any]) -> str:
+    """The names with what each is `about`, for a help text; names of one kind share the words."""
+    names: dict[str, list[str]] = {}
+    for name, entry in entries.items():
+        names.setdefault(entry.about, []).append(name)
+    return "; ".join(f"{', '.join(group)} ({words})" for words, group in names.items())
+
+
+def read_flags(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """The options of a command line, by dotted name: --a.b VALUE, --a.b=VALUE or --a.b.
+
+    An option without a value is true. Names may have hyphens or underscores. `build` takes the
+    result as a dict, where the last of equal names wins.
     """
-    flags: dict[str, str] = {}
+    flags: list[tuple[str, str]] = []
     words = list(arguments)
     while words:
         word = words.pop(0)
@@ -245,7 +259,7 @@ def read_flags(arguments: Sequence[str]) -> dict[str, str]:
         if not equals:
             alone = not words or words[0].startswith("--")
             value = "true" if alone else words.pop(0)
-        flags[name.replace("-", "_")] = value
+        flags.append((name.replace("-", "_"), value))
     return flags
 
 

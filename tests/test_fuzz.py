@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import segcal
-from segcal.config import load_config
+from segcal.training.config import load_config
 from segcal.evaluation import results
 from segcal.evaluation.saved import read_manifest
 from segcal.losses import build_loss

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import segcal
 from segcal.cli import main
-from segcal.config import load_config
+from segcal.training.config import load_config
 from segcal.evaluation import results
 from segcal.evaluation.saved import PredictionFolder
 from segcal.files import BadFile

@@ -8,7 +8,7 @@ import pytest
 from segcal import registry
 from segcal.commands.options import parse_eval, parse_export
 from segcal.config import train_parser
-from segcal.data.build import DATASETS, find_dataset
+from segcal.data import DATASETS, find_dataset
 from segcal.data.options import DataConfig
 from segcal.models.build import MODELS, ModelConfig, build_model
 from segcal.posthoc.registry import ENTRIES

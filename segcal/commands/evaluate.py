@@ -13,6 +13,7 @@ import torch
 
 from segcal import distributed
 from segcal.data.shift import DATA, Shift
+from segcal.distributed import choose_device, process_group
 from segcal.evaluation.calibrate import Triage, choose_on_holdout, fit_calibrators
 from segcal.evaluation.evaluate import Measured, measure, require_pixels
 from segcal.evaluation.on_ray import measure_on_ray
@@ -45,7 +46,6 @@ from segcal.metrics.regions import named_regions
 from segcal.metrics.rows import describe_report
 from segcal.posthoc import Calibrator
 from segcal.posthoc.registry import NONE
-from segcal.runtime import choose_device, process_group
 from segcal.viz import Overlay, PageRow, shift_text
 from segcal.viz.drawings import Drawings
 
@@ -77,7 +77,8 @@ class Subject:
 
 def run_subject(folder: Path, options: argparse.Namespace, device: torch.device) -> Subject:
     """The run in `folder`, on the part of its data that is asked for."""
-    from segcal.config import CONFIG, to_dict  # saved predictions need none of these
+    from segcal.settings import to_dict
+    from segcal.training.config import CONFIG  # saved predictions need none of these
     from segcal.run import open_run
     from segcal.training.trainer import LOG
 

@@ -7,13 +7,13 @@ import argparse
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from segcal.distributed import choose_device
 from segcal.evaluation import export as exporting
 from segcal.evaluation.calibrate import fit_calibrators
 from segcal.evaluation.results import require_writable
 from segcal.evaluation.sources import SplitPredictions
 from segcal.posthoc.registry import NONE
 from segcal.run import open_run
-from segcal.runtime import choose_device
 
 
 def export_run(options: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
 from segcal.posthoc.registry import ENTRIES, MULTILABEL, method_names
-from segcal.registry import describe
+from segcal.settings import list_entries
 
 _T = TypeVar("_T")
 
@@ -366,7 +366,7 @@ def _add_posthoc(parser: Parser, metavar: str, what: str) -> None:
         type=checked(method_names),
         default=(),
         metavar=metavar,
-        help=f"{what}: none; {describe(ENTRIES)}; sigmoid outputs: {', '.join(MULTILABEL)}",
+        help=f"{what}: none; {list_entries(ENTRIES)}; sigmoid outputs: {', '.join(MULTILABEL)}",
     )
 
 

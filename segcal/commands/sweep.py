@@ -14,7 +14,6 @@ from types import FrameType
 from typing import NoReturn
 
 from segcal.commands.train import header
-from segcal.config import RECIPES
 from segcal.files import locked
 from segcal.sweep.definition import Sweep, read_sweep
 from segcal.sweep.figures import draw_sweep, save_figures
@@ -25,6 +24,7 @@ from segcal.sweep.results import Results
 from segcal.sweep.runner import open_tasks, work
 from segcal.sweep.store import GridProgress, Store, every_run, in_time
 from segcal.sweep.worker import TrainingWorker, find_config
+from segcal.training.config import RECIPES
 
 
 def run_sweeps(options: argparse.Namespace, arguments: Sequence[str], prog: str) -> int:

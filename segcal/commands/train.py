@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import textwrap
-from itertools import takewhile
-from pathlib import Path
 
-from segcal.config import TrainConfig, recipes
-from segcal.data.build import DATASETS
+from segcal.data import DATASETS
 from segcal.metrics.rows import describe_scores
-from segcal.run import train_run
-from segcal.runtime import Interrupted
+from segcal.training.config import TrainConfig, header, recipes
+from segcal.training.run import train_run
+from segcal.training.signals import Interrupted
 from segcal.training.trainer import best_record
 
 VOC_RECIPE = "voc2012_deeplabv3plus_xception65"
@@ -45,19 +42,6 @@ def list_recipes() -> None:
             print(textwrap.fill(part, 100, initial_indent="  ", subsequent_indent="    "))
         print()
     print("train one: segcal train --config NAME --loss fl+mdca")
-
-
-def header(path: Path) -> list[str]:
-    """The sentences "cost: …" and "expected: …" of the comments that a config opens with."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    parts: list[str] = []
-    for line in takewhile(lambda line: line[:1] in ("#", ""), lines):
-        text = line.removeprefix("#")
-        if text.startswith("  ") and parts:  # goes on
-            parts[-1] += f" {text.strip()}"
-        else:
-            parts.append(text.strip())
-    return [part for part in parts if re.match("cost|expected", part)]
 
 
 def _say(line: str) -> None:

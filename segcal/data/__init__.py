@@ -1,6 +1,22 @@
-"""Data sets: the embedded scenes and digits, public benchmarks, and a user's own folders."""
+"""Data sets: the embedded scenes and digits, public benchmarks, and a user's own folders.
 
-from segcal.data.build import DATASETS, Splits, build_data
-from segcal.data.options import DataConfig
+`build(DataConfig(name="voc2012", root="data"))` gives the training, hold-out and test samples.
+"""
 
-__all__ = ["DATASETS", "DataConfig", "Splits", "build_data"]
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from segcal.data.options import DATASETS, DataConfig
+
+if TYPE_CHECKING:
+    from segcal.data.splits import Splits
+
+__all__ = ["DATASETS", "DataConfig", "build"]
+
+
+def build(config: DataConfig, *, seed: int = 0) -> Splits:
+    """Read a data set; see `segcal.data.splits.build`. Torch is loaded here, not before."""
+    from segcal.data import splits
+
+    return splits.build(config, seed=seed)

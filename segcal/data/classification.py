@@ -11,9 +11,16 @@ from typing import Any
 import numpy as np
 
 from segcal.data.folders import class_part
-from segcal.data.image_files import FilePart, class_files, read_lines
 from segcal.data.options import DataConfig
-from segcal.data.samples import IMAGENET_MEAN, IMAGENET_STD, ArrayPart, RawDataset
+from segcal.data.samples import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    ArrayPart,
+    FilePart,
+    RawDataset,
+    class_files,
+    read_lines,
+)
 from segcal.data.transforms import Augmentation
 from segcal.files import one_line
 

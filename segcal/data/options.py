@@ -1,8 +1,18 @@
-"""The options of all data sets; the entries of `DATASETS` declare which of them each one takes."""
+"""The data sets by name, and their options. This module needs no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal
+
+from segcal import settings
+
+if TYPE_CHECKING:
+    from segcal.data.samples import RawDataset
+
+Task = Literal["segmentation", "classification", "text"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,8 @@ class DataConfig:
         max_words: Size of the vocabulary, including the padding.
         max_length: How many of the last words of a message are kept.
         num_classes: Number of classes in your own masks; needed unless root has a classes.txt.
-        ignore_index: Mask value of the pixels that are not counted.
+        ignore_index: Mask value of the pixels that are not counted; null is 255, or -100 beyond
+            255 classes.
         multilabel: Classes may overlap: each class has a mask of 0 and 1, and the network has a
             sigmoid for each class.
     """
@@ -76,5 +87,122 @@ class DataConfig:
     max_words: int = 20000
     max_length: int = 1000
     num_classes: int | None = None
-    ignore_index: int = 255
+    ignore_index: int | None = None
     multilabel: bool = False
+
+    def ignored(self, num_classes: int) -> int:
+        """The label that is not counted, of a data set with this many classes."""
+        if self.ignore_index is None:
+            return 255 if num_classes <= 255 else -100
+        if 0 <= self.ignore_index < num_classes:
+            raise ValueError(
+                f"data.ignore_index: {self.ignore_index} is one of the {num_classes} classes; "
+                "choose a number that is none"
+            )
+        return self.ignore_index
+
+
+_COMMON = (
+    *("name", "root", "download", "holdout", "split_seed", "skip_bad", "limit", "augment"),
+    *("num_classes", "ignore_index"),
+)
+_IMAGES = ("base_size", "scale", "crop_size", "pad", "flip", "mean", "std")
+# Segmentation is evaluated on images and masks as they are: their sizes change in training alone.
+_OF_TASK: dict[Task, tuple[str, ...]] = {
+    "segmentation": _IMAGES,
+    "classification": (*_IMAGES, "resize", "rotation", "imbalance"),
+    "text": ("imbalance",),
+}
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set that can be asked for by name.
+
+    Attributes:
+        place: MODULE.FUNCTION in `segcal.data`, which finds and reads it.
+        about: What it is, for the help.
+        task: Segmentation has a mask per image as label, classification and text one class.
+        options: What it takes beside the options of every data set and of its task.
+        embedded: Whether it comes with the installed packages, and needs no files.
+    """
+
+    place: str
+    about: str
+    task: Task
+    options: tuple[str, ...] = ()
+    embedded: bool = False
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """All options of `DataConfig` that it takes."""
+        return (*_COMMON, *_OF_TASK[self.task], *self.options)
+
+    @property
+    def read(self) -> Callable[[DataConfig], RawDataset]:
+        """The function at `place`."""
+        module, _, function = self.place.partition(".")
+        found: Callable[[DataConfig], RawDataset] = getattr(
+            import_module(f"segcal.data.{module}"), function
+        )
+        return found
+
+
+# A new data set is one function and one entry here.
+DATASETS: dict[str, DataSet] = {
+    "scenes": DataSet(
+        "scenes.scenes", "cluttered scenes of digits, embedded", "segmentation", embedded=True
+    ),
+    "digits": DataSet(
+        "scenes.digits", "handwritten digits, embedded", "classification", embedded=True
+    ),
+    "voc2012": DataSet(
+        "folders.voc2012", "PASCAL VOC", "segmentation", ("train_split", "holdout_split")
+    ),
+    "cifar10": DataSet("classification.cifar10", "CIFAR", "classification"),
+    "cifar100": DataSet("classification.cifar100", "CIFAR", "classification"),
+    "svhn": DataSet("classification.svhn", "house numbers", "classification"),
+    "mnist": DataSet("classification.mnist", "handwritten digits", "classification"),
+    "tiny_imagenet": DataSet("classification.tiny_imagenet", "200 classes", "classification"),
+    "pacs": DataSet(
+        "classification.pacs", "four domains", "classification", ("domain", "train_domain")
+    ),
+    "mendeley": DataSet("classification.mendeley", "chest X-rays", "classification"),
+    "newsgroups": DataSet(
+        "text.newsgroups", "20 Newsgroups, text", "text", ("max_words", "max_length")
+    ),
+    "masks": DataSet(
+        "folders.masks", "your own images with masks", "segmentation", ("multilabel",)
+    ),
+    "folders": DataSet(
+        "folders.folders", "your own images, one folder per class", "classification"
+    ),
+}
+
+
+def takers(option: str) -> str:
+    """Which data sets take an option, in words; "" if all do."""
+    if option in _COMMON:
+        return ""
+    if option in _IMAGES:
+        return "images"
+    tasks = [task for task, options in _OF_TASK.items() if option in options]
+    return ", ".join(
+        [*tasks, *(name for name, entry in DATASETS.items() if option in entry.options)]
+    )
+
+
+def find(config: DataConfig) -> DataSet:
+    """The data set that `config` names; a ValueError if it does not take an option that is set."""
+    if config.name not in DATASETS:
+        raise ValueError(
+            f"data.name: expected one of {', '.join(DATASETS)}, but got {config.name!r}"
+        )
+    entry = DATASETS[config.name]
+    for name in settings.changed(config):
+        if name not in entry.taken:
+            raise ValueError(
+                f"data.{name}: expected it to be unset for {config.name}, which is {entry.task}; "
+                f"it is for {takers(name)}"
+            )
+    return entry

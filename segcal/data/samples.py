@@ -1,12 +1,17 @@
-"""The parts of a data set as they are read, the torch data set over them, and its loader."""
+"""Parts of a data set as they are read, the torch data set over them, and its loader."""
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
@@ -16,11 +21,15 @@ from torch.utils.data import DataLoader, Dataset
 
 from segcal import distributed
 from segcal.data.transforms import Augmentation, Augmenter, normalise, resize_square
+from segcal.files import BadFile, image_size, naming, read_mask, read_rgb, utf8, visible
 
+log = logging.getLogger(__name__)
 # (H, W) class of each pixel, (K, H, W) presence of each class, or the class of the image
 Label = np.ndarray | int
 Batch = tuple[Tensor, Tensor]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
+_MAX_LISTED = 8  # bad mask values named in an error
 _DIED = re.compile(r"DataLoader worker \(pid[^.]*")  # how torch's message begins
 
 
@@ -40,13 +49,22 @@ class Part(Protocol):
         """The image (H, W, 3) uint8 or the text (L,), and its label: (H, W) uint8 or an int."""
         ...
 
+    def label(self, index: int) -> Label:
+        """The label alone: of files, the image is not read."""
+        ...
+
+    def fingerprint(self, indices: Sequence[int]) -> str:
+        """Text that changes when one of these samples does."""
+        ...
+
 
 @dataclass(frozen=True)
 class ArrayPart:
     """A part held in memory.
 
     Attributes:
-        images: (n, H, W, 3) or, for grey images, (n, H, W) uint8.
+        images: (n, H, W, 3) or, for grey images, (n, H, W) uint8; texts are (n, L) int32, the
+            numbers of their words.
         labels: (n, H, W) uint8 or (n,) of an integer dtype.
         names: n names.
     """
@@ -58,12 +76,92 @@ class ArrayPart:
     def image(self, index: int) -> np.ndarray:
         """(H, W, 3) uint8 RGB."""
         image = self.images[index]
+        if image.ndim == 1:
+            raise ValueError(f"{self.names[index]} is a text: there is no image to draw")
         return image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=2)
 
     def read(self, index: int) -> tuple[np.ndarray, Label]:
-        """The image and its label."""
+        """The image or the text, and its label."""
+        image = self.images[index]
+        return image if image.ndim == 1 else self.image(index), self.label(index)
+
+    def label(self, index: int) -> Label:
+        """The label alone."""
         label = self.labels[index]
-        return self.image(index), label if label.ndim else int(label)
+        return label if label.ndim else int(label)
+
+    def fingerprint(self, indices: Sequence[int]) -> str:
+        """A digest of the arrays."""
+        arrays = (self.images[indices], self.labels[indices])
+        return digest(*(array.tobytes() for array in arrays))
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """A part whose images, and masks if it has them, are read from files when asked for.
+
+    Attributes:
+        images: n image files.
+        labels: n mask files, n tuples of mask files, one per class, or n classes.
+        num_classes: masks may hold 0..num_classes-1; those of one class 0 and 1.
+        ignore_index: masks may hold this value too.
+    """
+
+    images: Sequence[Path]
+    labels: Sequence[Path] | Sequence[tuple[Path, ...]] | Sequence[int]
+    num_classes: int
+    ignore_index: int
+
+    @property
+    def names(self) -> Sequence[str]:
+        """File names without their ending, after their class folder if they have one."""
+        if self.labels and isinstance(self.labels[0], int):
+            return [utf8(f"{path.parent.name}/{path.stem}") for path in self.images]
+        return [utf8(path.stem) for path in self.images]
+
+    def image(self, index: int) -> np.ndarray:
+        """(H, W, 3) uint8 RGB."""
+        return read_rgb(self.images[index])
+
+    def read(self, index: int) -> tuple[np.ndarray, Label]:
+        """The image and its mask or class."""
+        image, label = self.image(index), self.label(index)
+        if isinstance(label, np.ndarray) and label.shape[-2:] != image.shape[:2]:
+            (h, w), (mask_h, mask_w) = image.shape[:2], label.shape[-2:]
+            raise BadFile(
+                f"{self._masks(index)[0]}: Expected a mask of {w}x{h} pixels, the size of "
+                f"{self.images[index]}, but got {mask_w}x{mask_h}"
+            )
+        return image, label
+
+    def label(self, index: int) -> Label:
+        """The mask, the masks of all classes or the class; the image is not read."""
+        label = self.labels[index]
+        if isinstance(label, int):
+            return label
+        classes = 2 if isinstance(label, tuple) else self.num_classes
+        masks: list[np.ndarray] = []
+        for path in self._masks(index):
+            mask = read_class_mask(path, num_classes=classes, ignore_index=self.ignore_index)
+            if masks and mask.shape != masks[0].shape:
+                raise BadFile(f"{path}: its size is not that of the other masks of this image")
+            masks.append(mask)
+        return np.stack(masks) if isinstance(label, tuple) else masks[0]
+
+    def _masks(self, index: int) -> tuple[Path, ...]:
+        label = self.labels[index]
+        return () if isinstance(label, int) else label if isinstance(label, tuple) else (label,)
+
+    def fingerprint(self, indices: Sequence[int]) -> str:
+        """A digest of the names, sizes and times of the files, and of classes."""
+        lines = []
+        for index in indices:
+            for path in (self.images[index], *self._masks(index)):
+                found = path.stat() if path.exists() else None
+                lines.append(f"{path.name} {found and (found.st_size, found.st_mtime_ns)}")
+            if isinstance(self.labels[index], int):
+                lines.append(f"{path.parent.name} {self.labels[index]}")
+        return digest("\n".join(lines))
 
 
 @dataclass(frozen=True)
@@ -91,6 +189,14 @@ class AbsentPart:
         """Raise the reason."""
         raise ValueError(self.reason)
 
+    def label(self, index: int) -> Label:
+        """Raise the reason."""
+        raise ValueError(self.reason)
+
+    def fingerprint(self, indices: Sequence[int]) -> str:
+        """Raise the reason."""
+        raise ValueError(self.reason)
+
 
 _P = TypeVar("_P", bound=Part)
 
@@ -101,6 +207,15 @@ def or_absent(read: Callable[[], _P]) -> _P | AbsentPart:
         return read()
     except ValueError as error:
         return AbsentPart(str(error))
+
+
+def digest(*parts: str | bytes) -> str:
+    """A short name of contents: the same for the same, another for others."""
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part)
+        total.update(b"\0")
+    return total.hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -127,7 +242,7 @@ class RawDataset:
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     holdout: Part | None = None
-    augmentation: Augmentation = Augmentation()
+    augmentation: Augmentation = field(default_factory=Augmentation)
     resize: int | None = None
     palette: np.ndarray | None = None
     uniform: bool = True
@@ -150,6 +265,85 @@ def spread(indices: np.ndarray, limit: int | None) -> np.ndarray:
     if limit is None or limit >= len(indices):
         return indices
     return indices[np.linspace(0, len(indices) - 1, limit).round().astype(int)]
+
+
+def read_class_mask(path: Path, *, num_classes: int, ignore_index: int) -> np.ndarray:
+    """(H, W) class indices of a mask file, checked for range; uint8, or uint16 for many classes."""
+    mask = read_mask(path)
+    bad = mask[((mask < 0) | (mask >= num_classes)) & (mask != ignore_index)]
+    if bad.size:
+        values = np.unique(bad)
+        shown = ", ".join(map(str, values[:_MAX_LISTED])) + ", …" * (len(values) > _MAX_LISTED)
+        raise BadFile(
+            f"{path}: Expected mask values in 0..{num_classes - 1} or "
+            f"ignore_index={ignore_index}, but got {shown}"
+        )
+    return mask.astype(np.uint8 if max(num_classes - 1, ignore_index) < 256 else np.uint16)
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file that are not empty; errors name the file."""
+    with naming(path):
+        lines = path.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line.strip()]
+
+
+def find_images(folder: Path) -> list[Path]:
+    """The image files of a folder, sorted by name; at least one."""
+    if not folder.is_dir():
+        raise ValueError(f"Expected a folder of images at {folder}, but there is none")
+    found = [path for path in visible(folder) if path.suffix.lower() in IMAGE_SUFFIXES]
+    if not found:
+        raise ValueError(f"Expected images ({' '.join(IMAGE_SUFFIXES)}) in {folder}, but got none")
+    return found
+
+
+def class_files(folders: Iterable[tuple[Path, int]], num_classes: int) -> FilePart:
+    """The images of each folder, all of the class that is named with it, in order."""
+    found = [(path, index) for folder, index in folders for path in find_images(folder)]
+    images, classes = [path for path, _ in found], [index for _, index in found]
+    return FilePart(images, classes, num_classes=num_classes, ignore_index=-1)
+
+
+def unusable(part: Part, indices: Sequence[int]) -> dict[int, str]:
+    """Why, by index, for those samples of a part that cannot be read.
+
+    Raises:
+        ValueError: there are no others.
+    """
+
+    def reason(index: int) -> str | None:
+        try:
+            part.read(index)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    if isinstance(part, ArrayPart):  # in memory: it was read
+        return {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders let other threads run
+        reasons = zip(indices, pool.map(reason, indices), strict=True)
+        bad = {index: text for index, text in reasons if text is not None}
+    for text in bad.values():
+        log.warning("left out: %s", text)
+    if bad and len(bad) == len(indices):
+        first = bad[indices[0]]
+        raise ValueError(f"Expected files that can be used, but all {len(bad)} are bad: {first}")
+    return bad
+
+
+def one_size(paths: Sequence[Path], *, skip_bad: bool = False) -> bool:
+    """Whether all images have the same size; reads headers only, until the first that differs."""
+    sizes: set[tuple[int, int]] = set()
+    for path in paths:
+        try:
+            sizes.add(image_size(path))
+        except BadFile:
+            if not skip_bad:
+                raise
+        if len(sizes) > 1:
+            return False
+    return True
 
 
 class Samples(Dataset[tuple[Tensor, Tensor]]):
@@ -199,13 +393,14 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
 
     def shard(self, number: int, count: int) -> Samples:
         """Every `count`-th item from item `number` on: what one of `count` machines evaluates."""
-        return self._only(range(number, len(self), count))
+        return self.only(range(number, len(self), count))
 
     def limited(self, limit: int | None) -> Samples:
         """At most `limit` items, evenly spaced."""
-        return self._only(spread(np.arange(len(self)), limit))
+        return self.only(spread(np.arange(len(self)), limit))
 
-    def _only(self, kept: Sequence[int] | np.ndarray) -> Samples:
+    def only(self, kept: Sequence[int] | np.ndarray) -> Samples:
+        """Some of the items, by number."""
         part = copy.copy(self)
         part.indices = [self.indices[i] for i in kept]
         part.names = [self.names[i] for i in kept]
@@ -216,6 +411,11 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         changed = copy.copy(self)
         changed.part = part
         return changed
+
+    def fingerprint(self) -> str:
+        """A digest of all that the items depend on: of files, their names, sizes and times."""
+        prepared = (self._mean.tolist(), self._std.tolist(), self._resize)
+        return digest(self.part.fingerprint(self.indices), "\n".join(self.names), repr(prepared))
 
     def image(self, index: int) -> np.ndarray:
         """(H, W, 3) uint8 RGB of an item, not augmented, to draw on."""
@@ -278,7 +478,7 @@ class Batches:
             cast("Dataset[Batch]", dataset),
             num_workers=workers,
             pin_memory=pin,
-            worker_init_fn=_leave_signals_to_the_trainer if workers else None,
+            worker_init_fn=_ignore_ctrl_c,
             # A generator of its own, so that a new loader takes no numbers from the run's.
             generator=torch.Generator(),
             **options,
@@ -330,7 +530,6 @@ def eval_loader(
     )
 
 
-def _leave_signals_to_the_trainer(_: int) -> None:
-    """Leave the process group, to which Ctrl-C is sent: the trainer alone handles it."""
-    if hasattr(os, "setpgrp"):
-        os.setpgrp()
+def _ignore_ctrl_c(_: int) -> None:
+    """Ctrl-C reaches the workers too: the trainer alone handles it, after the current step."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

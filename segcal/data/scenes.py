@@ -6,12 +6,13 @@ on are made from disjoint sets of digits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from segcal.data.options import DataConfig
-from segcal.data.samples import ArrayPart, RawDataset, split
+from segcal.data.samples import ArrayPart, RawDataset, digest, split
 from segcal.data.transforms import Augmentation
 
 _SIDE = 48
@@ -63,9 +64,9 @@ def digits(config: DataConfig) -> RawDataset:
 
 def scenes(config: DataConfig) -> RawDataset:
     """Scenes of 48x48: class 0 is the background, class d + 1 the digit d, 255 its outline."""
-    if config.ignore_index != IGNORE:
+    if config.ignore_index not in (None, IGNORE):
         raise ValueError(
-            f"Expected ignore_index={IGNORE} for the scenes, but got {config.ignore_index}"
+            f"data.ignore_index: expected {IGNORE} for the scenes, but got {config.ignore_index}"
         )
     train, test = _load()
     kept, held = split(len(train.classes), holdout=config.holdout, seed=config.split_seed)
@@ -98,6 +99,16 @@ class ScenePart:
     def image(self, index: int) -> np.ndarray:
         """(48, 48, 3) uint8 RGB."""
         return self.read(index)[0]
+
+    def label(self, index: int) -> np.ndarray:
+        """(48, 48) uint8."""
+        return self.read(index)[1]
+
+    def fingerprint(self, indices: Sequence[int]) -> str:
+        """A digest of what the scenes are made from."""
+        return digest(
+            self.pool.images.tobytes(), self.pool.classes.tobytes(), f"{self._seed} {indices}"
+        )
 
     def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """The image, and (48, 48) uint8 labels."""

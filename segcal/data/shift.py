@@ -14,7 +14,7 @@ from PIL import Image
 
 from segcal.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from segcal.data.options import DataConfig
-from segcal.data.samples import Label, Part
+from segcal.data.samples import Label, Part, digest
 
 ROTATION, DOMAIN, DATA = "rotation", "domain", "data"
 ALL = "all"  # every corruption
@@ -158,6 +158,14 @@ class ShiftedPart:
         """The changed image and its label."""
         image, label = self.part.read(index)
         return self.shift.apply(image, key=self.names[index]), label
+
+    def label(self, index: int) -> Label:
+        """The label alone."""
+        return self.part.label(index)
+
+    def fingerprint(self, indices: Sequence[int]) -> str:
+        """A digest of the images and the shift."""
+        return digest(self.part.fingerprint(indices), str(self.shift))
 
 
 def rotate(image: np.ndarray, degrees: float) -> np.ndarray:

@@ -8,41 +8,17 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from segcal.data.options import DataConfig
-from segcal.data.samples import Label, RawDataset
+from segcal.data.samples import ArrayPart, RawDataset
 from segcal.files import one_line, visible
 
 FOLDERS = {"train": "20news-bydate-train", "test": "20news-bydate-test"}
 PADDING = ""  # the word of number 0
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
-
-
-@dataclass(frozen=True)
-class TextPart:
-    """A part of texts.
-
-    Attributes:
-        tokens: (n, L) int32, the numbers of the last L words of each text after zeros.
-        labels: (n,) int64.
-        names: n names.
-    """
-
-    tokens: np.ndarray
-    labels: np.ndarray
-    names: Sequence[str]
-
-    def image(self, index: int) -> np.ndarray:
-        """Raise: a text has no image."""
-        raise ValueError(f"Expected an image, but {self.names[index]} is a text")
-
-    def read(self, index: int) -> tuple[np.ndarray, Label]:
-        """(L,) word numbers and the class."""
-        return self.tokens[index], int(self.labels[index])
 
 
 def newsgroups(config: DataConfig) -> RawDataset:
@@ -61,8 +37,8 @@ def newsgroups(config: DataConfig) -> RawDataset:
     words = vocabulary((text for _, _, text in read["train"]), config.max_words)
     number_of = {word: number for number, word in enumerate(words)}
 
-    def part(name: str) -> TextPart:
-        return TextPart(
+    def part(name: str) -> ArrayPart:
+        return ArrayPart(
             np.stack([encode(t, number_of, config.max_length) for _, _, t in read[name]]),
             np.array([label for _, label, _ in read[name]]),
             [title for title, _, _ in read[name]],

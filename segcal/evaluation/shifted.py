@@ -14,8 +14,7 @@ import torch
 import segcal
 from segcal import distributed
 from segcal.data.corruptions import CORRUPTIONS
-from segcal.data.image_files import FilePart
-from segcal.data.samples import ArrayPart, Samples
+from segcal.data.samples import ArrayPart, FilePart, Samples
 from segcal.data.shift import Shift, ShiftedPart
 from segcal.evaluation.evaluate import measure, require_pixels
 from segcal.evaluation.results import (

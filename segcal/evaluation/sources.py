@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
 from segcal import distributed
-from segcal.data.build import Splits
 from segcal.data.samples import Samples, eval_loader
+from segcal.data.splits import Splits
 from segcal.pixels import multilabel_labels
 
 if TYPE_CHECKING:

@@ -1,5 +1,39 @@
 """Networks by name: small ones for the embedded data, DeepLabV3+ and any other of smp and timm."""
 
-from segcal.models.build import MODELS, ModelConfig, build_model
+from __future__ import annotations
 
-__all__ = ["MODELS", "ModelConfig", "build_model"]
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from segcal.models.options import MODELS, ModelConfig, find
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["MODELS", "ModelConfig", "build"]
+
+
+def build(
+    config: ModelConfig, num_classes: int, *, in_channels: int = 3, words: Sequence[str] = ()
+) -> nn.Module:
+    """Build a network from its name.
+
+    The network takes float (N, in_channels, H, W) of any size and gives (N, num_classes, H, W)
+    logits for segmentation, (N, num_classes) for classification. A network for text, built with
+    its vocabulary `words`, takes int64 (N, L). One with a pretrained part has it as the attribute
+    `encoder`. DeepLab's image pooling normalises over a batch of 1x1 maps, so it cannot train on a
+    batch of one image.
+
+    Raises:
+        ValueError: an unknown name or encoder, an option that the network does not take, or
+            weights that cannot be fetched or do not fit.
+    """
+    entry = find(config)
+    if words and not entry.text:
+        names = [name for name, other in MODELS.items() if other.text]
+        raise ValueError(f"model.name: {config.name} does not read text; use {', '.join(names)}")
+    if entry.text and not words:
+        raise ValueError(f"model.name: {config.name} reads text, but the data are images")
+    if entry.text:
+        return entry.build(config, num_classes=num_classes, words=words)
+    return entry.build(config, num_classes=num_classes, in_channels=in_channels)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from segcal.models.options import TIMM, ModelConfig
+from segcal.models.weights import from_hub, load_weights, similar
 
 
 class _Block(nn.Module):
@@ -166,3 +171,48 @@ class ConvHead(nn.Module):
         """(N, num_classes) logits."""
         features = F.relu(self.conv(self.encoder(x)))  # (N, 256, h, w)
         return self.head(F.relu(self.hidden(features.mean((2, 3)))))
+
+
+def resnet(config: ModelConfig, *, depth: int, bottleneck: bool, **sizes: int) -> nn.Module:
+    """A ResNet for images of 32x32."""
+    return CifarResNet(depth, bottleneck=bottleneck, **sizes)
+
+
+def resnet34(config: ModelConfig, **sizes: int) -> nn.Module:
+    """ResNet-34 for images of 64x64."""
+    return ResNet34(**sizes)
+
+
+def resnet50_head(config: ModelConfig, *, num_classes: int, in_channels: int) -> nn.Module:
+    """ResNet-50, frozen or not, and the head of the paper's chest X-rays."""
+    import timm
+
+    name = "resnet50.tv_in1k"  # torchvision's weights, the ones that the paper had
+    build = partial(timm.create_model, name, num_classes=0, global_pool="", in_chans=in_channels)
+    if config.encoder_weights == "imagenet":
+        encoder: Any = from_hub(partial(build, pretrained=True), name)
+    else:
+        encoder = build(pretrained=False)
+        if config.encoder_weights is not None:
+            load_weights(encoder, config.encoder_weights)
+    channels = encoder.num_features
+    encoder = Frozen(encoder) if config.freeze else encoder
+    return ConvHead(encoder, channels=channels, num_classes=num_classes)
+
+
+def timm_classifier(config: ModelConfig, *, num_classes: int, in_channels: int) -> nn.Module:
+    """A classifier of timm."""
+    import timm
+
+    name = config.name.removeprefix(TIMM)
+    if not timm.is_model(name):
+        raise ValueError(f"Expected a model of timm, but got {name!r}{similar(name, TIMM)}")
+    build = partial(timm.create_model, name, num_classes=num_classes, in_chans=in_channels)
+    if config.encoder_weights == "imagenet":
+        return from_hub(partial(build, pretrained=True), name)
+    model: Any = build(pretrained=False)
+    if config.encoder_weights is not None:
+        head = model.pretrained_cfg["classifier"]
+        prefixes = (head,) if isinstance(head, str) else tuple(head)
+        load_weights(model, config.encoder_weights, except_for=prefixes)
+    return model

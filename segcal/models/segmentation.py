@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from segcal.models.options import ModelConfig
+from segcal.models.weights import from_hub, load_weights, similar
 
 NORMS = ("batch", "group", "none")
 
@@ -93,3 +99,62 @@ def _conv(in_channels: int, out_channels: int, norm: str, *, stride: int = 1) ->
     elif norm == "group":
         layers += [nn.GroupNorm(8 if out_channels % 8 == 0 else 1, out_channels)]
     return nn.Sequential(*layers, nn.ReLU(inplace=True))
+
+
+def small_unet(config: ModelConfig, **sizes: int) -> nn.Module:
+    """A small U-Net for images of any size."""
+    return PaddedToMultiple(SmallUNet(width=config.width, norm=config.norm, **sizes), 4)
+
+
+def smp(config: ModelConfig, *, num_classes: int, in_channels: int, **options: Any) -> nn.Module:
+    """A network of segmentation-models-pytorch."""
+    import segmentation_models_pytorch
+
+    _check_encoder(config.encoder)
+    build = partial(
+        segmentation_models_pytorch.create_model,
+        config.name,
+        config.encoder,
+        in_channels=in_channels,
+        classes=num_classes,
+        **options,
+    )
+    if config.encoder_weights == "imagenet":
+        weights = True if config.encoder.startswith("tu-") else "imagenet"
+        model: Any = from_hub(partial(build, encoder_weights=weights), config.encoder)
+    else:
+        model = build(encoder_weights=None)
+        if config.encoder_weights is not None:
+            inner = model.encoder.model if config.encoder.startswith("tu-") else model.encoder
+            load_weights(inner, config.encoder_weights)
+    return PaddedToMultiple(model, model.encoder.output_stride)
+
+
+def deeplab(config: ModelConfig, *, num_classes: int, in_channels: int) -> nn.Module:
+    """DeepLabV3 or DeepLabV3+ of segmentation-models-pytorch."""
+    if config.output_stride not in (8, 16):
+        raise ValueError(f"Expected output_stride to be 8 or 16, but got {config.output_stride}")
+    return smp(
+        config,
+        num_classes=num_classes,
+        in_channels=in_channels,
+        encoder_output_stride=config.output_stride,
+        decoder_atrous_rates=config.aspp_rates,
+        decoder_aspp_separable=True,
+        decoder_aspp_dropout=config.aspp_dropout,
+    )
+
+
+def _check_encoder(name: str) -> None:
+    import segmentation_models_pytorch as smp
+    import timm
+
+    if name.startswith("tu-"):
+        if not timm.is_model(name.removeprefix("tu-")):
+            near = similar(name.removeprefix("tu-"), "tu-")
+            raise ValueError(f"Expected a model of timm after tu-, but got {name!r}{near}")
+    elif name not in smp.encoders.get_encoder_names():
+        raise ValueError(
+            f"Expected encoder to be tu-NAME of timm or one of "
+            f"{', '.join(smp.encoders.get_encoder_names())}, but got {name!r}"
+        )

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from segcal.models.options import ModelConfig
+
 _SHORTEST = 21  # words: three convolutions and two maxima, each over 5, leave one position of 21
 
 
@@ -81,3 +83,13 @@ def _vector(text: str, width: int, where: str) -> Tensor:
             f"Expected {width} numbers after the word in {where}, but got {text[:30]!r} …"
         )
     return torch.tensor(values)
+
+
+def gpcnn(config: ModelConfig, *, num_classes: int, words: Sequence[str]) -> nn.Module:
+    """The Global-Pool CNN, with GloVe vectors if `encoder_weights` names a file of them."""
+    model = GlobalPoolCNN(num_classes=num_classes, words=len(words), width=config.embedding)
+    if config.encoder_weights is not None:
+        vectors = read_glove(Path(config.encoder_weights), words, config.embedding)
+        model.encoder.weight.data.copy_(vectors)
+    model.encoder.requires_grad_(not config.freeze)
+    return model

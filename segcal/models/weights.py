@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -93,3 +94,11 @@ def _read(path: Path) -> Mapping[str, Tensor]:
     if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
         raise ValueError(f"Expected {path} to hold a state dict of tensors, but it does not")
     return content
+
+
+def similar(name: str, prefix: str) -> str:
+    """Words for an error: the models of timm that are called nearly so."""
+    import timm
+
+    close = difflib.get_close_matches(name, timm.list_models(), n=3)
+    return f"; similar: {', '.join(prefix + other for other in close)}" if close else ""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from segcal.config import LossOptions
 from segcal.data.shift import parse_shifts
 from segcal.files import one_line, read_yaml
 from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES, parse_spec
+from segcal.losses import all_terms, build_loss
 from segcal.metrics.scores import LOGGED, SCORES
 from segcal.posthoc.registry import NONE, method_names
 from segcal.sweep.plan import (
@@ -25,7 +25,7 @@ from segcal.sweep.plan import (
 
 _KEYS = {"title", "config", "options", "vary", "seeds", "select", "posthoc", "shift", "limit"}
 _KEYS |= {"methods", "grid", "scores", "compare", "draw", "by_shift", "by_class", "small"}
-_HYPER = {f.name for f in fields(LossOptions)} - {"loss", "class_weights"}
+_HYPER = {name for term in all_terms() for name in term.hyper} - {"seed"} | {"beta"}
 _MAX_SEEDS = 1000
 _CLASS_SCORES = [name for name, score in SCORES.items() if score.scope == "classes"]
 _PIXEL_SCORES = [name for name in SCORES if name not in _CLASS_SCORES]
@@ -281,7 +281,7 @@ def _entry(stated: Any, whole: Mapping[str, Any]) -> MethodEntry:
     )
     for combination in combinations(entry.hyper):
         chosen: dict[str, Any] = dict(combination)
-        LossOptions(loss=entry.loss, **chosen)  # complains of what does not fit
+        build_loss(entry.loss, **chosen)  # complains of what does not fit
     return entry
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from segcal.metrics.scores import SCORES
-from segcal.runtime import Interrupted
 from segcal.sweep.plan import Evaluation, Method, Training
 from segcal.sweep.store import GridProgress, Store, failures, in_time
+from segcal.training.signals import Interrupted
 
 
 class Worker(Protocol):

@@ -11,19 +11,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from segcal.config import CONFIG, TrainConfig, parse_train, recipe_path, to_dict
-from segcal.data.build import missing_data
 from segcal.data.shift import Shift, parse_shifts
+from segcal.data.splits import missing
+from segcal.distributed import choose_device
 from segcal.evaluation.calibrate import fit_calibrators
 from segcal.evaluation.evaluate import measure, require_pixels
 from segcal.files import read_yaml
 from segcal.posthoc.registry import NONE
-from segcal.run import changed_settings, open_run, train_run
-from segcal.runtime import choose_device
+from segcal.run import open_run
+from segcal.settings import to_dict
 from segcal.sweep.plan import Evaluation, Method, Training, value_text
 from segcal.sweep.store import Store, every_run
 from segcal.training import checkpoint
+from segcal.training.config import CONFIG, TrainConfig, parse_train, recipe_path
 from segcal.training.log import Diverged
+from segcal.training.run import changed_settings, train_run
 from segcal.training.trainer import LOG, best_record
 
 OUTPUT = "output.txt"
@@ -196,7 +198,7 @@ def _missing(worker: TrainingWorker, config: str, fetch: bool) -> str | None:
         return f"Expected the file {weights}, but there is none"
     if fetch and settings.data.download:
         return None
-    return missing_data(settings.data)
+    return missing(settings.data)
 
 
 def _complete_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:

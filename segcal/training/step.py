@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,68 @@ from torch.nn.parallel import DistributedDataParallel
 from segcal import distributed
 from segcal.data.samples import Batch
 from segcal.losses import Criterion
-from segcal.training.optim import build_optimizer, set_lr
-from segcal.training.options import TrainOptions
+from segcal.training.config import OptimConfig, ScheduleConfig, TrainConfig
 
 _AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _MIXUP = 0x6D6978  # keeps its random numbers apart from those of the order and the augmentation
+_WARMUP = 2.5  # epochs of the usual warm-up of a training of 25 or more
+
+
+def lr_factor(schedule: ScheduleConfig, step: int, *, total: int, per_epoch: int) -> float:
+    """The factor on the learning rate at optimizer step `step` of 0 … `total` − 1.
+
+    Args:
+        schedule: the schedule.
+        step: number of steps taken before this one.
+        total: steps of the whole run.
+        per_epoch: steps of one epoch.
+    """
+    done = step / total
+    if schedule.name == "poly":
+        factor = (1 - done) ** schedule.power
+    elif schedule.name == "cosine":
+        factor = (1 + math.cos(math.pi * done)) / 2
+    elif schedule.name == "multistep":
+        factor = schedule.decay ** sum(step >= m * per_epoch for m in schedule.milestones)
+    else:
+        factor = 1.0
+    epochs = total / per_epoch
+    warmup = min(_WARMUP, epochs / 10) if schedule.warmup is None else schedule.warmup
+    warmup_steps = warmup * per_epoch
+    if step < warmup_steps:
+        start = schedule.warmup_factor
+        factor *= start + (1 - start) * step / warmup_steps
+    return factor
+
+
+def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+    """An optimizer of all parameters that require a gradient, in one group or two.
+
+    `initial_lr` of a group is the rate that the schedule's factor multiplies.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise ValueError("this model has no parameters to train")
+    groups: list[dict[str, Any]] = [{"params": trained, "initial_lr": config.lr}]
+    if config.encoder_lr is not None:
+        encoder = getattr(model, "encoder", None)
+        if not isinstance(encoder, nn.Module):
+            raise ValueError(
+                f"optim.encoder_lr: {type(model).__name__} has no encoder; leave the option out"
+            )
+        inside = {id(p) for p in encoder.parameters()}
+        rate = config.encoder_lr
+        groups = [
+            {"params": [p for p in trained if id(p) in inside], "initial_lr": rate, "lr": rate},
+            {"params": [p for p in trained if id(p) not in inside], "initial_lr": config.lr},
+        ]
+    options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    if config.name == "sgd":
+        return torch.optim.SGD(
+            groups, momentum=config.momentum, nesterov=config.nesterov, **options
+        )
+    kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
+    return kind(groups, betas=config.betas, **options)
 
 
 def partners(samples: int, device: torch.device) -> Tensor:
@@ -52,7 +110,7 @@ class Learner:
     Args:
         model: (N, …) images to (N, C, *S) logits; trained in place.
         criterion: the loss.
-        options: how to train.
+        options: the settings of the training.
         device: the device to train on.
 
     Attributes:
@@ -62,7 +120,7 @@ class Learner:
     """
 
     def __init__(
-        self, model: nn.Module, criterion: Criterion, options: TrainOptions, device: torch.device
+        self, model: nn.Module, criterion: Criterion, options: TrainConfig, device: torch.device
     ) -> None:
         self.options, self.device = options, device
         self._layout = torch.channels_last if options.channels_last else torch.preserve_format
@@ -91,39 +149,41 @@ class Learner:
 
     def step(self, batches: Sequence[Batch], lr_factor: float) -> dict[str, Tensor]:
         """Take one step on a batch given as micro-batches; the loss terms stay on the device."""
+        options = self.options
         self.model.train()
-        set_lr(self.optimizer, lr_factor)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * lr_factor
         labels = [labels.to(self.device, non_blocking=True) for _, labels in batches]
-        shares = self._shares(labels)
-        mixed = self._mixed_share()
+        # What each micro-batch counts, so that means over pixels are those of the whole batch.
+        shares: Sequence[Tensor | float] = [1.0]
+        if len(labels) > 1:
+            masses = torch.stack([self.criterion.mass(part) for part in labels])
+            distributed.sum_(masses)
+            shares = (masses / torch.where(masses.sum() > 0, masses.sum(), 1)).unbind()
+        mixed = None  # λ of mixup: by seed and step alone, the same in every process
+        if options.mixup is not None:
+            generator = np.random.default_rng((options.seed, self.steps, _MIXUP))
+            mixed = float(generator.beta(options.mixup, options.mixup))
         totals: dict[str, Tensor] = {}
         for number, (images, _) in enumerate(batches):
-            with self._without_sync(number < len(batches) - 1):
+            # The last micro-batch reduces the sum of all gradients over the processes.
+            early = self._ddp is not None and number < len(batches) - 1
+            with self._ddp.no_sync() if early else nullcontext():
                 terms = self._terms(images, labels[number], mixed)
                 terms = {name: term * shares[number] for name, term in terms.items()}
                 self.scaler.scale(terms["loss"]).backward()
             for name, term in terms.items():
                 totals[name] = totals[name] + term.detach() if name in totals else term.detach()
-        self._update()
+        if options.optim.clip is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), options.optim.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.steps += 1
+        if self.ema is not None:
+            self.ema.update(self.model, self.steps)
         return totals
-
-    def _shares(self, labels: Sequence[Tensor]) -> Sequence[Tensor | float]:
-        """What each micro-batch counts, so that means over pixels are those of the whole batch."""
-        if len(labels) == 1:
-            return [1.0]
-        masses = torch.stack([self.criterion.mass(part) for part in labels])
-        distributed.sum_(masses)
-        return (masses / torch.where(masses.sum() > 0, masses.sum(), 1)).unbind()
-
-    def _mixed_share(self) -> float | None:
-        """λ of this step, the same on every process and in every micro-batch; None: no mixup.
-
-        It depends on the seed and the step alone, so that a resumed run samples the same.
-        """
-        if self.options.mixup is None:
-            return None
-        generator = np.random.default_rng((self.options.seed, self.steps, _MIXUP))
-        return float(generator.beta(self.options.mixup, self.options.mixup))
 
     def _terms(self, images: Tensor, labels: Tensor, mixed: float | None) -> dict[str, Tensor]:
         layout = self._layout if images.ndim == 4 else torch.preserve_format
@@ -141,21 +201,6 @@ class Learner:
             return terms
         others = self.criterion.terms(logits, labels[partner])
         return {name: mixed * term + (1 - mixed) * others[name] for name, term in terms.items()}
-
-    def _without_sync(self, wanted: bool) -> AbstractContextManager[Any]:
-        """Reduce no gradients, if `wanted`: the last micro-batch reduces the sum of all."""
-        return self._ddp.no_sync() if wanted and self._ddp is not None else nullcontext()
-
-    def _update(self) -> None:
-        if self.options.optim.clip is not None:
-            self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.options.optim.clip)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.steps += 1
-        if self.ema is not None:
-            self.ema.update(self.model, self.steps)
 
     def share_buffers(self) -> None:
         """Send the buffers of the first process to all: running means differ between processes."""

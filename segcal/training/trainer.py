@@ -16,14 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from segcal import distributed
+from segcal import distributed, settings
 from segcal.data.samples import Batch, Batches, MapDataset, eval_loader
 from segcal.evaluation.evaluate import evaluate
 from segcal.losses import Criterion
-from segcal.metrics import Report
 from segcal.metrics.scores import LOGGED, SCORES
-from segcal.runtime import Interrupted, StopSignals
 from segcal.training import checkpoint
+from segcal.training.config import TrainConfig
 from segcal.training.log import (
     Diverged,
     Progress,
@@ -34,10 +33,9 @@ from segcal.training.log import (
     require_history,
     write_jsonl,
 )
-from segcal.training.optim import lr_factor
-from segcal.training.options import TrainOptions
 from segcal.training.order import EpochOrder
-from segcal.training.step import Learner
+from segcal.training.signals import Interrupted, StopSignals
+from segcal.training.step import Learner, lr_factor
 
 LOG = "log.jsonl"
 _AGREE_EVERY = 10  # steps between asking all processes whether one received a signal
@@ -59,14 +57,13 @@ class Trainer:
         criterion: as `segcal.build_loss` gives it.
         train_set: indexed by `(epoch, index)`; items are an image and its label.
         holdout_set: indexed by a number; items likewise.
-        options: how to train.
+        options: the settings; they are saved in the checkpoints.
         num_classes: C.
         ignore_index: label that is not counted on the hold-out.
         device: the device to train on.
         uniform: whether the images of `holdout_set` have one size, so that they can be batched.
         skipped: number of unreadable training and hold-out images, for the log.
         folder: folder of log and checkpoints; None writes nothing.
-        config: settings to save in the checkpoints.
     """
 
     def __init__(
@@ -76,16 +73,15 @@ class Trainer:
         train_set: MapDataset,
         holdout_set: MapDataset,
         *,
-        options: TrainOptions,
+        options: TrainConfig,
         num_classes: int,
         ignore_index: int = 255,
         device: torch.device | str = "cpu",
         uniform: bool = True,
         skipped: int = 0,
         folder: Path | None = None,
-        config: dict[str, Any] | None = None,
     ) -> None:
-        self.options, self.folder, self.config = options, folder, config or {}
+        self.options, self.folder = options, folder
         self.device = torch.device(device)
         self.num_classes, self.ignore_index, self.uniform = num_classes, ignore_index, uniform
         self.skipped = skipped
@@ -94,19 +90,19 @@ class Trainer:
         self.scores = [score.name for score in LOGGED if dense or not score.dense]
         if options.select not in self.scores:
             raise ValueError(
-                f"Expected select to be one of {', '.join(self.scores)}, but got {options.select}"
+                f"select: expected one of {', '.join(self.scores)}, but got {options.select}"
             )
-        self.steps_per_epoch = self._order().steps_per_epoch
-        if options.mixup and options.batch_size == distributed.world_size() * options.accumulate:
-            raise ValueError("Expected micro-batches of 2 samples or more with mixup, but got 1")
+        self.steps_per_epoch = self._order(0).steps_per_epoch
         self.total_steps = options.epochs * self.steps_per_epoch
+        if options.mixup and options.batch_size == distributed.world_size() * options.accumulate:
+            raise ValueError("mixup: expected micro-batches of 2 samples or more, but got 1")
         self.learner = Learner(model, criterion, options, self.device)
         self.history: list[Record] = []  # one record per epoch, when it is evaluated and logged
         self._losses = RunningLosses()
         self._seconds = 0.0  # of the current epoch
         self._stop = StopSignals()
 
-    def _order(self, first_step: int = 0) -> EpochOrder:
+    def _order(self, first_step: int) -> EpochOrder:
         return EpochOrder(
             len(self.train_set),
             batch_size=self.options.batch_size,
@@ -123,14 +119,12 @@ class Trainer:
             Interrupted: SIGINT or SIGTERM came; the run was saved after the current step.
             Diverged: a loss term or a weight is no longer finite; no such state was saved.
         """
+        first = self.folder is not None and distributed.rank() == 0
         progress = Progress(
-            self.total_steps,
-            self.learner.steps,
-            batch_size=self.options.batch_size,
-            shown=distributed.rank() == 0 and self.folder is not None,
+            self.total_steps, self.learner.steps, batch_size=self.options.batch_size, shown=first
         )
         tensorboard = None
-        if self.options.tensorboard and self.folder is not None and distributed.rank() == 0:
+        if self.options.tensorboard and self.folder is not None and first:
             tensorboard = TensorBoardLog(self.folder, self.learner.steps)
         loader = Batches(  # over all epochs: workers start once, and read ahead across epochs
             self.train_set,
@@ -142,8 +136,7 @@ class Trainer:
         try:
             with self._stop:
                 while len(self.history) < self.options.epochs:
-                    end = (len(self.history) + 1) * self.steps_per_epoch
-                    self.advance(stream, end, progress)
+                    self.advance(stream, (len(self.history) + 1) * self.steps_per_epoch, progress)
                     record = self._close_epoch(progress)
                     progress.say(describe_epoch(record, self.options.epochs))
                     if tensorboard is not None:
@@ -162,49 +155,62 @@ class Trainer:
 
     def advance(self, stream: Iterator[Batch], end: int, progress: Progress) -> None:
         """Take steps on the batches of `stream` until the run has taken `end` steps."""
-        started = time.monotonic() - self._seconds
-        while self.learner.steps < end:
-            batches = list(itertools.islice(stream, self.options.accumulate))
-            terms = self.learner.step(batches, self._lr_factor(self.learner.steps))
-            self._losses.add(terms, self.learner.steps)
+        options, started = self.options, time.monotonic() - self._seconds
+        while (step := self.learner.steps) < end:
+            batches = list(itertools.islice(stream, options.accumulate))
+            self._losses.add(self.learner.step(batches, self._lr_factor(step)), step + 1)
+            step, last = step + 1, step + 1 == end
             self._seconds = time.monotonic() - started
-            self._after_step(progress, last=self.learner.steps == end)
+            if self.device.type == "cpu" or step % _CHECK_EVERY == 0:
+                self._losses.check()
+            if progress.due:
+                self._losses.check()
+                epoch = f"{len(self.history) + 1}/{options.epochs}"
+                progress.show(step, epoch, self._losses.means())
+            # Processes must stop at the same step, and asking the others costs time.
+            ask = not distributed.is_distributed() or step % _AGREE_EVERY == 0 or last
+            signal = self._stop.agreed() if ask else 0
+            due = options.save_every is not None and step % options.save_every == 0 and not last
+            if signal or due:
+                self.save()
+            if signal:
+                raise Interrupted(signal)
 
     def _lr_factor(self, step: int) -> float:
         return lr_factor(
             self.options.schedule, step, total=self.total_steps, per_epoch=self.steps_per_epoch
         )
 
-    def _after_step(self, progress: Progress, *, last: bool) -> None:
-        step, save_every = self.learner.steps, self.options.save_every
-        if self.device.type == "cpu" or step % _CHECK_EVERY == 0:
-            self._losses.check()
-        if progress.due:
-            self._losses.check()
-            epoch = f"{len(self.history) + 1}/{self.options.epochs}"
-            progress.show(step, epoch, self._losses.means())
-        # Processes must stop at the same step, and asking the others costs time.
-        ask = not distributed.is_distributed() or step % _AGREE_EVERY == 0 or last
-        signal = self._stop.agreed() if ask else 0
-        if signal or (save_every is not None and step % save_every == 0 and not last):
-            self.save()
-        if signal:
-            raise Interrupted(signal)
-
     def _close_epoch(self, progress: Progress) -> Record:
         """Evaluate, log and save the epoch whose last step was taken."""
         self._expect_finite()
-        epoch = len(self.history) + 1
+        options, epoch = self.options, len(self.history) + 1
         record: Record = {
             "epoch": epoch,
             "step": self.learner.steps,
-            "lr": self.options.optim.lr * self._lr_factor(self.learner.steps - 1),
+            "lr": options.optim.lr * self._lr_factor(self.learner.steps - 1),
             "seconds": round(self._seconds, 3),
             **{f"train/{name}": value for name, value in self._losses.means().items()},
         }
-        if epoch % self.options.eval_every == 0 or epoch == self.options.epochs:
+        if epoch % options.eval_every == 0 or epoch == options.epochs:
+            self.learner.share_buffers()
+            share = options.batch_size // distributed.world_size()
             try:
-                report = self._evaluate(progress)
+                report = evaluate(
+                    self.learner.evaluated,
+                    eval_loader(
+                        self.holdout_set,
+                        batch_size=share if self.uniform else 1,
+                        workers=options.workers,
+                        pin=self.device.type == "cuda",
+                        before_each=self._expect_no_signal,
+                    ),
+                    num_classes=self.num_classes,
+                    ignore_index=self.ignore_index,
+                    multilabel=self.learner.criterion.multilabel,
+                    device=self.device,
+                    progress=progress.terminal,
+                )
             except Interrupted:
                 self.save()  # the epoch's steps are done; its evaluation will be repeated
                 raise
@@ -212,31 +218,12 @@ class Trainer:
         if self.skipped:
             record["skipped"] = self.skipped
         self.history.append(record)
-        record["best"] = best_record(self.history, self.options.select) is record
+        record["best"] = best_record(self.history, options.select) is record
         self._losses.clear()
         self._seconds = 0.0
         self.save()
         self._write_summary()
         return record
-
-    def _evaluate(self, progress: Progress) -> Report:
-        self.learner.share_buffers()
-        loader = eval_loader(
-            self.holdout_set,
-            batch_size=self.options.batch_size // distributed.world_size() if self.uniform else 1,
-            workers=self.options.workers,
-            pin=self.device.type == "cuda",
-            before_each=self._expect_no_signal,
-        )
-        return evaluate(
-            self.learner.evaluated,
-            loader,
-            num_classes=self.num_classes,
-            ignore_index=self.ignore_index,
-            multilabel=self.learner.criterion.multilabel,
-            device=self.device,
-            progress=progress.terminal,
-        )
 
     def _expect_no_signal(self) -> None:
         """Stop an evaluation on a signal, unless other processes would wait for this one."""
@@ -260,7 +247,7 @@ class Trainer:
             "generators": generators,
             "samples": len(self.train_set),
             "record": self.history[-1] if self._epoch_is_whole else None,
-            "config": self.config,
+            "config": settings.to_dict(self.options),
         }
         checkpoint.save_last(self.folder, state)
 
@@ -282,7 +269,7 @@ class Trainer:
             state = {
                 "model": self.learner.evaluated.state_dict(),
                 "record": self.history[-1],
-                "config": self.config,
+                "config": settings.to_dict(self.options),
             }
             checkpoint.save_state(self.folder / checkpoint.BEST, state)
         write_jsonl(self.folder / LOG, self.history)
@@ -297,8 +284,7 @@ class Trainer:
             )
         if len(state["history"]) > self.options.epochs:
             raise ValueError(
-                f"Expected epochs >= {len(state['history'])}, which are done, "
-                f"but got {self.options.epochs}"
+                f"epochs: {len(state['history'])} are done already, but got {self.options.epochs}"
             )
         self.learner.load_state_dict(state["learner"])
         self.history = state["history"]

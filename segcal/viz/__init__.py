@@ -1,6 +1,6 @@
 """Pictures of calibration: diagrams of reports, overlays on images, and an HTML page."""
 
-from segcal.data.voc import palette as voc_palette
+from segcal.data.folders import palette as voc_palette
 from segcal.viz.diagrams import (
     classwise_reliability,
     confidence_histogram,

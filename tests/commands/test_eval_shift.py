@@ -13,7 +13,7 @@ from PIL import Image
 
 import segcal
 from segcal.cli import main
-from segcal.data import build_data
+from segcal.data import build as build_data
 from segcal.data.corruptions import CORRUPTIONS
 from segcal.data.shift import Shift
 from segcal.evaluation import results, shifted

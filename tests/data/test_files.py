@@ -10,9 +10,9 @@ from PIL import Image
 
 from segcal.data import DATASETS, DataConfig, build_data
 from segcal.data.build import build_shifted
-from segcal.data.image_files import read_class_mask
+from segcal.data.samples import read_class_mask
 from segcal.data.shift import Shift
-from segcal.data.voc import palette
+from segcal.data.folders import palette
 
 
 def save_pair(image_path, mask_path, *, size=(20, 14), values=(0, 3, 255), seed=0):

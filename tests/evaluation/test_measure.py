@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import segcal
-from segcal.data.build import DataConfig, build_data
+from segcal.data import DataConfig
+from segcal.data import build as build_data
 from segcal.evaluation import evaluate as evaluating
 from segcal.evaluation.evaluate import measure, require_pixels
 from segcal.evaluation.on_ray import measure_on_ray

@@ -25,9 +25,9 @@ import yaml
 
 import segcal
 from segcal.commands.evaluate import _read_log
-from segcal.config import load_config, parse_train
-from segcal.data.build import build_data
-from segcal.data.image_files import read_class_mask
+from segcal.training.config import load_config, parse_train
+from segcal.data import build as build_data
+from segcal.data.samples import read_class_mask
 from segcal.data.shift import parse_shifts
 from segcal.evaluation import results
 from segcal.files import read_rgb
@@ -35,7 +35,7 @@ from segcal.losses import build_loss
 from segcal.metrics import counting
 from segcal.metrics.counting.cpu import count_compiled
 from segcal.metrics.counting.device import count_in_torch
-from segcal.models.build import build_model
+from segcal.models import build as build_model
 from segcal.posthoc import CALIBRATORS
 from segcal.sweep.definition import read_sweep
 from tests.fuzz.files import Payload, npz, png, pt
@@ -70,7 +70,7 @@ class Target:
 
 def config_examples(_):
     config, _ = parse_train(RUN)
-    from segcal.config import to_dict
+    from segcal.settings import to_dict
 
     dumped = yaml.safe_dump(to_dict(config)).encode()
     hostile = b"out: !!python/object/apply:os.system ['touch pwned']\n"

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from segcal.data.build import build_data
+from segcal.data import build as build_data
 from segcal.data.options import DataConfig
 from segcal.integrations.lightning import CalibrationCallback, logits_and_labels
 from segcal.integrations.torchmetrics import CalibrationMetric

@@ -6,7 +6,7 @@ import torch
 import torchvision
 from torch import nn
 
-from segcal.config import parse_train
+from segcal.training.config import parse_train
 from segcal.models import ModelConfig, build_model
 
 WORDS = ("", "the", "moon", "of")

@@ -3,9 +3,9 @@
 import torch
 import torch._dynamo  # torch's optimisers load it, which takes seconds
 
-from segcal.config import parse_train
-from segcal.data.build import build_data
-from segcal.models.build import build_model
+from segcal.data import build as build_data
+from segcal.models import build as build_model
+from segcal.training.config import parse_train
 from tests.support.small_run import RUN
 
 torch.set_num_threads(1)

@@ -2,7 +2,8 @@
 
 import torch
 
-from segcal.data.build import DataConfig, build_data
+from segcal.data import DataConfig
+from segcal.data import build as build_data
 from segcal.evaluation.sources import SplitPredictions
 
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from segcal.runtime import Interrupted, StopSignals
+from segcal.training.signals import Interrupted, StopSignals
 
 STEPS = 4
 

@@ -9,11 +9,11 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from segcal.losses import build_loss
-from segcal.runtime import seed_everything
-from segcal.training.options import OptimConfig, ScheduleConfig, TrainOptions
+from segcal.training.config import OptimConfig, ScheduleConfig, TrainConfig
+from segcal.training.run import seed_everything
 from segcal.training.trainer import Trainer
 
-OPTIONS = TrainOptions(
+OPTIONS = TrainConfig(
     epochs=3,
     batch_size=8,
     workers=0,

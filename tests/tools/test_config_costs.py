@@ -5,7 +5,7 @@ import re
 import pytest
 from reproduction import cost, paper
 
-from segcal.config import load_config
+from segcal.training.config import load_config
 from tests.support import ROOT
 
 CONFIGS = ROOT / "configs"

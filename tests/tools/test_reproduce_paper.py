@@ -6,7 +6,7 @@ from statistics import fmean
 import pytest
 from reproduction import paper
 
-from segcal.config import RECIPES
+from segcal.training.config import RECIPES
 from segcal.metrics.scores import SCORES, UNITS
 from segcal.sweep.definition import read_sweep
 from segcal.sweep.plan import combinations

@@ -7,7 +7,7 @@ import pytest
 from reproduction import paper
 from reproduction.render import make_sheet
 
-from segcal.config import RECIPES
+from segcal.training.config import RECIPES
 from segcal.sweep.definition import read_sweep
 from segcal.sweep.render import Number, put_into, sheet_csv, sheet_html, sheet_markdown
 

@@ -15,7 +15,7 @@ from reproduction.render import numbers
 
 from segcal import viz
 from segcal.commands.sweep import find_sweep, worker_of
-from segcal.config import RECIPES, load_config, parse_train
+from segcal.training.config import RECIPES, load_config, parse_train
 from segcal.metrics import CalibrationMeter, Report, mean_intervals
 from segcal.sweep import worker
 from segcal.sweep.definition import read_sweep

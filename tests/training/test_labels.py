@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from segcal.cli import main
-from segcal.data.build import build_data
+from segcal.data import build as build_data
 from segcal.data.options import DataConfig
 from segcal.training.labels import count_labels
 from segcal.training.log import write_jsonl

@@ -7,8 +7,8 @@ from PIL import Image
 
 import segcal
 from segcal.cli import main
-from segcal.config import parse_train
-from segcal.data.build import build_data
+from segcal.training.config import parse_train
+from segcal.data import build as build_data
 from segcal.data.options import DataConfig
 from segcal.data.transforms import Augmentation, Augmenter
 from segcal.run import open_run

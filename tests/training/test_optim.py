@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from segcal.training.optim import build_optimizer, lr_factor, set_lr
-from segcal.training.options import OptimConfig, ScheduleConfig
+from segcal.training.step import build_optimizer, lr_factor, set_lr
+from segcal.training.config import OptimConfig, ScheduleConfig
 
 
 def factors(schedule, steps, *, total, per_epoch):

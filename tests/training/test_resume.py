@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from segcal.runtime import Interrupted
+from segcal.training.signals import Interrupted
 from segcal.training import checkpoint
 from tests.support.small_run import expect_equal, outcome
 from tests.support.tiny import Patches, trainer

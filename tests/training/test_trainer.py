@@ -13,11 +13,11 @@ from torch import nn
 
 import segcal
 from segcal.metrics.scores import LOGGED, SCORES
-from segcal.runtime import seed_everything
+from segcal.training.run import seed_everything
 from segcal.training import checkpoint
 from segcal.training.log import Diverged
-from segcal.training.optim import lr_factor
-from segcal.training.options import OptimConfig, ScheduleConfig, TrainOptions
+from segcal.training.step import lr_factor
+from segcal.training.config import OptimConfig, ScheduleConfig, TrainConfig
 from segcal.training.order import permutation
 from segcal.training.step import partners
 from segcal.training.trainer import best_record
@@ -231,7 +231,7 @@ def test_evaluation_can_be_rarer_but_never_misses_the_end(tmp_path):
 
 
 def test_what_can_be_selected_is_logged():
-    choices = get_args(get_type_hints(TrainOptions)["select"])
+    choices = get_args(get_type_hints(TrainConfig)["select"])
     assert set(choices) == {score.name for score in LOGGED}
     assert all(SCORES[name].better != "neither" for name in choices)
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from segcal.runtime import Interrupted
+from segcal.training.signals import Interrupted
 from segcal.training import checkpoint
 from tests.support import ROOT
 from tests.support.ranks import run_on_ranks

@@ -12,15 +12,15 @@ from dataclasses import replace
 import torch
 
 from benchmarks.measure import print_ratios, time_and_memory
-from segcal.config import TrainConfig, parse_train
-from segcal.data.build import build_data
+from segcal.data import build as build_data
 from segcal.data.samples import Batch, Batches
 from segcal.losses import build_loss
-from segcal.models.build import build_model
-from segcal.runtime import seed_everything
+from segcal.models import build as build_model
+from segcal.training.config import TrainConfig, parse_train
 from segcal.training.log import Progress
-from segcal.training.optim import build_optimizer
 from segcal.training.order import EpochOrder
+from segcal.training.run import seed_everything
+from segcal.training.step import build_optimizer
 from segcal.training.trainer import Trainer
 
 _BASELINE = "plain loop"

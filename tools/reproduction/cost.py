@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from segcal.config import TrainConfig, load_config
-from segcal.models.build import build_model
+from segcal.models import build as build_model
+from segcal.training.config import TrainConfig, load_config
 
 RATE = 3e12  # FLOP/s in float32, about a quarter of the peak of the paper's GTX 1080 Ti
 

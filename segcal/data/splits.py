@@ -1,0 +1,196 @@
+"""Data sets ready to use: read, and split into training, hold-out and test samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from segcal.data import classification, options
+from segcal.data.options import DATASETS, DataConfig
+from segcal.data.samples import (
+    ArrayPart,
+    FilePart,
+    Part,
+    RawDataset,
+    Samples,
+    split,
+    spread,
+    unusable,
+)
+from segcal.data.shift import DOMAIN, ROTATION, Shift, ShiftedPart, imbalanced
+from segcal.data.transforms import Augmentation, Augmenter
+from segcal.files import check_size, one_line
+
+
+@dataclass(frozen=True)
+class Splits:
+    """A data set ready for training.
+
+    Attributes:
+        train: augmented; index it with `(epoch, index)`.
+        holdout: as the images are; for model selection and post-hoc fits.
+        test: as the images are.
+        num_classes: C.
+        class_names: C names.
+        ignore_index: label of pixels that do not count.
+        palette: (C, 3) uint8 colours of the classes, or None.
+        uniform: whether all hold-out and test images have one size. If not, evaluate one image at
+            a time: padding a batch to a common size would change what the network sees.
+        words: the vocabulary of a text, in the order of its numbers; none for images.
+        multilabel: whether labels are (C, H, W), the presence of each class.
+    """
+
+    train: Samples
+    holdout: Samples
+    test: Samples
+    num_classes: int
+    class_names: tuple[str, ...]
+    ignore_index: int
+    palette: np.ndarray | None
+    uniform: bool
+    words: tuple[str, ...] = ()
+    multilabel: bool = False
+
+
+def build(config: DataConfig, *, seed: int = 0) -> Splits:
+    """Read a data set and split it into train, hold-out and test.
+
+    Args:
+        config: which data set, where, and how it is prepared.
+        seed: of the training augmentation; it changes nothing else.
+
+    Raises:
+        ValueError: an unknown name, an option out of range, or files that are missing.
+    """
+    if min(seed, config.split_seed) < 0:
+        raise ValueError(f"Expected seeds of at least 0, but got {min(seed, config.split_seed)}")
+    for name in ("limit", "resize"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ValueError(f"Expected data.{name} to be at least 1, but got {value}")
+    for name in ("resize", "crop_size", "base_size"):
+        side = getattr(config, name) or 0
+        check_size(12 * side**2, f"an image of float32 at data.{name}={side}")
+    if config.std is not None and min(config.std) <= 0:
+        raise ValueError(f"Expected data.std to be positive, but got {config.std}")
+    source = _read(config)
+    ignore_index = config.ignored(len(source.class_names))
+    chosen = np.arange(len(source.train.names))
+    if config.imbalance is not None:
+        assert isinstance(source.train, ArrayPart | FilePart)  # one label per sample
+        chosen = imbalanced(
+            np.asarray(source.train.labels),
+            num_classes=len(source.class_names),
+            factor=config.imbalance,
+            seed=config.split_seed,
+        )
+    if source.holdout is None:
+        kept, held = split(len(chosen), holdout=config.holdout, seed=config.split_seed)
+        chosen, holdout = chosen[kept], _samples(config, source, source.train, chosen[held])
+    else:
+        holdout = _samples(config, source, source.holdout)
+    changes = {name: getattr(config, name) for name in (f.name for f in fields(Augmentation))}
+    recipe = replace(source.augmentation, **{k: v for k, v in changes.items() if v is not None})
+    augmenter = None
+    if config.augment and recipe != Augmentation(scale=recipe.scale):  # that does nothing
+        augmenter = Augmenter(recipe, ignore_index=ignore_index)
+    return Splits(
+        train=_samples(config, source, source.train, chosen, augmenter=augmenter, seed=seed),
+        holdout=holdout,
+        test=_test(config, source),
+        num_classes=len(source.class_names),
+        class_names=source.class_names,
+        ignore_index=ignore_index,
+        palette=source.palette,
+        uniform=_uniform(config, source),
+        words=source.words,
+        multilabel=config.multilabel,
+    )
+
+
+def missing(config: DataConfig) -> str | None:
+    """In one line, why a data set cannot be read as it is on the disk; None if it can."""
+    try:
+        _read(replace(config, download=False))
+    except (ValueError, OSError) as error:
+        return one_line(error)
+    return None
+
+
+def shifted(data: Splits, config: DataConfig, shift: Shift) -> Splits:
+    """The data set with its test part under a shift.
+
+    Args:
+        data: the data set, as `build` made it from `config`.
+        config: its options.
+        shift: the change. A corruption or a rotation leaves the labels as they are; a domain or
+            a folder brings other images with labels of their own.
+    """
+    task = DATASETS[config.name].task
+    if task == "text":
+        raise ValueError(f"Expected images to apply {shift} to, but {config.name} is text")
+    if shift.name == DOMAIN and config.train_domain == classification.OTHERS:
+        tested, asked = map(classification.domain_name, (str(config.domain), str(shift.value)))
+        if asked != tested:
+            raise ValueError(
+                f"Expected domain {tested}, which was left out of the training, but got {asked}: "
+                "it was trained on that"
+            )
+    if shift.brings_images:
+        config = shift.configure(config)
+        other = _read(config)
+        if other.class_names != data.class_names:
+            raise ValueError(
+                f"Expected the classes {', '.join(data.class_names)} in {shift.value}, "
+                f"but got {', '.join(other.class_names)}"
+            )
+        return replace(data, test=_test(config, other), uniform=_uniform(config, other))
+    if task == "segmentation" and shift.name == ROTATION:
+        raise ValueError(f"Expected a shift that leaves masks where they are, but got {shift}")
+    return replace(data, test=data.test.with_part(ShiftedPart(data.test.part, shift)))
+
+
+def _read(config: DataConfig) -> RawDataset:
+    source = options.find(config).read(config)
+    if config.num_classes not in (None, len(source.class_names)):
+        raise ValueError(
+            f"Expected num_classes={len(source.class_names)} for {config.name}, "
+            f"but got {config.num_classes}"
+        )
+    return source
+
+
+def _samples(
+    config: DataConfig,
+    source: RawDataset,
+    part: Part,
+    indices: np.ndarray | None = None,
+    *,
+    augmenter: Augmenter | None = None,
+    seed: int = 0,
+) -> Samples:
+    # Bad files are left out after the split, so that they do not move good ones.
+    wanted = spread(np.arange(len(part.names)) if indices is None else indices, config.limit)
+    bad = unusable(part, wanted.tolist()) if config.skip_bad else {}
+    return Samples(
+        part,
+        [index for index in wanted if index not in bad],
+        mean=config.mean or source.mean,
+        std=config.std or source.std,
+        resize=config.resize or source.resize,
+        augmenter=augmenter,
+        seed=seed,
+        skipped={part.names[index]: reason for index, reason in bad.items()},
+    )
+
+
+def _test(config: DataConfig, source: RawDataset) -> Samples:
+    part = source.test
+    if config.rotation:
+        part = ShiftedPart(part, Shift(ROTATION, config.rotation))
+    return _samples(config, source, part)
+
+
+def _uniform(config: DataConfig, source: RawDataset) -> bool:
+    return source.uniform or (config.resize or source.resize) is not None
