@@ -193,7 +193,8 @@ class TrainConfig:
             object.__setattr__(self, "beta", {k.lower(): v for k, v in self.beta.items()})
         from segcal.losses import build_loss  # loads torch
 
-        build_loss(self.loss, beta=self.beta, **self.hyper)  # raises if a value does not fit
+        hyper: dict[str, Any] = dict(self.hyper)
+        build_loss(self.loss, beta=self.beta, **hyper)  # raises if a value does not fit
 
     @property
     def folder(self) -> Path:

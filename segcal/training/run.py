@@ -83,7 +83,7 @@ def train_run(config: TrainConfig, *, resume: bool = False) -> list[Record]:
                 weight=weights,
                 multilabel=splits.multilabel,
                 beta=config.beta,
-                **config.hyper,
+                **dict[str, Any](config.hyper),
             ),
             splits.train,
             splits.holdout,
@@ -97,14 +97,13 @@ def train_run(config: TrainConfig, *, resume: bool = False) -> list[Record]:
         )
         if state is not None:
             with checkpoint.expect_whole(folder / checkpoint.LAST):
-                changed = changed_settings(state["config"], settings.to_dict(config))
+                if changed := changed_settings(state["config"], settings.to_dict(config)):
+                    shown = ", ".join(f"{key}={value}" for key, value in changed.items())
+                    raise ValueError(
+                        f"the run in {folder} was started with other settings than {shown}; "
+                        "start another run with --out"
+                    )
                 trainer.restore(state)
-            if changed:
-                shown = ", ".join(f"{key}={value}" for key, value in changed.items())
-                raise ValueError(
-                    f"Expected the settings of the run in {folder} to resume it, but got {shown}; "
-                    "start another run with --out"
-                )
         if first:
             folder.mkdir(parents=True, exist_ok=True)
             checkpoint.remove_leftovers(folder, LOG, CONFIG)

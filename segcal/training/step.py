@@ -167,8 +167,8 @@ class Learner:
         totals: dict[str, Tensor] = {}
         for number, (images, _) in enumerate(batches):
             # The last micro-batch reduces the sum of all gradients over the processes.
-            early = self._ddp is not None and number < len(batches) - 1
-            with self._ddp.no_sync() if early else nullcontext():
+            waiting = self._ddp if number < len(batches) - 1 else None
+            with nullcontext() if waiting is None else waiting.no_sync():
                 terms = self._terms(images, labels[number], mixed)
                 terms = {name: term * shares[number] for name, term in terms.items()}
                 self.scaler.scale(terms["loss"]).backward()
