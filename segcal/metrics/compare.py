@@ -18,7 +18,14 @@ from itertools import chain
 
 import numpy as np
 
-from segcal.metrics.intervals import LEVEL, ImageArrays, ImageScores, combine, sorted_sums
+from segcal.metrics.intervals import (
+    LEVEL,
+    ImageArrays,
+    ImageScores,
+    combine,
+    sorted_sums,
+    unit_sums,
+)
 from segcal.metrics.meter import CalibrationMeter
 from segcal.metrics.report import Interval
 from segcal.metrics.scores import SCORES, Array, Score
@@ -109,7 +116,7 @@ def paired_differences(
             f"Expected a meter of both models for each training, but got {len(first)} "
             f"and {len(second)}"
         )
-    sums, models = _by_seed([*first, *second])
+    sums, models, unit = _by_seed([*first, *second])
     parts = models[: len(first)], models[len(first) :]  # (seeds, shifts) of each side
     apart = not (same_trainings or fixed) and len(models) > 2
     pairs = [models] if apart or len(first) != len(second) else np.stack(parts, 1)
@@ -123,7 +130,7 @@ def paired_differences(
     if same_trainings:
         trainings = [np.hstack(parts).tolist()]
     note = FIXED if fixed else ONE_SEED if min(map(len, trainings)) < 2 else ""
-    scored = [ImageScores(each) for each in sums]
+    scored = [ImageScores(each, unit) for each in sums]
     factors = np.repeat([-1 / parts[0].size, 1 / parts[1].size], [p.size for p in parts]).tolist()
     trainings = [] if note else trainings
     found = combine(scored, factors, resamples=resamples, seed=seed, trainings=trainings)
@@ -157,9 +164,9 @@ def mean_intervals(
     Raises:
         ValueError: other settings, no sums of images, fewer than two images, or other images.
     """
-    sums, models = _by_seed(meters)
+    sums, models, unit = _by_seed(meters)
     found = combine(
-        [ImageScores(each) for each in sums],
+        [ImageScores(each, unit) for each in sums],
         [1 / len(sums)] * len(sums),
         resamples=resamples,
         seed=seed,
@@ -230,8 +237,8 @@ def compare_models(
     return Comparison({name: len(seeds) for name, seeds in models.items()}, differences, best)
 
 
-def _by_seed(seeds: Sequence[Seed]) -> tuple[list[ImageArrays], Array]:
-    """The sums of all meters, with the images in order, and their indices (seeds, shifts).
+def _by_seed(seeds: Sequence[Seed]) -> tuple[list[ImageArrays], Array, str]:
+    """The sums of all meters, their indices (seeds, shifts), and what is summed: images or groups.
 
     Every meter counted the same images, and the meters of one shift the same labels.
     """
@@ -244,23 +251,26 @@ def _by_seed(seeds: Sequence[Seed]) -> tuple[list[ImageArrays], Array]:
         meters[0].settings.require_equal(meter.settings)
     if not meters[0].settings.per_image:
         raise ValueError("Expected meters with per_image=True, but got one without sums of images")
-    found = [sorted_sums(meter.image_sums(), meter.names) for meter in meters]
-    names, _ = found[0]
-    for other, _ in found:
+    found = [sorted_sums(meter.image_sums(), meter.names, meter.groups) for meter in meters]
+    names, first = found[0]
+    for other, each in found:
         if other != names:
             odd = sorted(set(names) ^ set(other)) or ["images of the same name"]
             raise ValueError(f"Expected meters of the same images, but {odd[0]!r} is in one alone")
-    if len(names) < 2:
-        raise ValueError(f"Expected at least two images to resample, but got {len(names)}")
+        if not np.array_equal(each["unit"], first["unit"]):
+            raise ValueError("Expected the same groups of images in all meters, but got others")
     if "" in names:
         log.warning(
             "images without names: they are matched in the order in which they were counted"
         )
-    sums = [each for _, each in found]
-    models = np.arange(len(sums)).reshape(len(nested), -1)
+    models = np.arange(len(found)).reshape(len(nested), -1)
     for at_shift in models.T.tolist():
-        _require_same_labels([sums[m] for m in at_shift], names)
-    return sums, models
+        _require_same_labels([found[m][1] for m in at_shift], names)
+    sums = [unit_sums(each) for _, each in found]
+    number, unit = len(sums[0]["pixels"]), "image" if sums[0] is first else "group"
+    if number < 2:
+        raise ValueError(f"Expected at least two {unit}s to resample, but got {number}")
+    return sums, models, unit
 
 
 def _require_same_labels(models: Sequence[ImageArrays], names: Sequence[str]) -> None:

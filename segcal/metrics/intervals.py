@@ -1,20 +1,24 @@
 """Statistics over images: intervals of the scores, debiased scores, the worst images.
 
-The pixels of an image are not independent, so images are left out and resampled, never pixels. The
-interval of a score is for its large-sample value: the score of infinitely many such images.
+The pixels of an image are not independent, so the images are the sample, or their groups where they
+have any: slices of a patient, frames of a video. An interval is for the large-sample value of a
+score: its value on infinitely many such images.
 
-A calibration error is a sum of absolute gaps, and noise in the gaps adds to it. Two estimates take
-that into account: one is at most the true error on average, the other about at least the true error
-(`error_range`). The interval reaches from the first minus a margin to the second plus a margin. The
-margins are those of a t interval over images (`_margins`). The interval of a difference between
-models is made of the same parts (`combine`). docs/conventions.md has the measured coverage.
+Scores are ratios of sums over images, and their intervals are t intervals with the standard error
+of the jackknife (`_margins`). A calibration error is a sum of absolute gaps, and noise in the gaps
+adds to it. Two estimates take that into account: one is at most the true error on average, the
+other about at least the true error (`error_range`). The interval reaches from the first minus a
+margin to the second plus a margin, where a bootstrap of the images tells which signs the gaps may
+have (`combine`). docs/intervals.md has the measured coverage.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -51,7 +55,12 @@ class Estimate(NamedTuple):
 
 
 def image_statistics(
-    images: ImageSums, names: Sequence[str], *, resamples: int = 1000, seed: int = 0
+    images: ImageSums,
+    names: Sequence[str],
+    groups: Sequence[str] = (),
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
 ) -> ImageStatistics:
     """Statistics over images; those without pixels are left out.
 
@@ -60,26 +69,30 @@ def image_statistics(
     Args:
         images: the sums of I images.
         names: I names.
-        resamples: number of resamples that tell which signs the gaps may have; 0 for no intervals.
-        seed: seed of the resamples.
+        groups: I names of the groups that are the units of intervals and of debiased scores; ""
+            for an image that is a group by itself. None for no groups.
+        resamples: how often images are drawn to resample the signs of the gaps; 0 for no intervals.
+        seed: seed of the draws.
     """
-    names, sums = sorted_sums(images, names)
-    pixels = sums["pixels"]
-    ece = np.abs(sums["top_gap"]).sum(1) / pixels  # (I,)
-    worst = np.argsort(-ece, kind="stable")[:MOST_WORST]
+    names, sums = sorted_sums(images, names, groups)
+    units = unit_sums(sums)
+    number = len(units["pixels"])
+    unit = "group" if any(groups) else "image"
     found: dict[str, Estimate] = {}
     low = dict.fromkeys(("ece", "sce"), math.nan)
     withheld: dict[str, str] = {}
-    if len(pixels) > 1:
-        model = ImageScores(sums)
+    if number > 1:
+        model = ImageScores(units, unit)
         low = {name: model.ranges[name].low for name in low}
         withheld = model.withheld
         if resamples > 0:
             found = combine([model], [1.0], resamples=resamples, seed=seed, classes=True)
-    elif len(pixels):
-        withheld = dict.fromkeys(("accuracy", "miou", "ece", "sce"), "there is only one image")
+    elif number:
+        withheld = dict.fromkeys(("accuracy", "miou", "ece", "sce"), f"there is only one {unit}")
     ends = {name: estimate.interval for name, estimate in found.items()}
-    num_classes = sums["truth"].shape[1]
+    pixels, num_classes = sums["pixels"], sums["truth"].shape[1]
+    ece = np.abs(sums["top_gap"]).sum(1) / pixels  # (I,)
+    worst = np.argsort(-ece, kind="stable")[:MOST_WORST]
     shown = sums["truth"] > 0  # (I, K)
     ace = np.where(shown, sums["class_ace"], 0.0)
     return ImageStatistics(
@@ -94,19 +107,22 @@ def image_statistics(
         worst=tuple(ImageScore(names[i], float(ece[i]), int(pixels[i])) for i in worst),
         resamples=resamples,
         seed=seed,
-        bins=_bin_gaps(sums, names, intervals=bool(found)),
+        bins=_bin_gaps(sums, units, names, intervals=bool(found)),
         table=_image_table(sums, names, ece),
+        groups=number if any(groups) else None,
     )
 
 
-def _bin_gaps(sums: ImageArrays, names: Sequence[str], *, intervals: bool) -> tuple[BinGap, ...]:
+def _bin_gaps(
+    sums: ImageArrays, units: ImageArrays, names: Sequence[str], *, intervals: bool
+) -> tuple[BinGap, ...]:
     gap, pixels = sums["top_gap"], sums["pixels"]  # (I, B), (I,)
     if not len(pixels):
         return ()
     value = gap.sum(0) / pixels.sum()  # (B,)
     down = up = np.full(len(value), math.nan)
     if intervals:
-        down, up = _margins(_ratio_influence(gap.T, pixels))
+        down, up = _margins(_ratio_influence(units["top_gap"].T, units["pixels"]))
     most = np.argsort(-np.abs(gap), axis=0, kind="stable")[:BIN_IMAGES]  # (3, B)
     bins = []
     for b, order in enumerate(most.T):
@@ -128,13 +144,15 @@ def _image_table(sums: ImageArrays, names: Sequence[str], ece: Array) -> ImageTa
     )
 
 
-def sorted_sums(images: ImageSums, names: Sequence[str]) -> tuple[list[str], ImageArrays]:
+def sorted_sums(
+    images: ImageSums, names: Sequence[str], groups: Sequence[str] = ()
+) -> tuple[list[str], ImageArrays]:
     """Names and sums of the images that have pixels, in the order of their names.
 
     Returns:
         The names, and by name the arrays of `ImageSums`, with three that are the same for softmax
         and sigmoid outputs: "pixels" (I,), "class_pixels" (I, K) that a class's gaps are of, and
-        "hits" (I,) predicted right.
+        "hits" (I,) predicted right. "unit" (I,) tells the images of different groups apart.
     """
     counted = images.pixels.numpy() if images.pixels.ndim == 1 else images.pixels.sum(1).numpy()
     order = [i for i in sorted(range(len(names)), key=names.__getitem__) if counted[i]]
@@ -146,7 +164,44 @@ def sorted_sums(images: ImageSums, names: Sequence[str]) -> tuple[list[str], Ima
     else:
         sums["class_pixels"] = np.broadcast_to(pixels[:, None], hits.shape)
     sums["hits"] = hits.sum(1, dtype=np.int64)
+    first: dict[str | int, int] = {}  # of each group, its first image
+    keys = [groups[i] or i for i in order] if groups else order
+    sums["unit"] = np.array([first.setdefault(key, n) for n, key in enumerate(keys)], np.int64)
     return [names[i] for i in order], sums
+
+
+def unit_sums(sums: ImageArrays) -> ImageArrays:
+    """The sums of each group, in the order of their first images; of each image without groups."""
+    order = np.argsort(sums["unit"], kind="stable")
+    unit, starts = np.unique(sums["unit"][order], return_index=True)
+    if len(unit) == len(order):
+        return sums
+    return {
+        name: np.add.reduceat(
+            array[order], starts, 0, array.dtype if array.dtype.kind == "f" else np.int64
+        )
+        for name, array in sums.items()
+        if name != "unit"
+    }
+
+
+def looks_like_sequence(names: Sequence[str]) -> bool:
+    """Whether most names are a common stem and a counter of regular steps, as frames of a video.
+
+    `0016E5_07959.png, 0016E5_07989.png, …` and `patient3_slice_01, patient3_slice_02, …` do;
+    `2007_000032, 2007_000129, …` of VOC and plain numbers do not.
+    """
+    counters = defaultdict(list)
+    for name in names:
+        found = re.fullmatch(r"(.*\D)(\d+)(\D*)", name.rpartition(".")[0] or name)
+        if found:
+            counters[found[1], found[3]].append(int(found[2]))
+    regular = 0
+    for numbers in counters.values():
+        steps = Counter(b - a for a, b in pairwise(sorted(numbers)))
+        if len(numbers) > 2 and 2 * max(steps.values()) > len(numbers):
+            regular += len(numbers)
+    return 2 * regular > len(names)
 
 
 def combine(
@@ -162,6 +217,10 @@ def combine(
 
     One model with factor 1 gives its own scores; two with -1 and 1 give their difference.
 
+    With the signs of all gaps given, calibration errors are ratios of sums like the other scores,
+    and their margins follow in the same way. The signs of the gaps of resampled images are those
+    that the true gaps may have, and a margin is the 95 % quantile of the margins with these signs.
+
     Args:
         models: the scores of the same images in the same order.
         factors: a factor for each model.
@@ -172,39 +231,38 @@ def combine(
             models, and only the choice of images is chance.
         classes: whether to give the class-j-ECE too.
     """
-    margins: dict[str, list[tuple[Array, Array]]] = defaultdict(list)
 
-    def ends(name: str, upper: bool) -> list[float]:
-        """What each model adds to the lower or upper end before the margins."""
-        ranges = [model.ranges[name] for model in models]
-        pairs = zip(factors, ranges, strict=True)
-        return [f * (r.high if (f > 0) == upper else r.low) for f, r in pairs]
+    def ends(name: str) -> Array:
+        """(2, M) what each model adds to the lower and the upper end, before the margins."""
+        found = []
+        for factor, model in zip(factors, models, strict=True):
+            _, low, high = model.ranges[name]
+            found.append([factor * end for end in ((low, high) if factor > 0 else (high, low))])
+        return np.array(found).T
 
-    def over_seeds(name: str, upper: bool) -> list[tuple[float, float]]:
-        """Variance and degrees of freedom of the part that each set of trainings adds to an end."""
-        parts = ends(name, upper)
-        sums = [[sum(parts[m] for m in models) for models in same] for same in trainings]
-        return [(len(x) * float(np.var(x, ddof=1)), len(x) - 1) for x in sums if len(x) > 1]
+    blocks: dict[str, list[Array]] = defaultdict(list)
 
-    def add(name: str, influences: Sequence[Array]) -> None:
+    def add(name: str, influences: Sequence[Array], *, plain: bool = False) -> None:
+        seeds = []
+        for same in trainings:
+            if len(same) > 1:
+                sums = np.stack([ends(name)[:, each].sum(1) for each in same])  # (S, 2)
+                seeds.append((len(same) * sums.var(0, ddof=1), len(same) - 1))
         whole = sum(f * influence for f, influence in zip(factors, influences, strict=True))
-        seeds = over_seeds(name, False), over_seeds(name, True)
-        margins[name].append(_margins(np.asarray(whole), *seeds))
+        blocks[name].append(_margins(np.asarray(whole), seeds, plain=plain))
 
-    for name in models[0].ranges:
+    for name in ("accuracy", "miou"):
         if all(name in model.linear for model in models):
-            add(name, [model.linear[name] for model in models])
+            add(name, [model.linear[name] for model in models], plain=name == "miou")
     for weights in _resampled_weights(models[0].num_images, resamples, seed):
         for parts in zip(*(m.influences(weights, classes=classes) for m in models), strict=True):
             add(parts[0][0], [influence for _, influence in parts])
     found = {}
-    for name, blocks in margins.items():
-        down, up = (np.quantile(np.concatenate(m), _PATTERNS) for m in zip(*blocks, strict=True))
-        found[name] = Estimate(
-            sum(f * model.ranges[name].value for f, model in zip(factors, models, strict=True)),
-            float(sum(ends(name, False)) - down),
-            float(sum(ends(name, True)) + up),
-        )
+    for name, margins in blocks.items():
+        down, up = np.quantile(np.concatenate(margins, 1), _PATTERNS, axis=1)
+        low, high = ends(name).sum(1)
+        value = sum(f * model.ranges[name].value for f, model in zip(factors, models, strict=True))
+        found[name] = Estimate(value, float(low - down), float(high + up))
     return found
 
 
@@ -214,7 +272,8 @@ class ImageScores:
     The influence of an image on a score is the score minus the score without the image.
 
     Args:
-        sums: the sums of at least two images, all of which have pixels.
+        sums: the sums of at least two images or groups, all of which have pixels.
+        unit: "image" or "group", for the texts of `withheld`.
 
     Attributes:
         ranges: by name ("ece", "sce", "accuracy", "miou" and the class-j-ECE of each class): the
@@ -223,7 +282,7 @@ class ImageScores:
         withheld: by name, why a score has no interval.
     """
 
-    def __init__(self, sums: ImageArrays) -> None:
+    def __init__(self, sums: ImageArrays, unit: str = "image") -> None:
         self._top, self._classes = sums["top_gap"], sums["class_gap"]  # (I, B), (I, K, B)
         self._pixels, self._class_pixels = sums["pixels"], sums["class_pixels"]  # (I,), (I, K)
         self.num_images, self.num_classes, _ = self._classes.shape
@@ -241,7 +300,7 @@ class ImageScores:
         self.linear: dict[str, Array] = {}
         self.withheld: dict[str, str] = {}
         self._add_accuracy(sums)
-        self._add_miou(sums)
+        self._add_miou(sums, unit)
 
     def _add_accuracy(self, sums: ImageArrays) -> None:
         hits = sums["hits"].astype(np.float64)
@@ -249,7 +308,7 @@ class ImageScores:
         self.ranges["accuracy"] = Estimate(value, value, value)
         self.linear["accuracy"] = _ratio_influence(hits[None], self._pixels)
 
-    def _add_miou(self, sums: ImageArrays) -> None:
+    def _add_miou(self, sums: ImageArrays, unit: str) -> None:
         """A class has an IoU, a ratio of sums, too; how it varies takes two images to tell."""
         hits, truth = (sums[name].astype(np.float64) for name in ("intersection", "truth"))
         union = sums["predicted"] + truth - hits  # (I, K)
@@ -259,7 +318,7 @@ class ImageScores:
         shown = (truth > 0).sum(0)  # (K,) images that show the class
         rare = np.flatnonzero(counted & (shown < MIN_LABELLED))
         if len(rare):
-            number = "only one image" if shown[rare[0]] else "no image"
+            number = f"only one {unit}" if shown[rare[0]] else f"no {unit}"
             others = f", and {len(rare) - 1} more like it" if len(rare) > 1 else ""
             self.withheld["miou"] = f"class {rare[0]} is labelled in {number}{others}"
             return
@@ -378,41 +437,45 @@ def _ratio_influence(numerators: Array, denominators: Array) -> Array:
 
 
 def _margins(
-    influences: Array,
-    seeds_below: Sequence[tuple[float, float]] = (),
-    seeds_above: Sequence[tuple[float, float]] = (),
-) -> tuple[Array, Array]:
-    """(R,) margins of a t interval below and above, for R rows of influences (R, I).
+    influences: Array, seeds: Sequence[tuple[Array, int]] = (), *, plain: bool = False
+) -> Array:
+    """(2, R) margins of a t interval below and above, for R rows of influences (R, I).
 
-    The standard error over images is that of the jackknife times I/(I - 1). Its degrees of freedom
-    shrink where a few images decide, and the side towards which the influences are skewed is longer
-    (Johnson 1978). The variances over seeds, given with their degrees of freedom, are added to that
-    over images, and the degrees of freedom of the sum are those of Satterthwaite (1946). Both parts
-    hold the noise that each network has of its own in each image. Counted twice, it makes intervals
-    at most a quarter longer; taken off, it makes them too short where few seeds agree by luck.
+    The standard error over images is that of the jackknife times I/(I - 1). Its I - 1 degrees of
+    freedom shrink where a few images decide, and the side towards which the influences are skewed
+    is longer (Johnson 1978).
+
+    The variance over seeds is added, and the degrees of freedom of the sum are those of
+    Satterthwaite (1946). Both parts hold the noise of each network in each image. Counted twice, it
+    makes intervals 1.4 times as long at most; taken off once, it makes them too short where two or
+    three seeds agree by luck.
+
+    Args:
+        influences: (R, I) of each image, for R patterns of signs.
+        seeds: for sets of trainings, the (2,) variances of both ends and their degrees of freedom.
+        plain: without skewness and fewer degrees of freedom: of mIoU, because one image may hold
+            most of a rare class, and the interval would be too long.
     """
     n = influences.shape[1]
     centred = influences - influences.mean(1, keepdims=True)
     square = centred**2
     variance = square.mean(1)
-    scale = np.where(variance > 0, variance, 1.0)
-    skewness = np.einsum("ri,ri->r", square, centred) / n / scale**1.5
-    kurtosis = np.einsum("ri,ri->r", square, square) / n / scale**2
-    freedom = 1 / (1 / (n - 1) + np.maximum(kurtosis - 3, 0) / (2 * n))
-    quantile = stdtrit(freedom, (1 + LEVEL) / 2)
     error = n * np.sqrt(variance / (n - 1))
-    skewed = error * skewness * (2 * quantile**2 + 1) / (6 * math.sqrt(n))
-
-    def margin(seeds: Sequence[tuple[float, float]]) -> Array:
-        total = error**2 + sum(variance for variance, _ in seeds)
-        known = error**4 / freedom + sum(variance**2 / few for variance, few in seeds)
-        joint = np.divide(total**2, known, out=np.ones_like(total), where=known > 0)
-        return np.sqrt(total) * stdtrit(joint, (1 + LEVEL) / 2)
-
-    return (
-        margin(seeds_below) + np.maximum(-skewed, 0),
-        margin(seeds_above) + np.maximum(skewed, 0),
-    )
+    freedom, skewed = np.full(len(influences), n - 1.0), np.zeros(len(influences))
+    if not plain:
+        scale = np.where(variance > 0, variance, 1.0)
+        skewness = np.einsum("ri,ri->r", square, centred) / n / scale**1.5
+        kurtosis = np.einsum("ri,ri->r", square, square) / n / scale**2
+        freedom = 1 / (1 / (n - 1) + np.maximum(kurtosis - 3, 0) / (2 * n))
+        quantile = stdtrit(freedom, (1 + LEVEL) / 2)
+        skewed = error * skewness * (2 * quantile**2 + 1) / (6 * math.sqrt(n))
+    total = np.stack([error, error]) ** 2
+    known = total**2 / freedom
+    for over_seeds, few in seeds:
+        total = total + over_seeds[:, None]
+        known = known + over_seeds[:, None] ** 2 / few
+    joint = np.divide(total**2, known, out=np.ones_like(total), where=known > 0)
+    return np.sqrt(total) * stdtrit(joint, (1 + LEVEL) / 2) + np.maximum([-skewed, skewed], 0)
 
 
 def _resampled_weights(n: int, resamples: int, seed: int) -> Iterator[Array]:

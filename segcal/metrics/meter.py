@@ -209,7 +209,9 @@ class CalibrationMeter:
         images = None
         if s.per_image:
             names = [utf8(name) or f"image {i}" for i, name in enumerate(self._names)]
-            images = image_statistics(self.image_sums(), names, resamples=resamples, seed=seed)
+            images = image_statistics(
+                self.image_sums(), names, self._groups, resamples=resamples, seed=seed
+            )
         sums = {n: t.numpy() for n, t in self._sums.to("cpu", copy=True).tensors().items()}
         edges = np.arange(s.num_bins + 1) / s.num_bins
         class_fine = None

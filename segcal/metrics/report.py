@@ -212,14 +212,15 @@ class ImageStatistics:
         sce_debiased: the SCE, estimated likewise.
         ace: the mean ACE over the pairs of an image and a class that it shows.
         class_ace: for each class, the mean ACE over the images that show it; NaN if none does.
-        intervals: by score name ("ece", "sce", "accuracy", "miou"), over images.
+        intervals: by score name ("ece", "sce", "accuracy", "miou"), over images or their groups.
         class_ece_intervals: for the class-j-ECE of each class; empty without intervals.
         withheld: by score name, why there is no interval.
         worst: the images with the largest ECE, worst first.
-        resamples: number of resamples.
-        seed: seed of the resamples.
+        resamples: how often images were drawn to resample the signs of the gaps.
+        seed: seed of the draws.
         bins: the gap of each bin of the top-label table.
         table: every image, or the worst 10,000; None in regions.
+        groups: number of groups, where these are the units of the intervals.
     """
 
     ece: float
@@ -235,6 +236,7 @@ class ImageStatistics:
     seed: int
     bins: tuple[BinGap, ...] = ()
     table: ImageTable | None = None
+    groups: int | None = None
 
 
 @dataclass(frozen=True)
