@@ -17,6 +17,7 @@ from functools import lru_cache
 
 import numpy as np
 from PIL import Image
+from scipy import fft
 
 SEVERITIES = (1, 2, 3, 4, 5)
 SMALL, LARGE = 32, 224  # short side, in pixels, that the two tables were made for
@@ -140,16 +141,14 @@ def snow(
 
     The scene itself is whitened: keep x + (1 - keep) max(x, 1.5 grey + 0.5).
     """
-    import cv2
-
     # Made at the size that the numbers are for: how much passes the threshold depends on the grid.
     height, width = (max(round(side / canvas.scale), 1) for side in image.shape[:2])
     coarse = canvas.rng.normal(mean, std, (math.ceil(height / flake), math.ceil(width / flake)))
-    layer = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_LINEAR)
+    layer = _resize(coarse, (height, width))
     layer = np.clip(np.where(layer < threshold, 0, layer), 0, 1).astype(np.float32)
     layer = _filter(layer, _trail(radius, sigma, canvas.rng.uniform(-135, -45)))
     layer = _resize(layer, image.shape[:2])
-    grey = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None]
+    grey = (image @ np.array([0.299, 0.587, 0.114], np.float32))[..., None]
     white = keep * image + (1 - keep) * np.maximum(image, 1.5 * grey + 0.5)
     return white + (layer + np.rot90(layer, 2))[..., None]
 
@@ -275,31 +274,57 @@ def _picture(image: np.ndarray) -> Image.Image:
 
 
 def _filter(image: np.ndarray, kernel: np.ndarray) -> np.ndarray:
-    """Correlate every channel with a kernel of odd sides; the border is mirrored."""
-    import cv2
+    """Correlate every channel with a kernel of odd sides; the border is mirrored.
 
-    return cv2.filter2D(image, -1, kernel, borderType=cv2.BORDER_REFLECT_101)
+    By Fourier transform, whose time does not grow with the kernel.
+    """
+    planes = image[None] if image.ndim == 2 else np.moveaxis(image, 2, 0)  # (C, H, W)
+    rows, columns = (side // 2 for side in kernel.shape)
+    padded = np.pad(planes, ((0, 0), (rows, rows), (columns, columns)), "reflect")
+    shape = [fft.next_fast_len(side, real=True) for side in padded.shape[1:]]
+    changed = fft.rfft2(padded, shape) * fft.rfft2(kernel, shape).conj()
+    filtered = fft.irfft2(changed, shape)[:, : planes.shape[1], : planes.shape[2]]
+    return filtered[0] if image.ndim == 2 else np.moveaxis(filtered, 0, 2)
 
 
 def _resize(layer: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
-    import cv2
+    """(H, W) resized, linear where it grows, averaging over areas where it shrinks."""
+    rows, columns = (_weights(old, new) for old, new in zip(layer.shape, size, strict=True))
+    return rows @ layer.astype(np.float32) @ columns.T
 
-    shrinks = size[0] < layer.shape[0]
-    return cv2.resize(
-        layer, size[::-1], interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-    )
+
+def _weights(old: int, new: int) -> np.ndarray:
+    """(new, old) what each old pixel counts in each new one, along one side."""
+    step = old / new
+    at = np.arange(new)[:, None]
+    if new < old:  # how much of the old pixel lies in the new one
+        last = np.minimum((at + 1) * step, np.arange(1, old + 1))
+        return ((last - np.maximum(at * step, np.arange(old))).clip(0) / step).astype(np.float32)
+    centre = ((at + 0.5) * step - 0.5).clip(0, old - 1)
+    return (1 - np.abs(centre - np.arange(old))).clip(0).astype(np.float32)
+
+
+def _blur(layer: np.ndarray, sigma: float) -> np.ndarray:
+    """(H, W) blurred by a Gaussian, by cosine transform: the border is mirrored."""
+    rows, columns = (np.exp(-0.5 * (np.pi * np.arange(n) * sigma / n) ** 2) for n in layer.shape)
+    return fft.idctn(fft.dctn(layer) * (rows[:, None] * columns).astype(np.float32))
 
 
 @lru_cache(maxsize=64)
 def _disk(radius: float, smooth: float) -> np.ndarray:
     """A disk of weight 1, its rim shared out by the part of each pixel that it covers."""
-    import cv2
-
     reach = math.ceil(radius) + 2
     along = np.arange(-reach, reach + 1)
     disk = np.clip(radius + 0.5 - np.hypot(along, along[:, None]), 0, 1)
-    smoothed = cv2.GaussianBlur(disk, (5, 5), smooth, borderType=cv2.BORDER_CONSTANT)
-    return (smoothed / smoothed.sum()).astype(np.float32)
+    weights = np.exp(-0.5 * (np.arange(-2, 3) / smooth) ** 2)
+    kernel = np.outer(weights, weights / weights.sum() ** 2)  # (5, 5)
+    padded = np.pad(disk, 2)
+    smoothed = sum(
+        kernel[i, j] * padded[i : i + len(disk), j : j + len(disk)]
+        for i in range(5)
+        for j in range(5)
+    )
+    return (smoothed / np.sum(smoothed)).astype(np.float32)
 
 
 def _trail(radius: float, sigma: float, degrees: float) -> np.ndarray:
@@ -316,6 +341,10 @@ def _trail(radius: float, sigma: float, degrees: float) -> np.ndarray:
             np.add.at(
                 kernel, (reach + (top + i).astype(int), reach + (left + j).astype(int)), share
             )
+    # Without the empty margins the kernel is faster, but its centre must stay in the middle.
+    rows, columns = (np.flatnonzero(kernel.any(axis)) for axis in (1, 0))
+    high, wide = (int(np.abs(at - reach).max()) for at in (rows, columns))
+    kernel = kernel[reach - high : reach + high + 1, reach - wide : reach + wide + 1]
     return kernel / kernel.sum()
 
 
@@ -324,8 +353,6 @@ def _needles(height: int, width: int, rng: np.random.Generator) -> np.ndarray:
 
     Thickets lie where a fractal is high; all is as long and wide as the image is large.
     """
-    import cv2
-
     side = max(height, width)
     density, course = (_plasma(side, decay, rng)[:height, :width] for decay in (1.6, 1.3))
     length, thickness = 0.05 * side, max(round(side / 300), 1)
@@ -340,12 +367,44 @@ def _needles(height: int, width: int, rng: np.random.Generator) -> np.ndarray:
     reach = length * rng.exponential(0.5, len(rows))
     tips = np.stack([reach * np.cos(angle), reach * np.sin(angle)], -1)  # (n, 2)
     middles = np.stack([columns, rows], -1)
-    strokes = np.stack([middles - tips, middles + tips], 1).round().astype(np.int32)  # (n, 2, 2)
-    drawn = np.zeros((height, width), np.uint8)
+    strokes = np.stack([middles - tips, middles + tips], 1).round()  # (n, 2, 2)
+    drawn = np.zeros((height, width), np.float32)
     for number, colour in enumerate((80, 110, 150, 200, 255)):  # the brightest last, on top
-        cv2.polylines(drawn, list(strokes[number::5]), False, colour, thickness, cv2.LINE_AA)
-    film = cv2.GaussianBlur(drawn, (0, 0), side / 25, borderType=cv2.BORDER_REFLECT) * 0.7
-    return (np.maximum(drawn, film) / 255).astype(np.float32)
+        _pencil()(drawn, strokes[number::5], colour, thickness)
+    return np.maximum(drawn, 0.7 * _blur(drawn, side / 25)) / 255
+
+
+@lru_cache(maxsize=1)
+def _pencil() -> Callable[..., None]:
+    """`_draw`, compiled when it is first needed."""
+    from numba import njit
+
+    compiled: Callable[..., None] = njit(_draw)
+    return compiled
+
+
+def _draw(drawn: np.ndarray, strokes: np.ndarray, colour: float, thickness: int) -> None:
+    """Draw soft lines (n, 2, 2) from (x, y) to (x, y) into the image `drawn`, in place."""
+    height, width = drawn.shape
+    thin = thickness == 1
+    edge = 1.15 if thin else (thickness + 1) // 2 + 1.15  # half of the line and its soft rim
+    for k in range(len(strokes)):
+        x0, y0, x1, y1 = strokes[k, 0, 0], strokes[k, 0, 1], strokes[k, 1, 0], strokes[k, 1, 1]
+        length = math.hypot(x1 - x0, y1 - y0)
+        dx, dy = ((x1 - x0) / length, (y1 - y0) / length) if length > 0 else (1.0, 0.0)
+        for y in range(max(int(min(y0, y1) - edge), 0), min(int(max(y0, y1) + edge) + 2, height)):
+            for x in range(
+                max(int(min(x0, x1) - edge), 0), min(int(max(x0, x1) + edge) + 2, width)
+            ):
+                along = (x - x0) * dx + (y - y0) * dy
+                across = abs((y - y0) * dx - (x - x0) * dy)
+                beyond = max(-along, along - length, 0.0)
+                if thin:  # the ends are cut off, where thicker lines have round ones
+                    end = min(max(0.5 + min(along, length - along), 0.0), 1.0)
+                    opacity = min(max(edge - across, 0.0), 0.92) * end
+                else:
+                    opacity = min(max(edge - math.hypot(across, beyond), 0.0), 1.0)
+                drawn[y, x] += opacity * (colour - drawn[y, x])
 
 
 def _plasma(side: int, decay: float, rng: np.random.Generator) -> np.ndarray:
