@@ -152,7 +152,14 @@ def shifted(data: Splits, config: DataConfig, shift: Shift) -> Splits:
 
 
 def _read(config: DataConfig) -> RawDataset:
-    source = options.find(config).read(config)
+    entry = options.find(config)
+    try:
+        source = entry.read(config)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"reading {config.name} needs {error.name}, which is not installed: "
+            "pip install 'segcal[train]'"
+        ) from None
     if config.num_classes not in (None, len(source.class_names)):
         raise ValueError(
             f"Expected num_classes={len(source.class_names)} for {config.name}, "

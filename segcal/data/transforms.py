@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import torch
@@ -60,37 +58,6 @@ class Augmenter:
     def __init__(self, recipe: Augmentation, *, ignore_index: int) -> None:
         self._recipe, self._ignore_index = recipe, ignore_index
 
-    @cached_property  # built when it is first used: evaluations augment nothing
-    def _compose(self) -> Any:
-        recipe = self._recipe
-        # albumentations asks PyPI for its newest version when imported. The switch stays set so
-        # that worker processes started later do not ask either; a user's own setting wins.
-        os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
-        import albumentations as A
-        import cv2
-
-        padding = {"border_mode": cv2.BORDER_CONSTANT, "fill": 0, "fill_mask": self._ignore_index}
-        steps: list[Any] = []
-        if recipe.base_size is not None:
-            low, high = (round(recipe.base_size * factor) for factor in recipe.scale)
-            steps += [
-                A.SmallestMaxSize(
-                    list(range(low, high + 1)),
-                    area_for_downscale="image",
-                    # OpenCV's plain nearest shifts a mask half a pixel against its image.
-                    mask_interpolation=cv2.INTER_NEAREST_EXACT,
-                )
-            ]
-        if recipe.pad:
-            steps += [A.Pad(recipe.pad, **padding)]
-        if recipe.crop_size is not None:
-            side = recipe.crop_size
-            steps += [A.PadIfNeeded(side, side, position="top_left", **padding)]
-            steps += [A.RandomCrop(side, side)]
-        if recipe.flip:
-            steps += [A.HorizontalFlip(p=recipe.flip)]
-        return A.Compose(steps)
-
     def __call__(
         self, image: np.ndarray, mask: np.ndarray | None, *, seed: tuple[int, ...]
     ) -> tuple[np.ndarray, np.ndarray | None]:
@@ -101,27 +68,69 @@ class Augmenter:
             mask: (H, W) or (K, H, W) uint8, or None for classification.
             seed: non-negative integers that decide everything random.
         """
-        generator = np.random.default_rng(seed)
-        # One shared pair of generators: Compose.set_random_seed would give every step the same
-        # stream, and so flip whenever the scale came out small.
-        self._compose.set_random_state(generator, random.Random(int(generator.integers(2**63))))
-        if mask is None:
-            return self._compose(image=image)["image"], None
-        if mask.ndim == 3:
-            out = self._compose(image=image, masks=list(mask))
-            return out["image"], np.stack(out["masks"])
-        out = self._compose(image=image, mask=mask)
-        return out["image"], out["mask"]
+        recipe = self._recipe
+        rng = random.Random(int(np.random.default_rng(seed).integers(2**63)))
+        rng.random()  # not used: with it, trainings stay what they were
+        if recipe.base_size is not None:
+            low, high = (round(recipe.base_size * factor) for factor in recipe.scale)
+            scale = rng.choice(range(low, high + 1)) / min(image.shape[:2])
+            height, width = (max(1, round(side * scale)) for side in image.shape[:2])
+            image = resize(image, (height, width), "area" if scale < 1 else "linear")
+            if mask is not None and mask.ndim == 2:
+                mask = resize(mask, (height, width), "nearest")
+            elif mask is not None:
+                mask = np.stack([resize(one, (height, width), "nearest") for one in mask])
+        if recipe.pad:
+            image, mask = self._padded(image, mask, *[recipe.pad] * 4)
+        if (side := recipe.crop_size) is not None:
+            height, width = image.shape[:2]
+            image, mask = self._padded(
+                image, mask, 0, max(side - height, 0), 0, max(side - width, 0)
+            )
+            height, width = image.shape[:2]
+            top, left = (int((n - side + 1) * rng.random()) for n in (height, width))
+            image = image[top : top + side, left : left + side]
+            if mask is not None:
+                mask = mask[..., top : top + side, left : left + side]
+        if recipe.flip and (recipe.flip == 1 or rng.random() < recipe.flip):
+            image = image[:, ::-1]
+            mask = mask if mask is None else mask[..., ::-1].copy()
+        return image, mask
+
+    def _padded(
+        self, image: np.ndarray, mask: np.ndarray | None, *sides: int
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Padded by so many pixels above, below, left and right."""
+        rows, columns = sides[:2], sides[2:]
+        image = np.pad(image, (rows, columns, (0, 0)))
+        if mask is not None:
+            around = ((0, 0),) * (mask.ndim - 2) + (rows, columns)
+            mask = mask if self._ignore_index >= 0 else mask.astype(np.int32)
+            mask = np.pad(mask, around, constant_values=self._ignore_index)
+        return image, mask
+
+
+def resize(
+    image: np.ndarray, size: tuple[int, int], how: Literal["area", "linear", "nearest"]
+) -> np.ndarray:
+    """(H, W, …) to (*size, …) by OpenCV, whose pixels trainings depend on."""
+    try:
+        import cv2
+    except ImportError:
+        raise ValueError("resizing images needs OpenCV: pip install 'segcal[train]'") from None
+    if size == image.shape[:2]:
+        return image
+    # OpenCV's plain nearest shifts a mask half a pixel against its image.
+    methods = {"area": cv2.INTER_AREA, "linear": cv2.INTER_LINEAR}
+    method = methods.get(how, cv2.INTER_NEAREST_EXACT)
+    resized: np.ndarray = cv2.resize(image, size[::-1], interpolation=method)
+    return resized
 
 
 def resize_square(image: np.ndarray, side: int) -> np.ndarray:
     """(H, W, 3) uint8 to (side, side, 3), averaging where it shrinks."""
-    import cv2
-
     shrinks = side * side < image.shape[0] * image.shape[1]
-    return cv2.resize(
-        image, (side, side), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-    )
+    return resize(image, (side, side), "area" if shrinks else "linear")
 
 
 def normalise(image: np.ndarray, mean: Tensor, std: Tensor) -> Tensor:

@@ -34,6 +34,11 @@ def build(
         raise ValueError(f"model.name: {config.name} does not read text; use {', '.join(names)}")
     if entry.text and not words:
         raise ValueError(f"model.name: {config.name} reads text, but the data are images")
-    if entry.text:
-        return entry.build(config, num_classes=num_classes, words=words)
-    return entry.build(config, num_classes=num_classes, in_channels=in_channels)
+    shape = {"words": words} if entry.text else {"in_channels": in_channels}
+    try:
+        return entry.build(config, num_classes=num_classes, **shape)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{config.name} needs {error.name}, which is not installed: "
+            "pip install 'segcal[train]'"
+        ) from None
