@@ -1,52 +1,51 @@
-"""Measure how often intervals hold, and how often equal models are called different.
+"""Measure how often 95 % intervals hold, and print the tables of docs/intervals.md.
 
-nice -n 10 python tools/interval_coverage.py                     # the tables of docs/conventions.md
-nice -n 10 python tools/interval_coverage.py --images 2 3 5 10 --sources 0.8751
-nice -n 10 python tools/interval_coverage.py --triage            # operating points and class sets
-nice -n 10 python tools/interval_coverage.py --bands             # of the reliability diagram
-python tools/interval_coverage.py --population A.npz B.npz       # images of your own evaluations
+nice python tools/interval_coverage.py scores   # one model, and the difference of two: 5 minutes
+nice python tools/interval_coverage.py seeds    # models trained with several seeds: 10 minutes
+nice python tools/interval_coverage.py groups   # images correlated within groups: 1 minute
+nice python tools/interval_coverage.py miou --voc FOLDER    # against other intervals: 1 minute
+nice python tools/interval_coverage.py triage bands         # thresholds, class sets, bins
+nice python tools/interval_coverage.py scores --population A.npz B.npz    # your own two states
 
-Many data sets are drawn from a source whose true scores are known from a large sample. An interval
-holds if it contains the true score. Prints Markdown tables; all numbers are in %.
+Every table draws many data sets, with replacement, from a population of images whose true scores
+are known. An interval holds if it contains the true score. All numbers are in %.
 
-The sources are a network of 4 classes on images of 256 pixels that is calibrated if its logits are
-multiplied by 1, and scenes of which each shows a few of many classes. Labels are independent, or
-correlated: then half the variance of what decides a label is common to all pixels of an image.
-`--population` draws images, with replacement, from states that `segcal eval --save-state` saved.
+Most populations are of a network of 4 classes on images of 256 pixels that is calibrated if its
+logits are multiplied by 1. Where labels are correlated, half the variance of what decides a label
+is common to all pixels of an image.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from segcal import CalibrationMeter, Report
-from segcal.metrics.intervals import Estimate, ImageArrays, ImageScores, combine, sorted_sums
+from segcal import CalibrationMeter
+from segcal.metrics.intervals import (
+    Estimate,
+    ImageArrays,
+    ImageScores,
+    combine,
+    sorted_sums,
+    t_margins,
+    unit_sums,
+)
 from segcal.metrics.report import FineHistogram
-from segcal.metrics.scores import SCORES
+from segcal.metrics.scores import Array
 from segcal.metrics.triage import AcceptedPixels, MissRates, Target, accepted, choose_threshold
 
-_IGNORE = 255
+IGNORE = 255
 PIXELS = 256
-ROUNDING = 1e-6
-SHOWN = ("ece", "sce", "accuracy", "miou")
-ModelPair = list[ImageArrays]  # of two models on the same images
-Found = tuple[Estimate, float] | None
-Draw = Callable[[int, torch.Generator], ModelPair]
-
-
-class Trial(NamedTuple):
-    """Interval and true value by score, or None without interval, of one data set."""
-
-    first: dict[str, Found]
-    second: dict[str, Found]
-    difference: dict[str, Found]
+RESAMPLES = 100
+SCORES = ("ece", "sce", "accuracy", "miou")
+TITLE = "ECE / SCE / accuracy / mIoU"
+Population = list[ImageArrays]  # of models on the same images
 
 
 def draw_calibrated(
@@ -56,6 +55,7 @@ def draw_calibrated(
     pixels: int = PIXELS,
     correlated: bool = False,
     hard: bool = False,
+    group: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """(N, 4, P) logits of a calibrated network, and (N, P) labels that are drawn from them.
 
@@ -63,236 +63,396 @@ def draw_calibrated(
         n: number of images.
         generator: of the random numbers.
         pixels: of each image.
-        correlated: whether the labels of an image are correlated.
-        hard: whether some images are harder than others.
+        correlated: half the variance of what decides a label is common to an image.
+        hard: some images are harder than others.
+        group: images in a group; three quarters of what an image has in common its group has too.
     """
+
+    def common() -> Tensor:
+        of_groups = torch.randn(n // group, generator=generator).repeat_interleave(group)
+        own = torch.randn(n, generator=generator)
+        return (own if group == 1 else own / 2 + 0.75**0.5 * of_groups).view(n, 1, 1)
+
     logits = 2 * torch.randn(n, 4, pixels, generator=generator)
     if hard:
-        logits = logits * (0.5 * torch.randn(n, 1, 1, generator=generator)).exp()
-    shared = 0.5 if correlated else 0.0
-    decides = torch.randn(n, 1, pixels, generator=generator) * (1 - shared) ** 0.5
-    decides += torch.randn(n, 1, 1, generator=generator) * shared**0.5
+        logits = logits * (0.5 * common()).exp()
+    decides = torch.randn(n, 1, pixels, generator=generator)
+    if correlated:
+        decides = 0.5**0.5 * (decides + common())
     return logits, (logits.softmax(1).cumsum(1) < torch.special.ndtr(decides)).sum(1).clamp(max=3)
-
-
-def network(
-    factors: tuple[float, float],
-    *,
-    correlated: bool = False,
-    shaken: float = 0.0,
-    uneven: bool = False,
-) -> Draw:
-    """Two models that multiply the logits of a calibrated network by factors.
-
-    Args:
-        factors: by which the logits of the two models are too large.
-        correlated: whether the labels of an image are correlated.
-        shaken: noise added to the logits of the second model.
-        uneven: whether images differ in size, the largest having a hundred times the pixels.
-    """
-
-    def draw(n: int, generator: torch.Generator) -> ModelPair:
-        pixels = 8 * PIXELS if uneven else PIXELS
-        logits, labels = draw_calibrated(n, generator, pixels=pixels, correlated=correlated)
-        if uneven:
-            sizes = PIXELS * torch.randn(n, 1, generator=generator).exp()
-            labels[torch.arange(pixels) >= sizes.clamp(pixels / 100)] = _IGNORE
-        noise = shaken * torch.randn(logits.shape, generator=generator)
-        return [
-            image_sums(factors[0] * logits, labels),
-            image_sums(factors[1] * (logits + noise), labels),
-        ]
-
-    return draw
-
-
-def rare_classes(num_classes: int, rarity: float) -> Draw:
-    """Images that show a few of many classes, class c as often as c^-rarity; some are hard.
-
-    The second model is the first with noise in its logits.
-    """
-    weights = torch.arange(1, num_classes, dtype=torch.float) ** -rarity
-
-    def draw(n: int, generator: torch.Generator) -> ModelPair:
-        shown = torch.multinomial(weights, 4 * n, replacement=True, generator=generator) + 1
-        shown = shown.view(n, 4)
-        shown[torch.rand(n, 4, generator=generator) < 0.5] = 0
-        which = torch.randint(4, (n, PIXELS), generator=generator)
-        labels = shown.gather(1, which)
-        hits = torch.nn.functional.one_hot(labels, num_classes).movedim(-1, 1)
-        ease = 2.5 + 1.5 * torch.randn(n, num_classes, 1, generator=generator)
-        logits = torch.randn(n, num_classes, PIXELS, generator=generator) + ease * hits
-        noise = 0.5 * torch.randn(logits.shape, generator=generator)
-        return [image_sums(logits, labels), image_sums(logits + noise, labels)]
-
-    return draw
-
-
-def population(paths: Sequence[str]) -> tuple[Draw, ModelPair]:
-    """Images drawn with replacement from two saved states of the same images, and all of them."""
-    meters = [CalibrationMeter.load(path) for path in (*paths, paths[0])[:2]]
-    whole = [sorted_sums(meter.image_sums(), meter.names)[1] for meter in meters]
-
-    def draw(n: int, generator: torch.Generator) -> ModelPair:
-        chosen = torch.randint(len(whole[0]["pixels"]), (n,), generator=generator).numpy()
-        return [{name: sums[chosen] for name, sums in model.items()} for model in whole]
-
-    return draw, whole
 
 
 def image_sums(logits: Tensor, labels: Tensor) -> ImageArrays:
     """The sums of each image."""
-    meter = CalibrationMeter(logits.shape[1], ignore_index=_IGNORE, per_image=True)
+    meter = CalibrationMeter(logits.shape[1], ignore_index=IGNORE, per_image=True)
     meter.update(logits, labels)
     return sorted_sums(meter.image_sums(), meter.names)[1]
 
 
-@functools.cache
-def large_sample(draw: Draw, images: int = 40_000) -> ModelPair:
-    """Many images of the source."""
+def joined(parts: Sequence[ImageArrays]) -> ImageArrays:
+    """The images of all parts."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def two_models(
+    factors: tuple[float, float],
+    *,
+    noise: float = 0.0,
+    uneven: bool = False,
+    correlated: bool = False,
+) -> Population:
+    """20,000 images seen by two models that multiply calibrated logits by factors.
+
+    The second model has noise in its logits. Uneven images have 1 to 8 times 256 pixels or fewer.
+    """
     generator = torch.Generator().manual_seed(1)
-    parts = [draw(1000, generator) for _ in range(images // 1000)]
-    return [
-        {name: np.concatenate([part[i][name] for part in parts]) for name in parts[0][i]}
-        for i in (0, 1)
-    ]
+    parts: tuple[list[ImageArrays], list[ImageArrays]] = ([], [])
+    for _ in range(20):
+        pixels = 8 * PIXELS if uneven else PIXELS
+        logits, labels = draw_calibrated(1000, generator, pixels=pixels, correlated=correlated)
+        if uneven:
+            sizes = PIXELS * torch.randn(1000, 1, generator=generator).exp()
+            labels[torch.arange(pixels) >= sizes.clamp(pixels / 100)] = IGNORE
+        parts[0].append(image_sums(factors[0] * logits, labels))
+        logits = logits + noise * torch.randn(logits.shape, generator=generator)
+        parts[1].append(image_sums(factors[1] * logits, labels))
+    return [joined(part) for part in parts]
 
 
-class Truth:
-    """The true scores of two models.
+def rare_classes(num_classes: int, rarity: float) -> Population:
+    """10,000 images that show up to 4 of many classes, class c as often as c^-rarity.
+
+    The second model is the first with noise in its logits.
+    """
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.arange(1, num_classes, dtype=torch.float) ** -rarity
+    parts: tuple[list[ImageArrays], list[ImageArrays]] = ([], [])
+    for _ in range(20):
+        shown = torch.multinomial(weights, 4 * 500, replacement=True, generator=generator) + 1
+        shown = shown.view(500, 4)
+        shown[torch.rand(500, 4, generator=generator) < 0.5] = 0
+        labels = shown.gather(1, torch.randint(4, (500, PIXELS), generator=generator))
+        hits = torch.nn.functional.one_hot(labels, num_classes).movedim(-1, 1)
+        ease = 2.5 + 1.5 * torch.randn(500, num_classes, 1, generator=generator)
+        logits = torch.randn(500, num_classes, PIXELS, generator=generator) + ease * hits
+        parts[0].append(image_sums(logits, labels))
+        logits += 0.5 * torch.randn(logits.shape, generator=generator)
+        parts[1].append(image_sums(logits, labels))
+    return [joined(part) for part in parts]
+
+
+def saved(paths: Sequence[str]) -> Population:
+    """The images of two saved states, or of one taken twice."""
+    meters = [CalibrationMeter.load(path) for path in (*paths, paths[0])[:2]]
+    return [sorted_sums(meter.image_sums(), meter.names)[1] for meter in meters]
+
+
+def seeds_of_a_network(spread: float, *, seeds: int = 48, images: int = 1500) -> Population:
+    """A model for each seed: its own factor of the logits, bias of classes, and noise.
 
     Args:
-        whole: the sums of very many images.
-        exact: whether these are all images there are; a large sample has a little noise instead.
+        spread: how much factor and bias differ between seeds; the noise does not depend on it.
+        seeds: number of models.
+        images: number of images.
     """
-
-    def __init__(self, whole: ModelPair, *, exact: bool) -> None:
-        models = [ImageScores(sums) for sums in whole]
-        self._scores = [
-            {name: r.value if exact else r.low for name, r in model.ranges.items()}
-            for model in models
-        ]
-        self._iou = [_class_iou(sums) for sums in whole]
-
-    def of(self, pair: ModelPair) -> list[dict[str, float]]:
-        """The true scores of both models and their differences; mIoU over the pair's classes."""
-        found = []
-        for scores, iou, sums in zip(self._scores, self._iou, pair, strict=True):
-            miou = float(np.mean(iou[~np.isnan(_class_iou(sums))]))
-            found.append({**{name: scores[name] for name in SHOWN}, "miou": miou})
-        return [*found, {name: found[1][name] - found[0][name] for name in SHOWN}]
+    generator = torch.Generator().manual_seed(1)
+    logits, labels = draw_calibrated(images, generator, correlated=True)
+    found = []
+    for _ in range(seeds):
+        factor = 1.2 * (spread * torch.randn((), generator=generator)).exp()
+        bias = 2 * spread * torch.randn(4, 1, generator=generator)
+        noise = 0.3 * torch.randn(logits.shape, generator=generator)
+        found.append(image_sums(factor * (logits + bias + noise), labels))
+    return found
 
 
-def trials(draw: Draw, truth: Truth, images: int, data_sets: int) -> Iterator[Trial]:
-    """What the intervals of many data sets say, and the truth."""
-    generator = torch.Generator().manual_seed(0)
-    for seed in range(data_sets):
-        pair = draw(images, generator)
-        models = [ImageScores(sums) for sums in pair]
-        choices = [([model], [1.0]) for model in models] + [(models, [-1.0, 1.0])]
-        found = [combine(*choice, resamples=200, seed=seed) for choice in choices]
-        yield Trial(
-            *(
-                {name: (f[name], t[name]) if name in f else None for name in SHOWN}
-                for f, t in zip(found, truth.of(pair), strict=True)
-            )
-        )
+def voc(folder: Path) -> ImageArrays:
+    """The images of a real network on VOC; logits33 (N, 33, 33, 21) are enlarged to the labels."""
+    meter = CalibrationMeter(21, ignore_index=IGNORE, per_image=True)
+    for path in sorted(folder.glob("*.npz")):
+        with np.load(path) as arrays:
+            for logits, labels in zip(arrays["logits33"], arrays["labels"], strict=True):
+                small = torch.from_numpy(logits.astype(np.float32)).movedim(-1, 0)[None]
+                large = torch.nn.functional.interpolate(
+                    small, size=labels.shape, mode="bilinear", align_corners=True
+                )
+                meter.update(large, torch.from_numpy(labels.astype(np.int64))[None])
+    return sorted_sums(meter.image_sums(), meter.names)[1]
 
 
-def _class_iou(sums: ImageArrays) -> np.ndarray:
+def objects(spread: float) -> ImageArrays:
+    """10,000 images of 11 classes, six of them in some images alone; sizes vary by e^spread.
+
+    Large objects are segmented better than small ones. There are no confidences.
+    """
+    rng = np.random.default_rng(1)
+    shape = (10_000, 11)
+    share = np.array([25, 20, 20, 10, 8, 5, 4, 3, 2, 1.5, 1])
+    shown = rng.random(shape) < np.array([1, 1, 1, 1, 1, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2])
+    sizes = shown * share * np.exp(rng.normal(size=shape) * np.where(share > 5, 0.8, spread))
+    truth = np.round(sizes / sizes.sum(1, keepdims=True) * 20_000)
+    right = np.array([0.95, 0.9, 0.9, 0.85, 0.8, 0.7, 0.65, 0.6, 0.5, 0.45, 0.4])
+    ease = (
+        np.log(right / (1 - right)) + rng.normal(size=shape) + rng.normal(size=(len(truth), 1)) / 2
+    )
+    ease += 0.5 * np.log(np.maximum(truth, 1) / truth.mean(0)) * shown
+    hits = np.round(truth / (1 + np.exp(-ease)))
+    false = share * np.exp(rng.normal(size=shape))
+    false *= (truth - hits).sum(1, keepdims=True) / false.sum(1, keepdims=True)
+    return {"intersection": hits, "predicted": hits + np.round(false), "truth": truth}
+
+
+def class_iou(sums: ImageArrays) -> Array:
+    """(K,) IoU of each class; NaN where there is none."""
     hits, predicted, truth = (sums[n].sum(0) for n in ("intersection", "predicted", "truth"))
     union = predicted + truth - hits
     return np.divide(hits, union, out=np.full(len(union), np.nan), where=union > 0)
 
 
-def held(found: Sequence[Found]) -> str:
-    """In how many % of the data sets that gave an interval it held; in brackets, how many did."""
-    given = [f for f in found if f is not None]
-    if not given:
-        return "–"
-    percent = 100 * np.mean([e.low - ROUNDING <= t <= e.high + ROUNDING for e, t in given])
-    share = "" if len(given) == len(found) else f" ({100 * len(given) / len(found):.0f})"
-    return f"{percent:.0f}{share}"
+def true_scores(population: ImageArrays) -> dict[str, float | Array]:
+    """The scores of a whole population; of mIoU, those of its classes."""
+    model = ImageScores(population)
+    return {
+        **{name: model.ranges[name].value for name in SCORES[:3]},
+        "miou": class_iou(population),
+    }
 
 
-def called(found: Sequence[Found], equal: bool) -> str:
-    """In how many % of the data sets the models were called different, and how many falsely."""
-    given = [f for f in found if f is not None]
-    right = 100 * np.mean([not equal and (e.low > 0 if t > 0 else e.high < 0) for e, t in given])
-    sure = 100 * np.mean([e.low > 0 or e.high < 0 for e, _ in given])
-    return f"{sure - right:.1f}" if equal else f"{sure:.0f} ({sure - right:.1f})"
+def true_in(sample: ImageArrays, true: Mapping[str, float | Array]) -> dict[str, float]:
+    """The true scores, mIoU over the classes that the sample has."""
+    iou = np.asarray(true["miou"])[~np.isnan(class_iou(sample))]
+    return {**{name: float(true[name]) for name in SCORES[:3]}, "miou": float(iou.mean())}
 
 
-def single_cell(every: Sequence[Trial], model: int) -> str:
-    """How often the intervals of a model's scores held."""
-    return " / ".join(held([o[model][name] for o in every]) for name in SHOWN)
+class Held:
+    """Counts how often intervals held, by score."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, list[bool]] = {name: [] for name in SCORES}
+        self.data_sets = 0
+
+    def add(self, found: Mapping[str, Estimate], true: Mapping[str, float]) -> None:
+        """Count a data set; scores without an interval are left out."""
+        self.data_sets += 1
+        for name in SCORES:
+            if name in found:
+                end = 1e-9  # of rounding
+                held = found[name].low - end <= true[name] <= found[name].high + end
+                self.held[name].append(held)
+
+    def percent(self, name: str) -> str:
+        """How often the interval held; in brackets, in how many data sets there was one."""
+        held = self.held[name]
+        share = 100 * len(held) / self.data_sets
+        return (
+            "–"
+            if not held
+            else f"{100 * np.mean(held):.0f}{f' ({share:.0f})' if share < 100 else ''}"
+        )
+
+    def missed(self, name: str) -> str:
+        """How often the interval did not hold."""
+        return f"{100 - 100 * np.mean(self.held[name]):.1f}"
+
+    def __str__(self) -> str:
+        return " / ".join(map(self.percent, SCORES))
 
 
-def difference_cell(every: Sequence[Trial]) -> str:
-    """How often the intervals of the differences held."""
-    return " / ".join(held([o.difference[name] for o in every]) for name in SHOWN)
+def sources(options: argparse.Namespace) -> Iterator[tuple[str, Population]]:
+    """Populations that two models have seen."""
+    if options.population:
+        yield "saved states", saved(options.population)
+        return
+    yield "× 1.15 and × 0.8751", two_models((1.15, 0.8751))
+    yield "× 1.15 and × 0.8751, correlated", two_models((1.15, 0.8751), correlated=True)
+    yield "× 1.15 and × 0.8751, uneven sizes", two_models((1.15, 0.8751), uneven=True)
+    yield "× 1 and × 1.3, correlated", two_models((1.0, 1.3), correlated=True)
+    yield "× 1 and × 1.1, other logits", two_models((1.0, 1.1), noise=0.5)
+    yield "10 classes, some rare", rare_classes(10, 0.7)
+    yield "30 classes, most rare", rare_classes(30, 1.0)
 
 
-def called_cell(every: Sequence[Trial], equal: bool) -> str:
-    """How often the models were called different."""
-    return " / ".join(called([o.difference[n] for o in every], equal) for n in ("ece", "sce"))
+def print_scores(options: argparse.Namespace) -> None:
+    """One model, and the difference of two."""
+    images = options.images or [5, 20, 60, 200]
+    single, different = [], []
+    for title, population in sources(options):
+        true = [true_scores(sums) for sums in population]
+        rng = np.random.default_rng(0)
+        cells: tuple[list[str], list[str]] = ([], [])
+        for n in images:
+            scores, differences = Held(), Held()
+            for seed in range(options.data_sets):
+                rows = rng.integers(len(population[0]["pixels"]), size=n)
+                sample = [{name: array[rows] for name, array in m.items()} for m in population]
+                models = [ImageScores(sums) for sums in sample]
+                own, other = (true_in(s, t) for s, t in zip(sample, true, strict=True))
+                scores.add(combine(models[:1], [1.0], resamples=RESAMPLES, seed=seed), own)
+                found = combine(models, [-1.0, 1.0], resamples=RESAMPLES, seed=seed)
+                differences.add(found, {name: other[name] - own[name] for name in SCORES})
+            cells[0].append(str(scores))
+            cells[1].append(str(differences))
+        ece = [100 * float(t["ece"]) for t in true]
+        single.append([title, f"{ece[0]:.2f}", *cells[0]])
+        different.append([title, f"{ece[1] - ece[0]:+.2f}", *cells[1]])
+    columns = [f"{n} images" for n in images]
+    print_table(f"Interval of the first model's score held: {TITLE}", ["ECE", *columns], single)
+    print_table(f"Interval of the difference held: {TITLE}", ["of ECE", *columns], different)
 
 
-def true_ece(every: Sequence[Trial], part: int) -> str:
-    """The true ECE of a model, or the true difference."""
-    found = every[0][part]["ece"]
-    assert found is not None
-    ece = SCORES["ece"]
-    return ece.difference(found[1]) if part == 2 else ece.number(found[1])
+SPREADS = (0.0, 0.025, 0.05, 0.1)  # deviations of 0, 0.5, 1 and 2 points of ECE
 
 
-class Simulation(NamedTuple):
-    """What draws data sets, what draws the sample for the truth, and whether errors are equal."""
+def print_seeds(options: argparse.Namespace) -> None:
+    """Two equal models of several seeds, and the mean of one."""
+    images, seeds = options.images or [20, 60, 200], (2, 3, 5)
+    falsely: dict[tuple[int, float], list[str]] = {(s, x): [] for s in seeds for x in SPREADS}
+    means: dict[tuple[int, float], list[str]] = {(s, x): [] for s in seeds for x in SPREADS}
+    deviation = {}
+    for spread in SPREADS:
+        population = seeds_of_a_network(spread)
+        every = [true_scores(sums) for sums in population]
+        deviation[spread] = 100 * np.std([float(t["ece"]) for t in every], ddof=1)
+        true = {name: float(np.mean([t[name] for t in every])) for name in SCORES}
+        zero = dict.fromkeys(SCORES, 0.0)
+        rng = np.random.default_rng(0)
+        for s in seeds:
+            apart = [[[k] for k in range(s)], [[s + k] for k in range(s)]]
+            for n in images:
+                crossed, fixed, mean = Held(), Held(), Held()
+                for seed in range(options.data_sets):
+                    rows = rng.integers(len(population[0]["pixels"]), size=n)
+                    chosen = [population[m] for m in rng.integers(len(population), size=2 * s)]
+                    models = [ImageScores({k: a[rows] for k, a in m.items()}) for m in chosen]
+                    factors = [-1 / s] * s + [1 / s] * s
+                    of = functools.partial(combine, resamples=RESAMPLES, seed=seed)
+                    crossed.add(of(models, factors, trainings=apart), zero)
+                    fixed.add(of(models, factors), zero)
+                    mean.add(of(models[:s], factors[s:], trainings=apart[:1]), true)
+                cell = " / ".join(map(crossed.missed, SCORES))
+                falsely[s, spread].append(f"{cell} ({fixed.missed('ece')})")
+                means[s, spread].append(str(mean))
+    columns = ["deviation of ECE", *(f"{n} images" for n in images)]
+    titles = {key: [f"{key[0]} seeds", f"{deviation[key[1]]:.1f}"] for key in falsely}
+    print_table(
+        f"Equal models called different: {TITLE} (ECE, images only)",
+        columns,
+        [[*titles[key], *cells] for key, cells in falsely.items()],
+    )
+    print_table(
+        f"Interval of the mean held: {TITLE}",
+        columns,
+        [[*titles[key], *cells] for key, cells in means.items()],
+    )
 
-    draw: Draw
-    truth: Draw
-    equal: bool = False
+
+def print_groups(options: argparse.Namespace) -> None:
+    """Ten images in a group, which have most in common."""
+    rows = []
+    for title, kind in (
+        ("alike in the group", {"correlated": True, "hard": True, "group": 10}),
+        ("independent", {"correlated": True, "hard": True}),
+    ):
+        generator = torch.Generator().manual_seed(1)
+        parts = [image_sums(*sharp(*draw_calibrated(1000, generator, **kind))) for _ in range(20)]
+        population = joined(parts)
+        true = true_scores(population)
+        rng = np.random.default_rng(0)
+        cells = []
+        for groups in options.images or [6, 20, 60]:
+            grouped, single = Held(), Held()
+            for seed in range(options.data_sets):
+                drawn = rng.integers(len(population["pixels"]) // 10, size=groups)
+                images = (10 * drawn[:, None] + np.arange(10)).ravel()
+                sample = {name: array[images] for name, array in population.items()}
+                sample["unit"] = np.repeat(np.arange(groups), 10)
+                for held, sums in ((grouped, unit_sums(sample)), (single, sample)):
+                    found = combine([ImageScores(sums)], [1.0], resamples=RESAMPLES, seed=seed)
+                    held.add(found, true_in(sample, true))
+            cells += [str(grouped), str(single)]
+        rows.append([title, *cells])
+    columns = [
+        f"{n} groups{of}" for n in options.images or [6, 20, 60] for of in ("", ", as images")
+    ]
+    print_table(f"Interval held, ten images in a group: {TITLE}", columns, rows)
 
 
-EQUAL, UNEQUAL = network((1.15, 0.8751)), network((1.3, 1.0))
-OTHER = network((1.1, 1.0), shaken=0.5)
-SOME_RARE, MOST_RARE = rare_classes(10, 0.7), rare_classes(30, 1.0)
-SOURCES = {
-    "× 1.15, × 0.8751": Simulation(EQUAL, EQUAL, equal=True),
-    "× 1.15, × 0.8751, correlated": Simulation(
-        network((1.15, 0.8751), correlated=True), EQUAL, equal=True
-    ),
-    "× 1.15, × 0.8751, uneven sizes": Simulation(
-        network((1.15, 0.8751), uneven=True), EQUAL, equal=True
-    ),
-    "× 1.3, × 1": Simulation(UNEQUAL, UNEQUAL),
-    "× 1.3, × 1, correlated": Simulation(network((1.3, 1.0), correlated=True), UNEQUAL),
-    "× 1.1, other logits": Simulation(OTHER, OTHER),
-    "10 classes, some rare": Simulation(SOME_RARE, SOME_RARE),
-    "30 classes, most rare": Simulation(MOST_RARE, MOST_RARE),
-}
+def print_miou(options: argparse.Namespace) -> None:
+    """The interval of mIoU against others that are used."""
+    populations = {
+        "11 classes, sizes vary by 2.2": objects(0.8),
+        "11 classes, sizes vary by 4.5": objects(1.5),
+    }
+    if options.voc:
+        whole = voc(options.voc)
+        for least in (20, 10):
+            common = np.flatnonzero((whole["truth"] > 0).sum(0) >= least)
+            kept = {n: whole[n][:, common] for n in ("intersection", "predicted", "truth")}
+            populations[f"VOC, {len(common)} classes in {least} images or more"] = kept
+    rows = []
+    images = options.images or [20, 40, 60]
+    for title, population in populations.items():
+        cells: dict[str, list[str]] = {}
+        whole_iou = class_iou(population)
+        rng = np.random.default_rng(0)
+        for n in images:
+            found: dict[str, list[tuple[bool, float]]] = {}
+            for _ in range(options.data_sets):
+                chosen = rng.integers(len(population["truth"]), size=n)
+                sums = {name: array[chosen].astype(float) for name, array in population.items()}
+                if ((sums["truth"] > 0).sum(0) < 2).any():
+                    continue  # our interval is withheld
+                true, value = whole_iou.mean(), class_iou(sums).mean()
+                for method, (low, high) in miou_intervals(sums, value, rng).items():
+                    found.setdefault(method, []).append((low <= true <= high, high - low))
+            for method, held in found.items():
+                percent, length = 100 * np.mean(held, 0)
+                cells.setdefault(method, []).append(f"{percent:.0f}, {length:.1f}")
+        rows += [[f"{title}: {method}", *texts] for method, texts in cells.items()]
+    print_table("Interval of mIoU held, and its length", [f"{n} images" for n in images], rows)
 
 
-TRIAGE = {  # images of a network whose logits are too large by 1.15
+def miou_intervals(
+    sums: ImageArrays, value: float, rng: np.random.Generator
+) -> dict[str, tuple[float, float]]:
+    """The interval of segcal and others, limited to 0 and 1."""
+    hits, union = sums["intersection"], sums["predicted"] + sums["truth"] - sums["intersection"]
+    rest = union.sum(0) - union
+    without = np.divide(hits.sum(0) - hits, rest, out=np.zeros_like(rest), where=rest > 0)
+    jackknife = (value - without.mean(1))[None]
+    residual = hits - hits.sum(0) / union.sum(0) * union
+    linear = (residual / union.sum(0)).mean(1)[None]
+    weights = rng.multinomial(len(hits), np.full(len(hits), 1 / len(hits)), size=300)
+    with np.errstate(invalid="ignore"):  # a class that was not drawn
+        drawn = np.nanmean(weights @ hits / (weights @ union), 1)
+    found = {
+        "jackknife t (segcal)": np.array([-1, 1]) * t_margins(jackknife, plain=True)[:, 0],
+        "jackknife t, skewness": np.array([-1, 1]) * t_margins(jackknife)[:, 0],
+        "linearised t": np.array([-1, 1]) * t_margins(linear, plain=True)[:, 0],
+        "percentile bootstrap": np.quantile(drawn, [0.025, 0.975]) - value,
+    }
+    return {n: tuple(np.clip(value + margins, 0, 1)) for n, margins in found.items()}
+
+
+IMAGES: dict[str, dict[str, bool]] = {
     "independent labels": {},
     "correlated labels": {"correlated": True},
     "some images hard": {"hard": True},
     "some images hard, correlated labels": {"hard": True, "correlated": True},
 }
-_TARGETS = [Target("accuracy", value) for value in (0.8, 0.95, 0.99)] + [Target("coverage", 0.5)]
-_HOLDOUT = 60  # images
+TARGETS = [Target("accuracy", value) for value in (0.8, 0.95, 0.99)] + [Target("coverage", 0.5)]
+HOLDOUT = 60  # images
 MISSES = (0.05, 0.1, 0.3)
 
 
-def triage_images(n: int, generator: torch.Generator, **kind: bool) -> tuple[Tensor, Tensor]:
-    """Logits and labels of an over-confident network."""
-    logits, labels = draw_calibrated(n, generator, **kind)
+def sharp(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The predictions of an over-confident network."""
     return 1.15 * logits, labels
 
 
 def fine_histogram(logits: Tensor, labels: Tensor) -> FineHistogram:
     """The fine histogram of confidences."""
-    meter = CalibrationMeter(logits.shape[1], ignore_index=_IGNORE)
+    meter = CalibrationMeter(4, ignore_index=IGNORE)
     meter.update(logits, labels)
     return meter.compute().fine
 
@@ -300,102 +460,112 @@ def fine_histogram(logits: Tensor, labels: Tensor) -> FineHistogram:
 def operating_cell(whole: FineHistogram, images: int, data_sets: int, **kind: bool) -> str:
     """How often the intervals of accuracy and coverage held at each target."""
     cells = []
-    for target in _TARGETS:
+    for target in TARGETS:
         generator = torch.Generator().manual_seed(0)
         held = []
         for _ in range(data_sets):
-            holdout = fine_histogram(*triage_images(_HOLDOUT, generator, **kind))
-            counts = AcceptedPixels(choose_threshold(holdout, target), _IGNORE)
-            counts.update(*triage_images(images, generator, **kind))
-            found = counts.point(target, holdout, _HOLDOUT).intervals
+            holdout = fine_histogram(*sharp(*draw_calibrated(HOLDOUT, generator, **kind)))
+            counts = AcceptedPixels(choose_threshold(holdout, target), IGNORE)
+            counts.update(*sharp(*draw_calibrated(images, generator, **kind)))
+            found = counts.point(target, holdout, HOLDOUT).intervals
             if "accuracy" in found:
                 coverage, accuracy = accepted(whole, counts.threshold)
-                truth = {"accuracy": accuracy, "coverage": coverage}
-                held.append([found[n].low <= value <= found[n].high for n, value in truth.items()])
+                true = {"accuracy": accuracy, "coverage": coverage}
+                held.append([found[n].low <= value <= found[n].high for n, value in true.items()])
         accuracy, coverage = 100 * np.mean(held, 0)
         cells.append(f"{accuracy:.0f}, {coverage:.0f}")
     return " / ".join(cells)
 
 
 def miss_cell(whole: MissRates, images: int, data_sets: int, **kind: bool) -> str:
-    """The mean true miss rate at the chosen λ in %, for each that is promised."""
+    """The mean true miss rate at the chosen λ, for each that is promised."""
     true = whole.means()
     cells = []
     for alpha in MISSES:
         generator = torch.Generator().manual_seed(0)
         found = []
         for _ in range(data_sets):
-            rates = MissRates(_IGNORE)
-            rates.update(*triage_images(images, generator, **kind))
+            rates = MissRates(IGNORE)
+            rates.update(*sharp(*draw_calibrated(images, generator, **kind)))
             lam, _ = rates.choose(alpha)
             found.append(true[1 - lam])
         cells.append(f"{100 * np.mean(found):.1f}")
     return " / ".join(cells)
 
 
-def print_triage(images: Sequence[int], data_sets: int) -> None:
-    """Measure operating points and class sets, and print."""
+def print_triage(options: argparse.Namespace) -> None:
+    """Operating points and class sets."""
+    images = options.images or [20, 60, 200]
     points, sets = [], []
-    for name, kind in TRIAGE.items():
+    for title, kind in IMAGES.items():
         generator = torch.Generator().manual_seed(1)
-        meter, rates = CalibrationMeter(4, ignore_index=_IGNORE), MissRates(_IGNORE)
+        meter, rates = CalibrationMeter(4, ignore_index=IGNORE), MissRates(IGNORE)
         for _ in range(20):
-            logits, labels = triage_images(1000, generator, **kind)
+            logits, labels = sharp(*draw_calibrated(1000, generator, **kind))
             meter.update(logits, labels)
             rates.update(logits, labels)
         whole = meter.compute().fine
-        cells = [operating_cell(whole, n, data_sets, **kind) for n in images]
-        points.append(_row([name, *cells]))
-        sets.append(_row([name, *(miss_cell(rates, n, data_sets, **kind) for n in images)]))
+        points.append(
+            [title, *(operating_cell(whole, n, options.data_sets, **kind) for n in images)]
+        )
+        sets.append([title, *(miss_cell(rates, n, options.data_sets, **kind) for n in images)])
     columns = [f"{n} images" for n in images]
-    targets = " / ".join(map(str, _TARGETS))
-    _print(f"Interval held, accuracy and coverage: {targets}", ["images", *columns], points)
+    targets = " / ".join(map(str, TARGETS))
+    print_table(f"Interval held, accuracy and coverage: {targets}", columns, points)
     promises = " / ".join(f"{100 * alpha:g}" for alpha in MISSES)
-    _print(f"Mean miss rate, promised {promises}", ["images", *columns], sets)
+    print_table(f"Mean miss rate, promised {promises}", columns, sets)
 
 
-def bands_held(
-    whole: Report, images: int, data_sets: int, **kind: bool
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Of each data set, (B,) pixels by bin, and (B,) whether its band holds the true gap.
+def print_bands(options: argparse.Namespace) -> None:
+    """The bands of the reliability diagram.
 
     A band is what the page draws: the interval of the gap of a bin as a part of the ECE, divided by
     the share of pixels that the bin has here.
     """
-    true = whole.top.confidence - whole.top.accuracy
-    generator = torch.Generator().manual_seed(0)
-    found = []
-    for _ in range(data_sets):
-        meter = CalibrationMeter(4, ignore_index=_IGNORE, per_image=True)
-        meter.update(*triage_images(images, generator, **kind))
-        report = meter.compute(resamples=1)  # which these intervals do not need
-        assert report.images is not None
-        low, high = np.array([(gap.low, gap.high) for gap in report.images.bins]).T
-        count = report.top.count
-        part = true * count / report.protocol.pixels
-        found.append((count, (low - ROUNDING <= part) & (part <= high + ROUNDING)))
-    return found
-
-
-def print_bands(images: Sequence[int], data_sets: int) -> None:
-    """Measure the bands of the reliability diagram, and print."""
+    images = options.images or [20, 60, 200]
     rows = []
-    for name, kind in TRIAGE.items():
-        meter = CalibrationMeter(4, ignore_index=_IGNORE)
+    for title, kind in IMAGES.items():
         generator = torch.Generator().manual_seed(1)
+        whole = CalibrationMeter(4, ignore_index=IGNORE)
         for _ in range(20):
-            meter.update(*triage_images(1000, generator, **kind))
-        whole = meter.compute()
+            whole.update(*sharp(*draw_calibrated(1000, generator, **kind)))
+        top = whole.compute().top
         cells = []
         for n in images:
-            found = bands_held(whole, n, data_sets, **kind)
-            count, held = np.stack([c for c, _ in found]), np.stack([h for _, h in found])
-            many = count >= 5 * n  # five pixels per image
-            rest = (count > 0) & ~many
-            cells.append(" / ".join(f"{100 * held[some].mean():.0f}" for some in (many, rest)))
-        rows.append(_row([name, *cells]))
+            generator = torch.Generator().manual_seed(0)
+            counts, held = [], []
+            for _ in range(options.data_sets):
+                meter = CalibrationMeter(4, ignore_index=IGNORE, per_image=True)
+                meter.update(*sharp(*draw_calibrated(n, generator, **kind)))
+                report = meter.compute(resamples=1)  # which these intervals do not need
+                assert report.images is not None
+                low, high = np.array([(gap.low, gap.high) for gap in report.images.bins]).T
+                part = (top.confidence - top.accuracy) * report.top.count / report.protocol.pixels
+                counts.append(report.top.count)
+                held.append((low - 1e-6 <= part) & (part <= high + 1e-6))
+            count, inside = np.stack(counts), np.stack(held)
+            many = count >= 5 * n
+            some = [many, (count > 0) & ~many]
+            cells.append(" / ".join(f"{100 * inside[which].mean():.0f}" for which in some))
+        rows.append([title, *cells])
     columns = [f"{n} images" for n in images]
-    _print("Band held: bins of five pixels per image / of fewer", ["images", *columns], rows)
+    print_table("Band held: bins of five pixels per image or more / of fewer", columns, rows)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a Markdown table."""
+    lines = [["", *columns], ["---", *["---:"] * len(columns)], *rows]
+    print(f"{title}\n", *(f"| {' | '.join(cells)} |" for cells in lines), "", sep="\n", flush=True)
+
+
+TABLES: dict[str, Callable[[argparse.Namespace], None]] = {
+    "scores": print_scores,
+    "seeds": print_seeds,
+    "groups": print_groups,
+    "miou": print_miou,
+    "triage": print_triage,
+    "bands": print_bands,
+}
 
 
 def main() -> None:
@@ -404,54 +574,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--images", type=int, nargs="+", default=[20, 60, 200])
+    parser.add_argument("tables", nargs="+", choices=TABLES)
+    parser.add_argument("--images", type=int, nargs="+", help="of a data set (groups: groups)")
     parser.add_argument("--data-sets", type=int, default=300, help="for each cell of the tables")
-    parser.add_argument("--sources", nargs="+", default=[""], help="parts of names of sources")
-    parser.add_argument("--triage", action="store_true", help="operating points and class sets")
-    parser.add_argument("--bands", action="store_true", help="of the reliability diagram")
+    parser.add_argument("--voc", type=Path, help="folder of npz with logits33 and labels")
     parser.add_argument("--population", nargs="+", metavar="STATE", help="one state, or two")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.triage:
-        print_triage(options.images, options.data_sets)
-        return
-    if options.bands:
-        print_bands(options.images, options.data_sets)
-        return
-    single, difference, different = [], [], []
-    for name, (draw, whole, equal) in sources_of(options).items():
-        cells = [list(trials(draw, whole, n, options.data_sets)) for n in options.images]
-        for part, label in enumerate(("first", "second")):
-            held_by = [single_cell(every, part) for every in cells]
-            single.append(_row([f"{name}: {label}", true_ece(cells[0], part), *held_by]))
-        true = "0" if equal else true_ece(cells[0], 2)
-        difference.append(_row([name, true, *map(difference_cell, cells)]))
-        different.append(_row([name, true, *(called_cell(every, equal) for every in cells)]))
-    images = [f"{n} images" for n in options.images]
-    what = " / ".join(("ECE", "SCE", "accuracy", "mIoU"))
-    _print(f"Interval of a score held: {what}", ["model", "true ECE", *images], single)
-    _print(f"Interval of a difference held: {what}", ["models", "true", *images], difference)
-    _print("Called different: ECE / SCE (falsely)", ["models", "true", *images], different)
-
-
-def sources_of(options: argparse.Namespace) -> dict[str, tuple[Draw, Truth, bool]]:
-    """The sources that were asked for, with the truth about each."""
-    if options.population:
-        draw, whole = population(options.population)
-        return {"population": (draw, Truth(whole, exact=True), False)}
-    chosen = {n: s for n, s in SOURCES.items() if any(part in n for part in options.sources)}
-    return {
-        n: (s.draw, Truth(large_sample(s.truth), exact=False), s.equal) for n, s in chosen.items()
-    }
-
-
-def _print(title: str, headings: Sequence[str], rows: Sequence[str]) -> None:
-    print(f"{title}\n\n{_row(headings)}\n|---|{'---:|' * (len(headings) - 1)}")
-    print(*rows, sep="\n", end="\n\n")
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    for name in options.tables:
+        TABLES[name](options)
 
 
 if __name__ == "__main__":

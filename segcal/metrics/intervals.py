@@ -5,7 +5,7 @@ have any: slices of a patient, frames of a video. An interval is for the large-s
 score: its value on infinitely many such images.
 
 Scores are ratios of sums over images, and their intervals are t intervals with the standard error
-of the jackknife (`_margins`). A calibration error is a sum of absolute gaps, and noise in the gaps
+of the jackknife (`t_margins`). A calibration error is a sum of absolute gaps, and noise in the gaps
 adds to it. Two estimates take that into account: one is at most the true error on average, the
 other about at least the true error (`error_range`). The interval reaches from the first minus a
 margin to the second plus a margin, where a bootstrap of the images tells which signs the gaps may
@@ -122,7 +122,7 @@ def _bin_gaps(
     value = gap.sum(0) / pixels.sum()  # (B,)
     down = up = np.full(len(value), math.nan)
     if intervals:
-        down, up = _margins(_ratio_influence(units["top_gap"].T, units["pixels"]))
+        down, up = t_margins(_ratio_influence(units["top_gap"].T, units["pixels"]))
     most = np.argsort(-np.abs(gap), axis=0, kind="stable")[:BIN_IMAGES]  # (3, B)
     bins = []
     for b, order in enumerate(most.T):
@@ -249,7 +249,7 @@ def combine(
                 sums = np.stack([ends(name)[:, each].sum(1) for each in same])  # (S, 2)
                 seeds.append((len(same) * sums.var(0, ddof=1), len(same) - 1))
         whole = sum(f * influence for f, influence in zip(factors, influences, strict=True))
-        blocks[name].append(_margins(np.asarray(whole), seeds, plain=plain))
+        blocks[name].append(t_margins(np.asarray(whole), seeds, plain=plain))
 
     for name in ("accuracy", "miou"):
         if all(name in model.linear for model in models):
@@ -436,7 +436,7 @@ def _ratio_influence(numerators: Array, denominators: Array) -> Array:
     return np.divide(change, rest, out=np.zeros_like(change), where=rest > 0)
 
 
-def _margins(
+def t_margins(
     influences: Array, seeds: Sequence[tuple[Array, int]] = (), *, plain: bool = False
 ) -> Array:
     """(2, R) margins of a t interval below and above, for R rows of influences (R, I).
