@@ -136,10 +136,10 @@ def paired_differences(
     found = combine(scored, factors, resamples=resamples, seed=seed, trainings=trainings)
     differences = {}
     for name in _SCORES:
-        if name in found:
-            differences[name] = Difference(*found[name], note=note)
-        elif equal:  # for any number of images
+        if equal and name in ("accuracy", "miou"):  # without rounding, and with any classes
             differences[name] = Difference(0.0, 0.0, 0.0, note=note)
+        elif name in found:
+            differences[name] = Difference(*found[name], note=note)
         else:
             value = sum(f * m.ranges[name].value for f, m in zip(factors, scored, strict=True))
             why = next(model.withheld[name] for model in scored if name in model.withheld)

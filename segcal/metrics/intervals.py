@@ -260,8 +260,8 @@ def combine(
     found = {}
     for name, margins in blocks.items():
         down, up = np.quantile(np.concatenate(margins, 1), _PATTERNS, axis=1)
-        low, high = ends(name).sum(1)
-        value = sum(f * model.ranges[name].value for f, model in zip(factors, models, strict=True))
+        low, high = map(math.fsum, ends(name))  # exactly 0 for equal models
+        value = math.fsum(f * m.ranges[name].value for f, m in zip(factors, models, strict=True))
         found[name] = Estimate(value, float(low - down), float(high + up))
     return found
 

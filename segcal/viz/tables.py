@@ -474,10 +474,14 @@ def interval_notes(report: Report) -> list[str]:
     """What to know about the intervals of `report`: what they are, and which are missing."""
     notes = []
     if report.intervals:
-        images = report.protocol.images
-        notes.append(f"in brackets 95 % intervals over {images:,} images")
-        if images < FEW_IMAGES:
-            notes.append(f"fewer than {FEW_IMAGES} images: an interval may be too short")
+        number, unit = report.protocol.images, "images"
+        over = f"{number:,} images"
+        if report.images is not None and report.images.groups is not None:
+            number, unit = report.images.groups, "groups"
+            over = f"{number:,} groups of {over}"
+        notes.append(f"in brackets 95 % intervals over {over}")
+        if number < FEW_IMAGES:
+            notes.append(f"fewer than {FEW_IMAGES} {unit}: an interval may be too short")
         above = [
             SCORES[n].label for n, i in report.intervals.items() if getattr(report, n) > i.high
         ]

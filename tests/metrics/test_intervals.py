@@ -8,10 +8,9 @@ import torch
 from scipy.stats import t as student
 
 from segcal import CalibrationMeter, Report
-from segcal.metrics.intervals import ImageScores, sorted_sums
+from segcal.metrics.intervals import ImageScores, looks_like_sequence, sorted_sums, t_margins
 from segcal.metrics.regions import class_group
-from segcal.viz import PageRow
-from segcal.viz.html import render_page
+from segcal.viz.tables import interval_notes
 from tests.support.synthetic_reports import K, images, measured
 
 
@@ -132,6 +131,85 @@ def test_accuracy_has_a_t_interval():
     assert (interval.low, interval.high) == pytest.approx(ends, abs=1e-12)
 
 
+def test_miou_has_a_plain_t_interval():
+    """Of the jackknife: two classes, IoU by image left out, by hand."""
+    right = np.array([[30, 4], [25, 8], [28, 2], [36, 1], [20, 9]])  # of 40 and 10 pixels
+    labels = (torch.arange(50) >= 40).long().expand(5, 50).contiguous()
+    logits = torch.zeros(5, 2, 50, dtype=torch.float64)
+    for i, (first, second) in enumerate(right):
+        predicted = torch.zeros(50, dtype=torch.int64)
+        predicted[first:40] = 1
+        predicted[40 : 40 + second] = 1
+        logits[i, 0], logits[i, 1] = (predicted == 0) * 2.0, (predicted == 1) * 2.0
+    union = np.stack([40 + 10 - right[:, 1], 10 + 40 - right[:, 0]], 1)  # truth + false positives
+
+    def miou(kept):
+        return np.mean(right[kept].sum(0) / union[kept].sum(0))
+
+    change = np.array([miou(range(5)) - miou([j for j in range(5) if j != i]) for i in range(5)])
+    margin = student.ppf(0.975, 4) * np.sqrt(((change - change.mean()) ** 2).sum() * 5 / 4)
+    meter = CalibrationMeter(2, per_image=True)
+    meter.update(logits, labels)
+    interval = meter.compute().intervals["miou"]
+    ends = (miou(range(5)) - margin, miou(range(5)) + margin)
+    assert (interval.low, interval.high) == pytest.approx(ends, abs=1e-12)
+
+
+def test_variances_over_images_and_seeds_add_up():
+    """Satterthwaite's degrees of freedom by hand: V² / Σ (v² / ν)."""
+    influences = np.array([[0.3, -0.1, 0.2, -0.4]])
+    by_images = 4 / 3 * (influences**2).sum()
+    seeds = [(np.array([0.5, 0.8]), 2), (np.array([0.1, 0.0]), 1)]
+    down, up = t_margins(influences, seeds, plain=True)
+    for margin, (three, two) in ((down, (0.5, 0.1)), (up, (0.8, 0.0))):
+        total = by_images + three + two
+        freedom = total**2 / (by_images**2 / 3 + three**2 / 2 + two**2 / 1)
+        assert margin[0] == pytest.approx(student.ppf(0.975, freedom) * np.sqrt(total))
+
+
+def test_a_group_is_one_large_image():
+    """Of two images each, against images of twice the pixels; the image table stays as it is."""
+    logits, labels = images(24, torch.Generator().manual_seed(12))
+    names = [f"{i:02d}" for i in range(24)]
+    groups = [f"patient {i // 2}" for i in range(24)]
+
+    def grouped(order, groups=groups):
+        meter = CalibrationMeter(K, per_image=True)
+        for i in order:
+            who = None if groups is None else [groups[i]]
+            meter.update(logits[i : i + 1], labels[i : i + 1], names=[names[i]], groups=who)
+        return meter.compute()
+
+    report, alone = grouped(range(24)), grouped(range(24), None)
+    stitched = measured(
+        torch.cat([logits[::2], logits[1::2]], 2),
+        torch.cat([labels[::2], labels[1::2]], 1),
+        names[::2],
+    ).compute()
+    assert (report.images.groups, alone.images.groups) == (12, None)
+    assert report.images.ece_debiased == pytest.approx(stitched.images.ece_debiased, abs=1e-12)
+    for name, interval in stitched.intervals.items():
+        found = report.intervals[name]
+        assert (found.low, found.high) == pytest.approx((interval.low, interval.high), abs=1e-12)
+    assert report.images.table == alone.images.table
+    assert report.images.worst == alone.images.worst
+    assert grouped(reversed(range(24))).images == report.images
+    assert "over 12 groups of 24 images" in "".join(interval_notes(report))
+    for single in (names, [""] * 24):  # groups of one image
+        found = grouped(range(24), single)
+        assert found.intervals == alone.intervals
+    one = grouped(range(24), ["all"] * 24)
+    assert set(one.images.withheld.values()) == {"there is only one group"}
+
+
+def test_names_of_a_sequence():
+    assert looks_like_sequence([f"0016E5_{n:05d}.png" for n in range(7959, 8400, 30)])
+    assert looks_like_sequence([f"patient{p}_slice_{n}" for p in range(3) for n in range(20)])
+    assert not looks_like_sequence(["2007_000032", "2007_000129", "2007_000241", "2007_000799"])
+    assert not looks_like_sequence([f"{n:05d}.png" for n in range(50)])
+    assert not looks_like_sequence(["a.png", "b.png", "c1.png"]) and not looks_like_sequence([])
+
+
 def test_one_odd_image_makes_the_interval_longer_on_its_side():
     labels = torch.zeros(20, 40, dtype=torch.int64)
     logits = torch.zeros(20, K, 40, dtype=torch.float64)
@@ -156,8 +234,7 @@ def test_miou_needs_two_images_of_each_class():
     assert set(report.intervals) == {"ece", "sce", "accuracy"}
     why = "class 2 is labelled in only one image"
     assert report.images.withheld == {"miou": why}
-    assert f"no interval for mIoU: {why}" in report.to_markdown()
-    assert f"no interval for mIoU: {why}" in render_page([PageRow("net", report)])
+    assert f"no interval for mIoU: {why}" in interval_notes(report)
     assert Report.from_dict(report.to_dict()) == report
     labels[4, 0] = 2
     assert "miou" in measured(logits, labels).compute().intervals
@@ -165,11 +242,8 @@ def test_miou_needs_two_images_of_each_class():
 
 def test_few_images_are_said():
     generator = torch.Generator().manual_seed(9)
-    said = [measured(*images(n, generator)).compute().to_markdown() for n in (19, 20)]
-    assert ["fewer than 20 images: an interval may be too short" in text for text in said] == [
-        True,
-        False,
-    ]
+    said = [interval_notes(measured(*images(n, generator)).compute()) for n in (19, 20)]
+    assert ["fewer than 20 images" in "".join(notes) for notes in said] == [True, False]
 
 
 def test_an_error_above_its_interval_is_explained():
@@ -186,9 +260,9 @@ def test_an_error_above_its_interval_is_explained():
     calibrated, wrong = measure(logits), measure(9 * logits)
     assert calibrated.sce > calibrated.intervals["sce"].high
     assert calibrated.ece < calibrated.intervals["ece"].high
-    assert "; SCE above the interval: noise adds" in calibrated.to_markdown()
+    assert any(n.startswith("SCE above the interval") for n in interval_notes(calibrated))
     assert wrong.sce < wrong.intervals["sce"].high
-    assert "above the interval" not in wrong.to_markdown()
+    assert not any("above the interval" in note for note in interval_notes(wrong))
 
 
 def test_classes_and_regions_have_intervals():
@@ -276,8 +350,7 @@ def test_table_of_images_and_gaps_of_bins_add_up_to_the_report():
 def test_one_image_has_no_interval():
     report = measured(*images(1, torch.Generator().manual_seed(6))).compute()
     assert report.intervals == {}
-    assert (
-        "no interval for accuracy, mIoU, ECE, SCE: there is only one image" in report.to_markdown()
-    )
+    assert set(report.images.withheld.values()) == {"there is only one image"}
+    assert set(report.images.withheld) == {"accuracy", "miou", "ece", "sce"}
     assert report.image_ece == pytest.approx(report.ece)
     assert math.isnan(report.ece_debiased)
