@@ -7,6 +7,8 @@ loss = criterion(logits, labels)
 from importlib import import_module
 from typing import Any
 
+from segcal.posthoc import METHODS
+
 __version__ = "0.3.0.dev0"
 
 # Where each public name lives. Loaded on first use, so `import segcal` costs no more than it must.
@@ -17,16 +19,8 @@ _EXPORTS = {
     "Pixels": "segcal.pixels",
     "CalibrationMeter": "segcal.metrics",
     "Report": "segcal.metrics",
-    "TemperatureScaling": "segcal.posthoc",
-    "VectorScaling": "segcal.posthoc",
-    "MatrixScaling": "segcal.posthoc",
-    "DirichletCalibration": "segcal.posthoc",
-    "LocalTemperatureScaling": "segcal.posthoc",
-    "ClasswiseTemperatureScaling": "segcal.posthoc",
-    "DistributionAwareTemperatureScaling": "segcal.posthoc",
-    "BetaCalibration": "segcal.posthoc",
-    "IsotonicCalibration": "segcal.posthoc",
-    "SelectiveScaling": "segcal.posthoc",
+    "load_calibrator": "segcal.posthoc",
+    **{method.cls: "segcal.posthoc" for method in METHODS.values()},
     "evaluate": "segcal.evaluation.evaluate",
 }
 _MODULES = ("losses", "metrics", "posthoc", "viz", "data", "models", "training", "evaluation")

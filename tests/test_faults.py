@@ -146,7 +146,7 @@ def evaluate_slowly(folder, *arguments):
 def contents(folder):
     """What every file holds; of calibrators the temperature: safetensors shuffles its own header."""
     return {
-        str(path.relative_to(folder)): segcal.posthoc.load(path).temperature_
+        str(path.relative_to(folder)): segcal.load_calibrator(path).temperature_
         if path.suffix == ".safetensors"
         else path.read_bytes()
         for path in folder.rglob("*")

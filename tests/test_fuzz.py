@@ -110,7 +110,7 @@ def test_any_bytes_as_any_file(data, tmp_path_factory):
     readers = {
         "a.npz": segcal.CalibrationMeter.load,
         "b.json": segcal.Report.load,
-        "c.safetensors": segcal.posthoc.load,
+        "c.safetensors": segcal.load_calibrator,
         "manifest.yaml": lambda path: read_manifest(path.parent),
     }
     for name, read in readers.items():

@@ -11,7 +11,7 @@ from segcal.config import train_parser
 from segcal.data import DATASETS, find_dataset
 from segcal.data.options import DataConfig
 from segcal.models.build import MODELS, ModelConfig, build_model
-from segcal.posthoc.registry import ENTRIES
+from segcal.posthoc import METHODS
 
 TAKEN = {
     DataConfig: {name: set(entry.taken) for name, entry in DATASETS.items()},
@@ -75,4 +75,4 @@ def test_the_help_lists_every_name_and_who_takes_an_option(capsys, monkeypatch):
         with pytest.raises(SystemExit):
             parse(["--help"], "segcal")
         shown = " ".join(capsys.readouterr().out.split())
-        assert all(f"{name} ({entry.about})" in shown for name, entry in ENTRIES.items())
+        assert all(f"{name} ({entry.about})" in shown for name, entry in METHODS.items())

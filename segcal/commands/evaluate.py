@@ -44,8 +44,7 @@ from segcal.evaluation.sources import EVERYTHING, NamedPredictions, SplitPredict
 from segcal.metrics import Report
 from segcal.metrics.regions import named_regions
 from segcal.metrics.rows import describe_report
-from segcal.posthoc import Calibrator
-from segcal.posthoc.registry import NONE
+from segcal.posthoc import NONE, Calibrator
 from segcal.viz import Overlay, PageRow, shift_text
 from segcal.viz.drawings import Drawings
 

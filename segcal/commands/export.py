@@ -12,7 +12,7 @@ from segcal.evaluation import export as exporting
 from segcal.evaluation.calibrate import fit_calibrators
 from segcal.evaluation.results import require_writable
 from segcal.evaluation.sources import SplitPredictions
-from segcal.posthoc.registry import NONE
+from segcal.posthoc import NONE
 from segcal.run import open_run
 
 

@@ -26,7 +26,7 @@ from segcal.evaluation.results import (
 )
 from segcal.metrics import CalibrationMeter, Report
 from segcal.metrics.rows import describe_report, pixels_or_decisions
-from segcal.posthoc.registry import NONE
+from segcal.posthoc import NONE
 from segcal.viz import PageRow
 
 

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
-from segcal.posthoc.registry import ENTRIES, MULTILABEL, method_names
+from segcal.posthoc import METHODS, method_names
 from segcal.settings import list_entries
 
 _T = TypeVar("_T")
@@ -366,7 +366,8 @@ def _add_posthoc(parser: Parser, metavar: str, what: str) -> None:
         type=checked(method_names),
         default=(),
         metavar=metavar,
-        help=f"{what}: none; {list_entries(ENTRIES)}; sigmoid outputs: {', '.join(MULTILABEL)}",
+        help=f"{what}: none; {list_entries(METHODS)}; sigmoid outputs: "
+        + ", ".join(name for name, method in METHODS.items() if method.multilabel),
     )
 
 

@@ -26,8 +26,7 @@ from segcal.evaluation.saved import PredictionFolder
 from segcal.evaluation.sources import Predictions, PredictionSource
 from segcal.metrics import Report
 from segcal.metrics.triage import AcceptedPixels, MissRates, SetCounts, Target, choose_threshold
-from segcal.posthoc import CALIBRATORS, Calibrator
-from segcal.posthoc.registry import NONE, require_multilabel
+from segcal.posthoc import CALIBRATORS, NONE, Calibrator
 
 log = logging.getLogger(__name__)
 
@@ -50,15 +49,14 @@ def fit_calibrators(
     source = holdout()
     options: dict[str, Any] = {"ignore_index": source.ignore_index}
     if source.multilabel:
-        for method in methods:
-            require_multilabel(method)
         options["multilabel"] = True
-    images = any(CALIBRATORS[method].reads_images for method in methods)
+    unfitted = {method: CALIBRATORS[method](**options) for method in methods}
+    images = any(calibrator.reads_images for calibrator in unfitted.values())
     with _rereadable(source, images=images, title=title) as batches:
         for method in methods:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                calibrators[method] = CALIBRATORS[method](**options).fit(batches)
+                calibrators[method] = unfitted[method].fit(batches)
             for warning in caught:
                 log.warning("%s", warning.message)
     if source.skipped:

@@ -27,8 +27,7 @@ from segcal.metrics.protocols import (
     scores_by_protocol,
 )
 from segcal.metrics.regions import Region, any_present, foreground
-from segcal.posthoc import Calibrator
-from segcal.posthoc.registry import NONE
+from segcal.posthoc import NONE, Calibrator
 
 log = logging.getLogger(__name__)
 WHOLE_IMAGE = "all"  # the whole image, among the names of regions

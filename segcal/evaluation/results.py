@@ -35,7 +35,7 @@ from segcal.metrics import CalibrationMeter, Report
 from segcal.metrics.compare import Comparison, compare_models
 from segcal.metrics.report import to_plain
 from segcal.metrics.rows import posthoc_markdown
-from segcal.posthoc.registry import NONE
+from segcal.posthoc import NONE
 from segcal.viz import (
     Overlay,
     PageRow,

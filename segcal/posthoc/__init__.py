@@ -1,49 +1,85 @@
 """Post-hoc calibration: calibrators that are fitted on a hold-out and calibrate logits.
 
-calibrator = segcal.TemperatureScaling().fit(batches)
-probs = calibrator(logits).softmax(1)
+calibrator = segcal.TemperatureScaling().fit(logits, labels)
+probs = calibrator.predict_proba(logits)
 """
 
+from __future__ import annotations
+
+from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from segcal.posthoc.registry import ENTRIES
 
-if TYPE_CHECKING:
-    from segcal.posthoc.affine import DirichletCalibration, MatrixScaling, VectorScaling
-    from segcal.posthoc.calibrator import Calibrator
-    from segcal.posthoc.classwise import (
-        ClasswiseTemperatureScaling,
-        DistributionAwareTemperatureScaling,
-    )
-    from segcal.posthoc.loading import CALIBRATORS, load
-    from segcal.posthoc.local import LocalTemperatureScaling
-    from segcal.posthoc.onevsrest import BetaCalibration, IsotonicCalibration
-    from segcal.posthoc.selective import SelectiveScaling
-    from segcal.posthoc.temperature import TemperatureScaling
+@dataclass(frozen=True)
+class Method:
+    """A calibrator that can be asked for by a short name.
 
-# Loaded on first use: the registry alone needs no torch.
-_EXPORTS = {entry.calibrator: entry.module for entry in ENTRIES.values()}
-_EXPORTS |= {"Calibrator": "calibrator", "CALIBRATORS": "loading", "load": "loading"}
+    Attributes:
+        module: the module of `segcal.posthoc` that has its class.
+        cls: the name of the class, a `Calibrator`.
+        about: what it is, for the help.
+        multilabel: what it learns from K sigmoid outputs; "" if it does not take them.
+    """
 
-__all__ = [
+    module: str
+    cls: str
+    about: str
+    multilabel: str = ""
+
+
+# The one place where a calibrator is declared; its class is imported when it is first used.
+METHODS: dict[str, Method] = {
+    "ts": Method("temperature", "TemperatureScaling", "temperature scaling", "one temperature"),
+    "vs": Method("affine", "VectorScaling", "vector scaling"),
+    "ms": Method("affine", "MatrixScaling", "matrix scaling"),
+    "dc": Method("affine", "DirichletCalibration", "Dirichlet calibration"),
+    "lts": Method("local", "LocalTemperatureScaling", "local temperature scaling"),
+    "cts": Method(
+        "temperature",
+        "ClasswiseTemperatureScaling",
+        "a temperature for each predicted class",
+        "a temperature for each",
+    ),
+    "beta": Method("curves", "BetaCalibration", "beta calibration", "a curve for each"),
+    "isotonic": Method("curves", "IsotonicCalibration", "isotonic regression", "a curve for each"),
+    "selective": Method("selective", "SelectiveScaling", "selective scaling"),
+}
+NONE = "none"  # the predictions as they are, among the names of methods
+
+__all__ = [  # noqa: PLE0604 (the classes are named by the table)
     "CALIBRATORS",
-    "BetaCalibration",
-    "ClasswiseTemperatureScaling",
-    "DirichletCalibration",
-    "DistributionAwareTemperatureScaling",
-    "IsotonicCalibration",
-    "LocalTemperatureScaling",
-    "MatrixScaling",
+    "METHODS",
+    "NONE",
     "Calibrator",
-    "SelectiveScaling",
-    "TemperatureScaling",
-    "VectorScaling",
-    "load",
+    "Method",
+    "load_calibrator",
+    "method_names",
+    *(method.cls for method in METHODS.values()),
 ]
 
 
+def method_names(text: str) -> tuple[str, ...]:
+    """The methods in a text such as none,ts,dc, in the order of `METHODS` and without "none"."""
+    names = [name.strip().lower() for name in text.split(",")]
+    for name in names:
+        if name not in (NONE, *METHODS):
+            raise ValueError(
+                f"{name!r} is no post-hoc method; choose from {', '.join([NONE, *METHODS])}"
+            )
+    return tuple(name for name in METHODS if name in names)
+
+
 def __getattr__(name: str) -> Any:
-    if name in _EXPORTS:
-        return getattr(import_module(f"segcal.posthoc.{_EXPORTS[name]}"), name)
+    if name == "CALIBRATORS":
+        classes = {
+            key: getattr(import_module(f"segcal.posthoc.{method.module}"), method.cls)
+            for key, method in METHODS.items()
+        }
+        return globals().setdefault(name, classes)  # one dict for everybody
+    if name in ("Calibrator", "load_calibrator"):
+        return getattr(import_module("segcal.posthoc.calibrator"), name)
+    for method in METHODS.values():
+        if method.cls == name:
+            return getattr(import_module(f"segcal.posthoc.{method.module}"), name)
     raise AttributeError(f"module 'segcal.posthoc' has no attribute {name!r}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cached_property
+import math
+from collections.abc import Sequence
 from itertools import product
 from typing import ClassVar
 
@@ -11,9 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from segcal.posthoc.pixelwise import MAX_PIXELS, PixelCalibrator, unmasked
-from segcal.posthoc.sample import PixelSampler
-from segcal.posthoc.stream import Stream, Survey
+from segcal.posthoc.calibrator import MAX_PIXELS, PixelCalibrator, PixelSample
 
 # The grid of the paper, 13 × 5 pairs.
 LAMBDAS = (0.0, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -28,14 +26,10 @@ _LEAST_CURVATURE = 1e-3  # so that rare classes do not take unbounded steps
 
 
 class AffineCalibrator(PixelCalibrator):
-    """softmax(W x + b) with x made of the logits, fitted on a sample of the hold-out's pixels.
+    """softmax(W x + b) with x made of the log-probabilities, fitted on a sample of pixels.
 
-    One pass over the batches takes the sample: each valid pixel has the same chance, and the sample
-    depends on the seed and the order of the images alone, not on batches or ranks. A hold-out of up
-    to `max_pixels` is used whole.
-
-    Every fifth image is for validation (of a single image, every fifth pixel). For each (λ, μ) the
-    convex objective
+    The sample and the validation images are those of `PixelCalibrator`. For each (λ, μ) the convex
+    objective
 
         mean NLL + λ · ‖W off its diagonal‖² / (K(K−1)) + μ · ‖b‖² / K
 
@@ -44,12 +38,12 @@ class AffineCalibrator(PixelCalibrator):
     the map does not generalise to new images, and the calibrator is the identity.
 
     Args:
-        lambdas: values of λ to choose from; by default those of the class, 0 alone.
+        lambdas: values of λ to choose from; by default those of the class.
         mus: values of μ to choose from; likewise.
         max_pixels: size of the sample; 8·C bytes per pixel.
         seed: of the sample.
         ignore_index: the label that means "do not count this pixel".
-        sync: sum over all ranks; False fits this rank's share alone.
+        sync: sample over all ranks; False fits this rank's share alone.
 
     Attributes:
         weight_: W.
@@ -73,57 +67,63 @@ class AffineCalibrator(PixelCalibrator):
         mus: Sequence[float] | None = None,
         max_pixels: int = MAX_PIXELS,
         seed: int = 0,
-        ignore_index: int = 255,
+        ignore_index: int | None = None,
         sync: bool = True,
+        multilabel: bool = False,
     ) -> None:
-        super().__init__(max_pixels=max_pixels, seed=seed, ignore_index=ignore_index, sync=sync)
+        super().__init__(
+            max_pixels=max_pixels,
+            seed=seed,
+            ignore_index=ignore_index,
+            sync=sync,
+            multilabel=multilabel,
+        )
         self.lambdas = self.usual_lambdas if lambdas is None else tuple(lambdas)
         self.mus = self.usual_mus if mus is None else tuple(mus)
         for name in ("lambdas", "mus"):
             values = getattr(self, name)
             if not values or not all(value >= 0 for value in values):
-                raise ValueError(f"Expected {name} to be numbers >= 0, but got {values}")
+                raise ValueError(f"{name} must be numbers >= 0, but got {values}")
 
-    def _fit(self, stream: Stream) -> tuple[Survey, float, float]:
-        sampler = PixelSampler(self.max_pixels, self.seed)
-        survey = stream.survey(sampler)
-        sample = sampler.finish(stream, survey.num_classes)
-        x, labels = self._features(sample.logits), sample.labels  # (K, P), (P,)
-        held = sample.validation
-        fitting = Objective(x[:, ~held], labels[~held], stream)
-        validation = Objective(x[:, held], labels[held], stream)
-        free = self._free(survey.num_classes).to(x.device)
-        pairs = [*product(self.lambdas, self.mus)]
-        pair, affine, after = choose_penalty(fitting, validation, free, pairs)
-        before = float(validation(validation.identity)[0])
-        if after < before:
-            affine = minimise(Objective(x, labels, stream), free, pair, affine)
-        self.num_classes_ = survey.num_classes
-        self._keep(affine[:, :-1].float(), affine[:, -1].float())
-        self.lambda_, self.mu_ = pair
-        return survey, before, after
+    def _start(self, num_classes: int, image_channels: int) -> None:
+        self.num_classes_ = num_classes
+        self.lambda_, self.mu_ = 0.0, 0.0
+        self._keep(torch.eye(num_classes, num_classes + 1))
 
-    def _map(self, dense: Tensor) -> Tensor:
-        bias = self.bias_.to(dense).unsqueeze(1)  # (C, 1)
-        plain, masked = unmasked(dense)
-        mapped = self._multiply(self.weight_.to(dense), self._features(plain)) + bias
-        return torch.where(masked, dense, mapped)
+    def _choose(self, fitting: PixelSample, validation: PixelSample) -> None:
+        x, labels = self._features(fitting.x), fitting.labels
+        k = len(x)
+        affine = torch.eye(k, k + 1, dtype=x.dtype, device=x.device)
+        best = math.inf, (0.0, 0.0), affine
+        # From the strongest penalty to the weakest: each fit starts near its minimum, at the last.
+        for pair in sorted(product(self.lambdas, self.mus), reverse=True):
+            affine = minimise(x, labels, self._free(k).to(x.device), pair, affine, _ROUGH)
+            self._keep(affine)
+            best = min(best, (self._nll(validation), pair, affine), key=lambda entry: entry[0])
+        _, (self.lambda_, self.mu_), affine = best
+        self._keep(affine)
 
-    def _features(self, logits: Tensor) -> Tensor:
-        """Make x (…, C, P) of logits (…, C, P)."""
-        return logits
+    def _learn(self, sample: PixelSample) -> None:
+        x, k = self._features(sample.x), len(sample.x)
+        start = torch.eye(k, k + 1, dtype=x.dtype, device=x.device)
+        free, pair = self._free(k).to(x.device), (self.lambda_, self.mu_)
+        self._keep(minimise(x, sample.labels, free, pair, start))
+
+    def _map(self, x: Tensor) -> Tensor:
+        return self._multiply(self.weight_.to(x), self._features(x)) + self.bias_.to(x)[:, None]
+
+    def _features(self, x: Tensor) -> Tensor:
+        """What W multiplies, made of log-probabilities (…, C, P)."""
+        return x
 
     def _multiply(self, weight: Tensor, x: Tensor) -> Tensor:
         """W x, (N, C, L)."""
         return weight @ x
 
-    def _start(self, num_classes: int, image_channels: int) -> None:
-        self.num_classes_ = num_classes
-        self._keep(torch.eye(num_classes), torch.zeros(num_classes))
-
-    def _keep(self, weight: Tensor, bias: Tensor) -> None:
-        self.register_buffer("weight_", weight)
-        self.register_buffer("bias_", bias)
+    def _keep(self, affine: Tensor) -> None:
+        """Make `weight_` and `bias_` of [W, b], (C, C + 1)."""
+        self.register_buffer("weight_", affine[:, :-1].float())
+        self.register_buffer("bias_", affine[:, -1].float())
 
     def _free(self, num_classes: int) -> Tensor:
         """(K, K + 1) bool: which entries of [W, b] are learned."""
@@ -131,7 +131,10 @@ class AffineCalibrator(PixelCalibrator):
 
 
 class VectorScaling(AffineCalibrator):
-    """Vector scaling (Guo et al. 2017): w ∘ logits + b, a scale and a shift for each class.
+    """Vector scaling (Guo et al. 2017): w ∘ log p + b, a scale and a shift for each class.
+
+    Guo et al. scale the logits, but then a constant added to all logits of a pixel would change
+    the calibrated probabilities. The log-probabilities p = softmax(z) do not have it.
 
     Fitted as `AffineCalibrator` says, with W diagonal; λ has no effect. The predicted class may change.
 
@@ -142,8 +145,9 @@ class VectorScaling(AffineCalibrator):
 
     name = "vs"
 
-    def _keep(self, weight: Tensor, bias: Tensor) -> None:
-        super()._keep(weight.diagonal().clone(), bias)
+    def _keep(self, affine: Tensor) -> None:
+        super()._keep(affine)
+        self.register_buffer("weight_", self.weight_.diagonal().clone())
 
     def _multiply(self, weight: Tensor, x: Tensor) -> Tensor:
         return weight.unsqueeze(1) * x
@@ -155,7 +159,11 @@ class VectorScaling(AffineCalibrator):
 
 
 class MatrixScaling(AffineCalibrator):
-    """Matrix scaling (Guo et al. 2017): W · logits + b.
+    """Matrix scaling (Guo et al. 2017): W · (z − mean of z over the classes) + b.
+
+    Centred, the logits have no constant that softmax would not see. As a map of z itself that is
+    a matrix whose rows all have the sum 0. One sum for all rows is what any matrix needs to be
+    invariant to a constant, and which sum it is changes no probability.
 
     Fitted as `AffineCalibrator` says, by default without penalty. C² + C values learned from a few
     images seldom generalise to others: expect the identity there, or give `lambdas` to choose from.
@@ -166,6 +174,9 @@ class MatrixScaling(AffineCalibrator):
     """
 
     name = "ms"
+
+    def _features(self, x: Tensor) -> Tensor:
+        return x - x.mean(-2, keepdim=True)
 
 
 class DirichletCalibration(AffineCalibrator):
@@ -182,66 +193,6 @@ class DirichletCalibration(AffineCalibrator):
 
     name = "dc"
     usual_lambdas, usual_mus = LAMBDAS, MUS
-
-    def _features(self, logits: Tensor) -> Tensor:
-        return logits.log_softmax(-2)
-
-
-class Objective:
-    """Mean NLL of softmax(W x + b) over the pixels of all ranks: a convex function of [W, b].
-
-    Args:
-        x: (K, P) float64, this rank's share.
-        labels: (P,).
-        stream: whose ranks to sum over.
-
-    Attributes:
-        identity: (K, K + 1) [I, 0].
-        count: pixels of all ranks.
-    """
-
-    def __init__(self, x: Tensor, labels: Tensor, stream: Stream) -> None:
-        k, count = x.shape
-        self._stream = stream
-        self._parts = [
-            (torch.cat([x_, torch.ones_like(x_[:1])]), y_[None])  # (K + 1, p), (1, p)
-            for x_, y_ in zip(
-                x.split(_BLOCK_VALUES // k + 1, 1),
-                labels.split(_BLOCK_VALUES // k + 1),
-                strict=True,
-            )
-        ]
-        self.identity = torch.eye(k, k + 1, dtype=x.dtype, device=x.device)
-        self.count = int(stream.sum_over_ranks(torch.tensor(float(count), dtype=torch.float64)))
-
-    def __call__(self, affine: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean NLL with [W, b] = `affine`, and its gradient, (K, K + 1)."""
-
-        def terms(x: Tensor, y: Tensor) -> Tensor:
-            log_p = (affine @ x).log_softmax(0)  # (K, p)
-            nll = -log_p.gather(0, y).sum()
-            error = log_p.exp_()  # p − onehot(y)
-            error.scatter_add_(0, y, error.new_full((), -1).expand_as(y))
-            return torch.cat([nll[None], (error @ x.T).flatten()])
-
-        mean = self._mean(terms, 1 + affine.numel())
-        return mean[0], mean[1:].view_as(affine)
-
-    @cached_property
-    def curvature(self) -> Tensor:
-        """(K, K + 1) the second derivative of the mean NLL at the identity, by each entry."""
-
-        def terms(x: Tensor, _: Tensor) -> Tensor:
-            p = x[:-1].softmax(0)  # (K, p)
-            return ((p - p.square()) @ x.square().T).flatten()
-
-        return self._mean(terms, self.identity.numel()).view_as(self.identity)
-
-    def _mean(self, terms: Callable[[Tensor, Tensor], Tensor], size: int) -> Tensor:
-        total = torch.zeros(size, dtype=torch.float64, device=self.identity.device)
-        for x, y in self._parts:
-            total += terms(x, y)
-        return self._stream.sum_over_ranks(total) / max(self.count, 1)
 
 
 def odir(affine: Tensor, pair: Pair) -> tuple[Tensor, Tensor]:
@@ -262,16 +213,34 @@ def _odir_weight(affine: Tensor, pair: Pair) -> Tensor:
 
 
 def minimise(
-    objective: Objective, free: Tensor, pair: Pair, start: Tensor, tolerance: float = _EXACT
+    x: Tensor, labels: Tensor, free: Tensor, pair: Pair, start: Tensor, tolerance: float = _EXACT
 ) -> Tensor:
-    """[W, b], (K, K + 1), of least NLL + ODIR; only entries that are `free` differ from `start`.
+    """[W, b], (K, K + 1), of least mean NLL of softmax(W x + b) + ODIR.
 
     L-BFGS from `start`, on variables that are scaled to similar curvature.
+
+    Args:
+        x: (K, P) float64.
+        labels: (P,).
+        free: (K, K + 1) bool; the other entries stay as they are in `start`.
+        pair: (λ, μ).
+        start: (K, K + 1).
+        tolerance: the fit ends when a step lowers the objective by less.
     """
     from scipy.optimize import minimize  # takes long to import
 
-    scale = objective.curvature + 2 * _odir_weight(start, pair)
-    scale = scale.clamp_min(_LEAST_CURVATURE).rsqrt()
+    k, count = x.shape
+    blocks = [
+        (torch.cat([part, torch.ones_like(part[:1])]), y[None])  # (K + 1, p), (1, p)
+        for part, y in zip(
+            x.split(_BLOCK_VALUES // k + 1, 1), labels.split(_BLOCK_VALUES // k + 1), strict=True
+        )
+    ]
+    curvature = torch.zeros_like(start)  # of the mean NLL at the identity, by each entry
+    for part, _ in blocks:
+        p = part[:-1].softmax(0)
+        curvature += (p - p.square()) @ part.square().T / count
+    scale = (curvature + 2 * _odir_weight(start, pair)).clamp_min(_LEAST_CURVATURE).rsqrt()
 
     def affine(moved: np.ndarray) -> Tensor:
         step = torch.zeros_like(start)
@@ -280,9 +249,14 @@ def minimise(
 
     def value_and_gradient(moved: np.ndarray) -> tuple[float, np.ndarray]:
         at = affine(moved)
-        nll, slope = objective(at)
-        penalty, pull = odir(at, pair)
-        return float(nll + penalty), (scale * (slope + pull))[free].cpu().numpy()
+        value, slope = odir(at, pair)
+        for part, y in blocks:
+            log_p = (at @ part).log_softmax(0)  # (K, p)
+            value = value - log_p.gather(0, y).sum() / count
+            error = log_p.exp_()  # p − onehot(y)
+            error.scatter_add_(0, y, error.new_full((), -1).expand_as(y))
+            slope = slope + error @ part.T / count
+        return float(value), (scale * slope)[free].cpu().numpy()
 
     found = minimize(
         value_and_gradient,
@@ -292,17 +266,3 @@ def minimise(
         options={"maxcor": _MEMORY, "maxiter": _MOST_STEPS, "ftol": tolerance, "gtol": 1e-7},
     )
     return affine(found.x)
-
-
-def choose_penalty(
-    fitting: Objective, validation: Objective, free: Tensor, pairs: Sequence[Pair]
-) -> tuple[Pair, Tensor, float]:
-    """The (λ, μ) whose fit on `fitting` has the least NLL on `validation`, that fit, that NLL."""
-    affine = fitting.identity
-    found = []
-    # From the strongest penalty to the weakest: each fit starts near its minimum, at the last one.
-    for pair in sorted(pairs, reverse=True):
-        affine = minimise(fitting, free, pair, affine, _ROUGH)
-        found.append((float(validation(affine)[0]), pair, affine))
-    nll, pair, affine = min(found, key=lambda entry: entry[0])
-    return pair, affine, nll

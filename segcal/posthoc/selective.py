@@ -9,27 +9,34 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from segcal.posthoc.pixelwise import MAX_PIXELS, SampledCalibrator, dense_of
-from segcal.posthoc.sample import pixels_of
-from segcal.posthoc.temperature import least_nll, sums_of
+from segcal.posthoc.calibrator import MAX_PIXELS, PixelCalibrator, PixelSample
+from segcal.posthoc.temperature import least_nll
 
 _BATCH_PIXELS = 1024
 _LEAST_BATCHES = 16  # per epoch, for small hold-outs
 _DECAY = 1e-6
 
 
-class SelectiveScaling(SampledCalibrator):
+class SelectiveScaling(PixelCalibrator):
     """Selective scaling (Wang et al. 2023): logits / T where the prediction seems wrong.
 
-    A small network (C → C → 2C → C → 2, batch norm, ReLU) sees the log-probabilities of a pixel and
-    says whether the predicted class is wrong. Where it says right, the logits do not change;
-    where it says wrong, they are divided by one T ≥ 1. The predicted class never changes.
+    A small network (C → C → 2C → C → 2, batch norm) sees the log-probabilities of a pixel and gives
+    the probability q that the predicted class is wrong. The logits are multiplied by
+
+        1 − q + q / T,    T ≥ 1,
+
+    so those of a pixel that seems right stay, and those of one that seems wrong are divided by T.
+    The predicted class never changes. In the paper q is rounded to 0 or 1: there, the last bit of
+    a logit decides between 1 and T for pixels at the edge.
 
     The network is trained with AdamW on the pixels of the sample, among which those predicted wrong
-    are repeated. After each epoch T is the temperature of least NLL on the pixels that the network
-    calls wrong. Every fifth image is for validation (of a single image, every fifth pixel): the
-    epoch of least NLL there is kept. If that is not below the NLL of the unchanged logits, the
-    calibrator is the identity.
+    are repeated. After each epoch T has the least NLL on them. Every fifth image is for validation
+    (of a single image, every fifth pixel): the epoch of least NLL there is kept. If that is not
+    below the NLL of the unchanged logits, the calibrator is the identity.
+
+    The training does not hang on the last bits of the logits either: it is in float64 on
+    standardised log-probabilities, SiLU replaces the kinks of ReLU, and there is no bias before
+    batch norm, whose gradient is nothing but rounding, which Adam would scale to full steps.
 
     Args:
         epochs: of training, over the sample.
@@ -42,11 +49,12 @@ class SelectiveScaling(SampledCalibrator):
 
     Attributes:
         epoch_: the epoch that was kept.
-        temperature_: () T of the pixels called wrong.
+        temperature_: () T.
         network_: gives two logits for each pixel, right and wrong.
     """
 
     name = "selective"
+    keeps_mask = True
 
     epoch_: int
     temperature_: Tensor
@@ -59,27 +67,40 @@ class SelectiveScaling(SampledCalibrator):
         lr: float = 1e-3,
         max_pixels: int = MAX_PIXELS,
         seed: int = 0,
-        ignore_index: int = 255,
+        ignore_index: int | None = None,
         sync: bool = True,
+        multilabel: bool = False,
     ) -> None:
-        super().__init__(max_pixels=max_pixels, seed=seed, ignore_index=ignore_index, sync=sync)
+        super().__init__(
+            max_pixels=max_pixels,
+            seed=seed,
+            ignore_index=ignore_index,
+            sync=sync,
+            multilabel=multilabel,
+        )
         self.epochs = epochs
         self.repeats = repeats
         self.lr = lr
         self._require_positive("epochs", "repeats", "lr")
 
     def wrong(self, logits: Tensor) -> Tensor:
-        """(N, *S) bool: where the network calls the prediction wrong, for logits (N, C, *S)."""
-        return self._wrong(dense_of(logits)).reshape(logits.shape[0], *logits.shape[2:])
+        """(N, *S) q, how probably the prediction is wrong, for logits (N, C, *S)."""
+        wide = logits.to(torch.promote_types(logits.dtype, self.temperature_.dtype))
+        x = wide.flatten(2) if wide.ndim > 2 else wide.unsqueeze(2)
+        return self._wrong(x.log_softmax(1)).reshape(logits.shape[0], *logits.shape[2:])
 
-    def _wrong(self, dense: Tensor) -> Tensor:
-        """(N, L) bool of logits (N, C, L)."""
-        right, wrong = self.network_(dense.log_softmax(1).to(self.temperature_.dtype)).unbind(1)
-        return wrong > right
+    def _wrong(self, x: Tensor) -> Tensor:
+        """(N, L) of log-probabilities (N, C, L), of which none counts as less than exp(-100)."""
+        return self.network_(x.clamp_min(-100).to(self.temperature_.dtype)).softmax(1)[:, 1]
 
-    def _map(self, dense: Tensor) -> Tensor:
-        temperature = torch.where(self._wrong(dense), self.temperature_, 1.0)  # (N, L)
-        return dense / temperature.to(dense.dtype).unsqueeze(1)
+    def _transform(self, logits: Tensor, images: Tensor | None) -> Tensor:
+        # The logits themselves, not their log-probabilities: rounding makes no ties.
+        q = self.wrong(logits).unsqueeze(1)
+        return (logits * (1 - q + q / self.temperature_)).to(logits.dtype)
+
+    def _map(self, x: Tensor) -> Tensor:
+        q = self._wrong(x).unsqueeze(1).to(x.dtype)
+        return x * (1 - q + q / self.temperature_)
 
     def _start(self, num_classes: int, image_channels: int) -> None:
         self.num_classes_ = num_classes
@@ -87,48 +108,65 @@ class SelectiveScaling(SampledCalibrator):
         self.register_buffer("temperature_", torch.ones(()))
         self.network_ = nn.Sequential(*_layers(num_classes))
         for weight in self.network_.parameters():
-            nn.init.zeros_(weight)  # nothing is taken for wrong
+            nn.init.zeros_(weight)
 
-    def _choose(
-        self, logits: Tensor, labels: Tensor, other_logits: Tensor, other_labels: Tensor
-    ) -> None:
-        log_p = logits.log_softmax(0).float()  # (C, P)
-        wrong = (logits.argmax(0) != labels).long()  # (P,)
+    def _choose(self, fitting: PixelSample, validation: PixelSample) -> None:
+        x = fitting.x.clamp_min(-100)
+        scale, mean = torch.std_mean(x, 1)
+        scale = torch.where(scale > 0, scale, 1)
+        standard = ((x - mean[:, None]) / scale[:, None])[None]  # (1, C, P)
+        wrong = (fitting.x.argmax(0) != fitting.labels).long()  # (P,)
         again = wrong.nonzero()[:, 0].repeat(self.repeats - 1)
         seen = torch.cat([torch.arange(len(wrong), device=wrong.device), again])
         size = max(2, min(_BATCH_PIXELS, len(seen) // _LEAST_BATCHES))
         order = torch.Generator().manual_seed(self.seed)
-        detector = _detector(self.num_classes_, self.seed).to(log_p.device)
+        detector = _detector(self.num_classes_, self.seed).to(x)
         optimizer = torch.optim.AdamW(detector.parameters(), lr=self.lr, weight_decay=_DECAY)
-        best = self._nll(other_logits, other_labels), 0, self.temperature_, self.network_
+        best = validation.nll(validation.x), 0, self.temperature_, self.network_
         for epoch in range(1, self.epochs + 1):
             for batch in seen[torch.randperm(len(seen), generator=order)].split(size):
                 if len(batch) > 1:  # of one there is no variance
-                    _step(detector, optimizer, log_p[:, batch], wrong[batch])
-            self.network_ = _folded(detector)
-            found = self._wrong(logits[None])[0]
-            beta, _ = least_nll(sums_of(pixels_of(logits[:, found], labels[found])))
+                    optimizer.zero_grad()
+                    with torch.enable_grad():
+                        cross_entropy(detector(standard[..., batch]), wrong[None, batch]).backward()
+                    optimizer.step()
+            self.network_ = _folded(detector, mean, scale)
+            beta = _least_beta(fitting, self._wrong(fitting.x[None])[0].double())
             self.temperature_ = torch.full_like(self.temperature_, max(1.0, 1 / beta))
-            nll = self._nll(other_logits, other_labels)
+            nll = self._nll(validation)
             if nll < best[0]:
                 best = nll, epoch, self.temperature_, self.network_
         _, self.epoch_, self.temperature_, self.network_ = best
 
-    def _learn(self, logits: Tensor, labels: Tensor) -> None:
+    def _learn(self, sample: PixelSample) -> None:
         """Nothing: the epoch was chosen for the images that it was trained on."""
 
 
+def _least_beta(sample: PixelSample, q: Tensor) -> float:
+    """1/T of least NLL, with q (P,) the probability that a pixel is wrong."""
+
+    def sums(beta: float) -> Tensor:
+        log_p = (sample.x * (1 - q + q * beta)).log_softmax(0)
+        p = log_p.exp()
+        mean, square = (p * sample.x).sum(0), (p * sample.x.square()).sum(0)
+        true = sample.x.gather(0, sample.labels[None])[0]
+        nll = -log_p.gather(0, sample.labels[None])[0]
+        return torch.stack([nll, q * (mean - true), q.square() * (square - mean.square())]).sum(1)
+
+    return least_nll(sums)[0]
+
+
 def _layers(classes: int) -> list[nn.Module]:
-    """C → C → 2C → C → 2 as convolutions over (N, C, L), with ReLU in between."""
+    """C → C → 2C → C → 2 as convolutions over (N, C, L), with SiLU in between."""
     widths = [classes, classes, 2 * classes, classes, 2]
     layers: list[nn.Module] = []
     for before, after in zip(widths, widths[1:], strict=False):
-        layers += [nn.Conv1d(before, after, 1), nn.ReLU()]
+        layers += [nn.Conv1d(before, after, 1), nn.SiLU()]
     return layers[:-1]
 
 
 def _detector(classes: int, seed: int) -> nn.Sequential:
-    """The network in training, with batch norm before each ReLU."""
+    """The network in training: batch norm before each SiLU, and no bias before batch norm."""
     layers: list[nn.Module] = []
     for layer in _layers(classes):
         layers.append(layer)
@@ -137,24 +175,17 @@ def _detector(classes: int, seed: int) -> nn.Sequential:
     detector = nn.Sequential(*layers[:-1])
     generator = torch.Generator().manual_seed(seed)
     for layer in detector:
-        if isinstance(layer, nn.Conv1d) and layer.bias is not None:
+        if isinstance(layer, nn.Conv1d):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=generator)
-            nn.init.zeros_(layer.bias)
+            layer.bias = None
+    last = detector[-1]
+    assert isinstance(last, nn.Conv1d)
+    last.bias = nn.Parameter(torch.zeros(2))
     return detector
 
 
-def _step(
-    detector: nn.Module, optimizer: torch.optim.Optimizer, log_p: Tensor, wrong: Tensor
-) -> None:
-    """One step down the cross-entropy of log p (C, B) and whether the prediction is wrong (B,)."""
-    optimizer.zero_grad()
-    with torch.enable_grad():
-        cross_entropy(detector(log_p[None]), wrong[None]).backward()
-    optimizer.step()
-
-
-def _folded(detector: nn.Sequential) -> nn.Sequential:
-    """A copy of the network whose batch norms are part of its weights."""
+def _folded(detector: nn.Sequential, mean: Tensor, scale: Tensor) -> nn.Sequential:
+    """A float32 copy of the network with batch norm and standardisation in its weights."""
     folded: list[nn.Module] = []
     for layer in copy.deepcopy(detector).eval():
         if isinstance(layer, nn.BatchNorm1d):
@@ -162,4 +193,9 @@ def _folded(detector: nn.Sequential) -> nn.Sequential:
             folded[-1] = fuse_conv_bn_eval(folded[-1], layer)
         else:
             folded.append(layer)
-    return nn.Sequential(*folded)
+    first = folded[0]
+    assert isinstance(first, nn.Conv1d)
+    assert first.bias is not None
+    first.weight.div_(scale[:, None])
+    first.bias.sub_(first.weight[..., 0] @ mean)
+    return nn.Sequential(*folded).float()

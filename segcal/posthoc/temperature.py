@@ -1,28 +1,33 @@
-"""Temperature scaling: one number that divides all logits."""
+"""Temperature scaling: one number that divides all logits, or one for each predicted class."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from segcal.metrics.counting import compiled_passes
 from segcal.pixels import Pixels
-from segcal.posthoc.calibrator import Calibrator
-from segcal.posthoc.sample import PixelSampler
-from segcal.posthoc.stream import HoldoutBatch, PixelBlock, Stream, Survey, Total, sum_of_blocks
+from segcal.posthoc.calibrator import (
+    MAX_PIXELS,
+    Calibrator,
+    Holdout,
+    HoldoutBatch,
+    PixelCalibrator,
+    PixelSample,
+    PixelSampler,
+)
 
 # Where temperatures are sought. If all predictions on the hold-out are right, T → 0; if the logits
 # say nothing of the labels, T → ∞: both end at a bound, with a warning.
 T_MIN, T_MAX = 0.01, 100.0
-GRID = 100  # temperatures 0.1, 0.2, …, 10: the grid of the paper
+SHARES = (0.001, 0.01, 0.1, 1.0)
 # Newton's first guess comes from this many pixels, so that two or three passes finish it.
 _GUESS_PIXELS = 1 << 16
 _MOST_PASSES = 9  # with the first, which makes the guess, ten
 _TOLERANCE = 1e-5  # of log T; convergence is quadratic, so the last step lands near its square
+_BLOCK_VALUES = 1 << 17  # summed at once, to stay in a core's cache
 
 
 class TemperatureScaling(Calibrator):
@@ -39,7 +44,8 @@ class TemperatureScaling(Calibrator):
     for a step in log β that is kept between the values known to be too small and too large. The
     first guess comes from a sample of 65536 pixels; a smaller hold-out is read only once.
 
-    `grid` is the paper's: the best of T = 0.1, 0.2, …, 10, all in a single pass.
+    `grid` is the best of T = 0.1, 0.2, …, 10, the grid of the paper. As the NLL is convex in β, that
+    is one of the two next to the minimum.
 
     K sigmoid outputs (`multilabel`) share one T, of least NLL over all their labels.
     `ClasswiseTemperatureScaling` has one for each.
@@ -55,6 +61,7 @@ class TemperatureScaling(Calibrator):
     """
 
     name = "ts"
+    keeps_mask = True
 
     temperature_: Tensor
 
@@ -62,13 +69,13 @@ class TemperatureScaling(Calibrator):
         self,
         *,
         method: str = "newton",
-        ignore_index: int = 255,
+        ignore_index: int | None = None,
         sync: bool = True,
         multilabel: bool = False,
     ) -> None:
         super().__init__(ignore_index=ignore_index, sync=sync, multilabel=multilabel)
         if method not in ("newton", "grid"):
-            raise ValueError(f"Expected method 'newton' or 'grid', but got {method!r}")
+            raise ValueError(f"method must be 'newton' or 'grid', but got {method!r}")
         self.method = method
 
     def _start(self, num_classes: int, image_channels: int) -> None:
@@ -78,85 +85,187 @@ class TemperatureScaling(Calibrator):
     def _transform(self, logits: Tensor, images: Tensor | None) -> Tensor:
         return logits / self.temperature_.to(logits)
 
-    def _fit(self, stream: Stream) -> tuple[Survey, float, float]:
-        survey, temperature, before, after = (
-            _fit_newton(stream) if self.method == "newton" else _fit_grid(stream)
-        )
-        low, high = (T_MIN, T_MAX) if self.method == "newton" else (0.1, 10.0)
+    def _fit(self, holdout: Holdout) -> tuple[float, float]:
+        sampler = PixelSampler(holdout, _GUESS_PIXELS, seed=0)
+        unscaled = torch.zeros(3, dtype=torch.float64)
+
+        def visit(batch: HoldoutBatch) -> None:
+            sampler(batch)
+            unscaled.add_(nll_derivatives(batch.pixels, 1.0).cpu())
+
+        holdout.survey(visit)
+        sample = sampler.finish().pixels
+
+        def of_sample(beta: float) -> Tensor:
+            return nll_derivatives(sample, beta)
+
+        def of_holdout(beta: float) -> Tensor:
+            return holdout.total(lambda pixels: nll_derivatives(pixels, beta))
+
+        beta, nll = least_nll(of_sample)
+        if holdout.count > _GUESS_PIXELS:
+            before = float(sum(holdout.everyone(unscaled))[0])
+            beta, nll = least_nll(of_holdout, beta, most=_MOST_PASSES)
+            sums = of_holdout
+        else:  # the sample is the whole hold-out
+            before = float(of_sample(1.0)[0])
+            sums = of_sample
+        temperature, low, high = 1 / beta, T_MIN, T_MAX
+        if self.method == "grid":
+            low, high = 0.1, 10.0
+            below = min(max(math.floor(temperature * 10), 1), 100)
+            near = {t: float(sums(1 / t)[0]) for t in (below / 10, min(below + 1, 100) / 10)}
+            temperature = min(near, key=lambda t: near[t])
+            nll = before if temperature == 1 else near[temperature]
         if not low * (1 + _TOLERANCE) < temperature < high * (1 - _TOLERANCE):
             self._warn(
                 f"the NLL is least at the bound T = {temperature:g} of {low:g}..{high:g}; the "
                 "hold-out is too small, has no wrong predictions, or no temperature fits it"
             )
-        self._start(survey.num_classes, survey.image_channels)
+        self._start(holdout.num_classes, holdout.image_channels)
         self.temperature_.fill_(temperature)
-        return survey, before, after
+        return before / holdout.count, nll / holdout.count
 
 
-def _fit_newton(stream: Stream) -> tuple[Survey, float, float, float]:
-    sampler = PixelSampler(_GUESS_PIXELS, seed=0)
-    unscaled = Total(lambda pixels: sum_derivatives(pixels, 1.0), 3)
+class ClasswiseTemperatureScaling(PixelCalibrator):
+    """A temperature for each predicted class: logits / T_c, with c the class of largest logit.
 
-    def visit(batch: HoldoutBatch) -> None:
-        sampler(batch)
-        unscaled(batch)
+    The predicted class never changes. T is the common temperature of least NLL over all P pixels.
+    With β = 1/T and β_c = 1/T_c, each T_c minimises
 
-    survey = stream.survey(visit)
-    sample = sampler.finish(stream, survey.num_classes)
-    before = float(unscaled.over_ranks(stream)[0][0])
-    beta, nll = least_nll(sums_of(sample.pixels, stream))
-    if survey.count > _GUESS_PIXELS:  # else the sample is the whole
+        Σ_{pixels predicted as c} NLL(β_c) + s · P · v · (β_c − β)² / 2,
 
-        def in_one_pass(beta: float) -> Tensor:
-            return stream.total(lambda pixels: sum_derivatives(pixels, beta), 3)
+    with v the second derivative of the mean NLL at β: as if s · P pixels of all classes had been
+    predicted as c too. Without them, a class of few pixels that are all right would become certain.
+    The share s is the one of least NLL on images that were not fitted on.
 
-        beta, nll = least_nll(in_one_pass, beta, most=_MOST_PASSES)
-    return survey, 1 / beta, before / survey.count, nll / survey.count
+    With K sigmoid outputs (`multilabel`), T_c is the temperature of output c, and the sum is over
+    its own labels.
 
-
-def sums_of(pixels: Pixels, stream: Stream | None = None) -> Callable[[float], Tensor]:
-    """The function that `least_nll` needs, of `pixels` in memory.
+    Fitted as `PixelCalibrator` says.
 
     Args:
-        pixels: this rank's.
-        stream: whose ranks to sum over; None sums this rank's pixels alone.
+        shares: values of s to choose from.
+        max_pixels: size of the sample of pixels; 8·C bytes per pixel.
+        seed: of the sample.
+        ignore_index: the label that means "do not count this pixel".
+        sync: sample over all ranks; False fits this rank's share alone.
+        multilabel: the logits are of K sigmoid outputs.
+
+    Attributes:
+        temperature_: () T.
+        temperatures_: (C,) T_c; T for a class that is never predicted.
+        share_: the s chosen.
     """
 
+    name = "cts"
+    keeps_mask = True
+
+    temperature_: Tensor
+    temperatures_: Tensor
+    share_: float
+
+    def __init__(
+        self,
+        *,
+        shares: Sequence[float] = SHARES,
+        max_pixels: int = MAX_PIXELS,
+        seed: int = 0,
+        ignore_index: int | None = None,
+        sync: bool = True,
+        multilabel: bool = False,
+    ) -> None:
+        super().__init__(
+            max_pixels=max_pixels,
+            seed=seed,
+            ignore_index=ignore_index,
+            sync=sync,
+            multilabel=multilabel,
+        )
+        if not shares or not all(0 <= share < math.inf for share in shares):
+            raise ValueError(f"shares must be numbers >= 0, but got {shares}")
+        self.shares = tuple(shares)
+
+    def _start(self, num_classes: int, image_channels: int) -> None:
+        self.num_classes_ = num_classes
+        self.share_ = self.shares[0]
+        self.register_buffer("temperature_", torch.ones(()))
+        self.register_buffer("temperatures_", torch.ones(num_classes))
+
+    def _transform(self, logits: Tensor, images: Tensor | None) -> Tensor:
+        # The logits themselves, not their log-probabilities: rounding makes no ties.
+        temperatures = self.temperatures_.to(logits)
+        if self.multilabel:
+            return logits / temperatures.view(-1, *[1] * (logits.ndim - 2))
+        return logits / temperatures[logits.argmax(1, keepdim=True)]
+
+    def _map(self, x: Tensor) -> Tensor:
+        return self._transform(x, None)
+
+    def _choose(self, fitting: PixelSample, validation: PixelSample) -> None:
+        best = math.inf, self.share_, self.temperatures_
+        for share in self.shares:
+            self.share_ = share
+            self._learn(fitting)
+            nll = self._nll(validation)
+            best = min(best, (nll, share, self.temperatures_.clone()), key=lambda entry: entry[0])
+        _, self.share_, self.temperatures_ = best
+
+    def _learn(self, sample: PixelSample) -> None:
+        beta, _ = least_nll(lambda at: nll_derivatives(sample.pixels, at))
+        weight = self.share_ * float(nll_derivatives(sample.pixels, beta)[2])  # s · P · v
+        self.temperature_.fill_(1 / beta)
+        predicted = sample.x.argmax(0)
+        for c in range(self.num_classes_):
+            if self.multilabel:
+                known = sample.labels[c] >= 0
+                part = PixelSample(sample.x[c : c + 1], sample.labels[c : c + 1], known)[known]
+            else:
+                part = sample[predicted == c]
+            self.temperatures_[c] = 1 / _pulled_beta(part.pixels, beta, weight)
+
+
+def _pulled_beta(pixels: Pixels, centre: float, weight: float) -> float:
+    """β of least NLL + weight · (β − centre)² / 2."""
+    if not pixels.valid.numel():
+        return centre
+
     def sums(beta: float) -> Tensor:
-        total = Total(lambda pixels: sum_derivatives(pixels, beta), 3).add(pixels)
-        return total.alone() if stream is None else total.over_ranks(stream)[0]
+        away = beta - centre
+        pull = [weight * away**2 / 2, weight * away, weight]
+        return nll_derivatives(pixels, beta).cpu() + torch.tensor(pull, dtype=torch.float64)
 
-    return sums
-
-
-def sum_derivatives(pixels: Pixels, beta: float) -> Tensor:
-    """(3,) Σ over pixels of the NLL at 1/T = β and of its first two derivatives in β."""
-    if (compiled := _compiled_for(pixels)) is not None:
-        return compiled.sum_tempered_nll(pixels, [beta])[0]
-    return sum_of_blocks(lambda block: derivatives(block, beta), pixels, 3)
+    return least_nll(sums, centre)[0]
 
 
-def sum_grid_nll(pixels: Pixels) -> Tensor:
-    """(100,) Σ over pixels of the NLL at T = 0.1, 0.2, …, 10."""
-    if (compiled := _compiled_for(pixels)) is not None:
-        betas = [10 / index for index in range(1, GRID + 1)]
-        return compiled.sum_tempered_nll(pixels, betas)[:, 0]
-    return sum_of_blocks(grid_nll, pixels, GRID)
+def nll_derivatives(pixels: Pixels, beta: float) -> Tensor:
+    """(3,) Σ over pixels of the NLL at 1/T = β and of its first two derivatives in β.
+
+    Each pixel is computed in the dtype of its logits, float32 at least; sums are float64.
+    """
+    total = torch.zeros(3, dtype=torch.float64, device=pixels.dense.device)
+    for dense, target, valid in _blocks(pixels):
+        wide = dense.to(torch.promote_types(dense.dtype, torch.float32))
+        z = wide - wide.amax(1, keepdim=True)  # (n, C, l), so that exp cannot overflow
+        true = z.gather(1, target.unsqueeze(1)).squeeze(1)  # (n, l)
+        weight = (z * beta).exp_()
+        norm = weight.sum(1)
+        mean = weight.mul_(z).sum(1).div_(norm)
+        square = weight.mul_(z).sum(1).div_(norm)
+        terms = norm.log_() - beta * true, mean - true, square - mean.square()
+        total += torch.stack([t.masked_fill_(~valid, 0).sum(dtype=torch.float64) for t in terms])
+    return total
 
 
-def _compiled_for(pixels: Pixels) -> ModuleType | None:
-    return compiled_passes() if pixels.dense.device.type == "cpu" else None
-
-
-def derivatives(block: PixelBlock, beta: float) -> Tensor:
-    """(3,) the sums of `sum_derivatives` over the pixels of a block, in torch."""
-    z = block.logits - block.logits.amax(1, keepdim=True)  # (n, C, l), so that exp cannot overflow
-    true = z.gather(1, block.target.unsqueeze(1)).squeeze(1)  # (n, l)
-    weight = (z * beta).exp_()
-    norm = weight.sum(1)
-    mean = weight.mul_(z).sum(1) / norm
-    square = weight.mul_(z).sum(1) / norm
-    return block.sum(norm.log() - beta * true, mean - true, square - mean.square())
+def _blocks(pixels: Pixels) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """dense, target and valid of some pixels at a time."""
+    n, c, length = pixels.dense.shape
+    columns = max(1, _BLOCK_VALUES // c)
+    rows = max(1, columns // max(1, length))
+    for i in range(0, n, rows):
+        for j in range(0, length, columns):
+            part = slice(i, i + rows), slice(j, j + columns)
+            yield pixels.dense[part[0], :, part[1]], pixels.target[part], pixels.valid[part]
 
 
 def least_nll(
@@ -194,28 +303,3 @@ def least_nll(
         at += step
     nll, at = best
     return math.exp(at), nll
-
-
-def _fit_grid(stream: Stream) -> tuple[Survey, float, float, float]:
-    total = Total(sum_grid_nll, GRID)
-    survey = stream.survey(total)
-    nll = total.over_ranks(stream)[0] / survey.count
-    best = int(nll.argmin())
-    return survey, (best + 1) / 10, float(nll[9]), float(nll[best])
-
-
-def grid_nll(block: PixelBlock) -> Tensor:
-    """(100,) the sums of `sum_grid_nll` over the pixels of a block, in torch."""
-    z = block.logits - block.logits.amax(1, keepdim=True)  # (n, C, l)
-    true = z.gather(1, block.target.unsqueeze(1)).squeeze(1)  # (n, l)
-    nll = torch.zeros(GRID, dtype=z.dtype, device=z.device)
-    # exp(z / T) is exp(z / 2T) squared: half of the temperatures need no exponential.
-    for index in range(GRID // 2 + 1, GRID + 1):
-        weight = (z * (10 / index)).exp_()
-        while True:
-            nll[index - 1] = block.sum(weight.sum(1).log_() - true * (10 / index))[0]
-            if index % 2:
-                break
-            index //= 2
-            weight.square_()
-    return nll

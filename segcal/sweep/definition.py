@@ -12,7 +12,7 @@ from segcal.files import one_line, read_yaml
 from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES, parse_spec
 from segcal.losses import all_terms, build_loss
 from segcal.metrics.scores import LOGGED, SCORES
-from segcal.posthoc.registry import NONE, method_names
+from segcal.posthoc import NONE, method_names
 from segcal.sweep.plan import (
     Evaluation,
     Method,

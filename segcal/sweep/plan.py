@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
-from segcal.posthoc.registry import NONE
+from segcal.posthoc import NONE
 
 OptionValue = float | int | str | bool
 Hyper = tuple[tuple[str, OptionValue], ...]  # (name, value) of the loss's hyper-parameters

@@ -17,7 +17,7 @@ from segcal.distributed import choose_device
 from segcal.evaluation.calibrate import fit_calibrators
 from segcal.evaluation.evaluate import measure, require_pixels
 from segcal.files import read_yaml
-from segcal.posthoc.registry import NONE
+from segcal.posthoc import NONE
 from segcal.run import open_run
 from segcal.settings import to_dict
 from segcal.sweep.plan import Evaluation, Method, Training, value_text

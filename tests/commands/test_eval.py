@@ -113,7 +113,7 @@ def test_classification_and_post_hoc_methods(runs, capsys, undrawn):
     after = segcal.Report.load(folder / "posthoc" / "ts" / "report.json")
     assert after.accuracy == before.accuracy  # a temperature changes no prediction
     assert after.nll != before.nll
-    calibrator = segcal.posthoc.load(folder / "posthoc" / "ts" / "calibrator.safetensors")
+    calibrator = segcal.load_calibrator(folder / "posthoc" / "ts" / "calibrator.safetensors")
     assert calibrator.temperature_ > 0
     assert segcal.Report.load(folder / "posthoc" / "vs" / "report.json").protocol.images == 40
     assert out.splitlines()[-1] == f"report: {folder / 'report.html'}"

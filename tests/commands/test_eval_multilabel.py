@@ -84,11 +84,11 @@ def test_calibrators_make_it_better(folders, evaluated):
         found = segcal.Report.load(folder / "report.json")
         assert found.nll < none.nll and found.sce < none.sce, method
         (saved,) = folder.glob("calibrator*")
-        calibrator = segcal.posthoc.load(saved)
+        calibrator = segcal.load_calibrator(saved)
         assert calibrator.multilabel
         assert found.nll == pytest.approx(measured(calibrator(logits), labels).nll)
     assert (
-        float(segcal.posthoc.load(evaluated / "posthoc/ts/calibrator.safetensors").temperature_)
+        float(segcal.load_calibrator(evaluated / "posthoc/ts/calibrator.safetensors").temperature_)
         > 1.5
     )
 

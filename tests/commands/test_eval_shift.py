@@ -66,7 +66,7 @@ def test_rotated_digits(digits):
     loader = [(torch.stack(images), torch.stack(labels))]
     expected = segcal.evaluate(run.model, loader, num_classes=10, progress=False)
     assert found.nll == pytest.approx(expected.nll)
-    calibrator = segcal.posthoc.load(digits / "eval" / "posthoc" / "ts" / "calibrator.safetensors")
+    calibrator = segcal.load_calibrator(digits / "eval" / "posthoc" / "ts" / "calibrator.safetensors")
     scaled = segcal.evaluate(
         run.model, loader, num_classes=10, progress=False, transform=calibrator
     )
@@ -311,7 +311,7 @@ def test_a_limit_takes_the_same_images_of_every_shift(seg, passes):
     assert main(["eval", str(seg), *options]) == 0
     assert load(seg / "eval").protocol.images == 5 and len(passes) == 2
     fits = [place / "posthoc" / "ts" / "calibrator.safetensors" for place in (folder, seg / "eval")]
-    temperatures = [segcal.posthoc.load(path).temperature_ for path in fits]
+    temperatures = [segcal.load_calibrator(path).temperature_ for path in fits]
     assert temperatures[0] == temperatures[1]  # the hold-out is whole
 
 

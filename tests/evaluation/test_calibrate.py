@@ -10,7 +10,7 @@ import segcal
 from segcal.evaluation import calibrate
 from segcal.evaluation.calibrate import fit_calibrators, record
 from segcal.evaluation.saved import PredictionFolder
-from segcal.posthoc.registry import method_names
+from segcal.posthoc import method_names
 from tests.support.networks import Network, network_source
 from tests.support.saved import save_folder
 

@@ -323,7 +323,7 @@ def calibrator_examples(folder):
 
 def calibrator_attempt(data, _, out):
     (out / "a.safetensors").write_bytes(data)
-    calibrator = segcal.posthoc.load(out / "a.safetensors")
+    calibrator = segcal.load_calibrator(out / "a.safetensors")
     logits = torch.linspace(-2, 2, 12).reshape(1, 3, 2, 2)
     with contextlib.suppress(ValueError):
         assert not calibrator(logits).softmax(1).isnan().any(), f"{calibrator} gives NaN"

@@ -9,49 +9,40 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-from segcal.posthoc.pixelwise import SampledCalibrator
-from segcal.posthoc.stream import LARGEST
+from segcal.posthoc.calibrator import PixelCalibrator, PixelSample
 
 _STEEPEST = 100.0  # of a and b; without a bound, classes that p separates perfectly have no minimum
 # Where isotonic curves are kept: log-odds −16, −16 + 1/32, …, 16, that is p = 1e-7 … 1 − 1e-7.
 LIMIT, PER_UNIT = 16, 32
 
 
-class OneVsRestCalibrator(SampledCalibrator):
+class CurveCalibrator(PixelCalibrator):
     """q_c = f_c(p_c) for each class c by itself, then normalised over the classes.
 
     With K sigmoid outputs, each has its own curve, and nothing is normalised.
 
     The predicted class may change. A class without pixels to learn from, or with nothing but
-    pixels of its own, keeps its p_c. Fitted as `SampledCalibrator` says.
-
-    Args:
-        max_pixels: size of the sample of pixels; 8·C bytes per pixel.
-        seed: of the sample.
-        ignore_index: the label that means "do not count this pixel".
-        sync: sample over all ranks; False fits this rank's share alone.
-        multilabel: the logits are of K sigmoid outputs.
+    pixels of its own, keeps its p_c. Fitted as `PixelCalibrator` says, with its arguments.
     """
 
-    def _map(self, dense: Tensor) -> Tensor:
+    def _map(self, x: Tensor) -> Tensor:
         if self.multilabel:
-            return self._log_odds(logsigmoid(dense), logsigmoid(-dense))
+            return self._log_odds(logsigmoid(x), logsigmoid(-x))
         # Softmax divides by the sum, so log q_c are logits of the normalised q.
-        log_q = logsigmoid(self._log_odds(*log_probs(dense)))
-        return torch.where(dense <= -LARGEST, dense, log_q)  # masked classes stay masked
+        return logsigmoid(self._log_odds(*log_probs(x)))
 
-    def _learn(self, logits: Tensor, labels: Tensor) -> None:
+    def _learn(self, sample: PixelSample) -> None:
         self._start(self.num_classes_, 0)
-        self.to(logits.device)
+        self.to(sample.x.device)
         if not self.multilabel:
-            log_p, log_rest = (log[0] for log in log_probs(logits[None]))
+            log_p, log_rest = (log[0] for log in log_probs(sample.x[None]))
         for c in range(self.num_classes_):
             if self.multilabel:
-                known = labels[c] >= 0
-                z, of_class = logits[c, known], labels[c, known] == 1
+                known = sample.labels[c] >= 0
+                z, of_class = sample.x[c, known], sample.labels[c, known] == 1
                 mine = logsigmoid(z), logsigmoid(-z)
             else:
-                mine, of_class = (log_p[c], log_rest[c]), labels == c
+                mine, of_class = (log_p[c], log_rest[c]), sample.labels == c
             if of_class.any() and not of_class.all():
                 self._learn_class(c, *mine, of_class)
 
@@ -64,17 +55,17 @@ class OneVsRestCalibrator(SampledCalibrator):
         """Learn the curve of class c from its log p and log(1 − p), and from y = c, all (P,)."""
 
 
-def log_probs(dense: Tensor) -> tuple[Tensor, Tensor]:
+def log_probs(x: Tensor) -> tuple[Tensor, Tensor]:
     """The logarithms of p and of 1 − p, (N, C, L), of logits (N, C, L); finite for p near 1."""
-    log_p = dense.log_softmax(1)
-    classes = torch.arange(dense.shape[1], device=dense.device).unsqueeze(1)  # (C, 1)
-    top = dense.argmax(1, keepdim=True) == classes  # (N, C, L)
+    log_p = x.log_softmax(1)
+    classes = torch.arange(x.shape[1], device=x.device).unsqueeze(1)  # (C, 1)
+    top = x.argmax(1, keepdim=True) == classes  # (N, C, L)
     # Below 1/2, log(1 − p) has no cancellation; the largest p needs the sum of the others.
     others = log_p.masked_fill(top, -torch.inf).logsumexp(1, keepdim=True)  # (N, 1, L)
     return log_p, torch.where(top, others, torch.log1p(-log_p.masked_fill(top, -1.0).exp()))
 
 
-class BetaCalibration(OneVsRestCalibrator):
+class BetaCalibration(CurveCalibrator):
     """Beta calibration (Kull et al. 2017), one class against the rest, then normalised.
 
         q_c = σ(a_c ln p_c − b_c ln(1 − p_c) + m_c),   a_c, b_c ≥ 0
@@ -82,7 +73,7 @@ class BetaCalibration(OneVsRestCalibrator):
     For each class this is the logistic regression of y = c on ln p_c and −ln(1 − p_c), with the
     least NLL under the bounds. a = b = 1, m = 0 is the identity.
 
-    See `OneVsRestCalibrator` for the arguments and for what both methods share.
+    See `CurveCalibrator` for what both methods share.
 
     Attributes:
         slope_: (C, 2) a and b.
@@ -143,18 +134,19 @@ def fit_beta(log_p: Tensor, log_rest: Tensor, of_class: Tensor) -> tuple[float, 
     return a, b, float(found.x[2]) - a * float(mean[0]) - b * float(mean[1])
 
 
-class IsotonicCalibration(OneVsRestCalibrator):
+class IsotonicCalibration(CurveCalibrator):
     """Isotonic regression (Zadrozny & Elkan 2002), one class against the rest.
 
     For each class, q_c is the non-decreasing function of p_c with the least squared error to
-    y = c (`sklearn.isotonic.IsotonicRegression`), then normalised over the classes. No q is below
+    y = c (`scipy.optimize.isotonic_regression`), then normalised over the classes. No q is below
     1/(2P) or above 1 − 1/(2P), with P the pixels learned from: that many pixels do not prove an
     event impossible.
 
-    The curves are kept at log-odds of p that are 1/32 apart, linear in between, and constant below
-    p = 1e-7 and above 1 − 1e-7.
+    The curves are fitted and kept at log-odds of p that are 1/32 apart, linear in between, and
+    constant below p = 1e-7 and above 1 − 1e-7. A pixel counts at the two points next to it, by
+    how near they are, so a rounded logit hardly moves the curve.
 
-    See `OneVsRestCalibrator` for the arguments and for what both methods share.
+    See `CurveCalibrator` for what both methods share.
 
     Attributes:
         shift_: (C, 1025) what is added to the log-odds of p at each point of the grid.
@@ -173,23 +165,34 @@ class IsotonicCalibration(OneVsRestCalibrator):
 
     def _log_odds(self, log_p: Tensor, log_rest: Tensor) -> Tensor:
         log_odds = log_p - log_rest
-        inside = log_odds.clamp(-LIMIT, LIMIT)
+        inside, below, share = _on_grid(log_odds)
         beyond = self.slope_.to(log_odds).unsqueeze(1) * (log_odds - inside)
-        place = (inside + LIMIT) * PER_UNIT
-        points = self.shift_.shape[1]
-        below = place.detach().floor().clamp_max(points - 2)
-        classes = torch.arange(self.num_classes_, device=place.device).unsqueeze(1)  # (C, 1)
-        at = below.long() + classes * points
-        table = self.shift_.to(place).flatten()
-        return inside + torch.lerp(table[at], table[at + 1], place - below) + beyond
+        classes = torch.arange(self.num_classes_, device=below.device).unsqueeze(1)  # (C, 1)
+        at = below + classes * self.shift_.shape[1]
+        table = self.shift_.to(log_odds).flatten()
+        return inside + torch.lerp(table[at], table[at + 1], share) + beyond
 
     def _learn_class(self, c: int, log_p: Tensor, log_rest: Tensor, of_class: Tensor) -> None:
-        from sklearn.isotonic import IsotonicRegression  # takes a second to import
+        from scipy.optimize import isotonic_regression  # takes long to import
 
-        grid = torch.linspace(-LIMIT, LIMIT, self.shift_.shape[1], dtype=torch.float64)
-        regression = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
-        regression.fit((log_p - log_rest).cpu().numpy(), of_class.double().cpu().numpy())
-        q = torch.from_numpy(regression.predict(grid.numpy()))
+        _, below, share = _on_grid(log_p - log_rest)
+        mass, hits = torch.zeros(2, self.shift_.shape[1], dtype=share.dtype, device=share.device)
+        for at, weight in ((below, 1 - share), (below + 1, share)):
+            mass.index_add_(0, at, weight)
+            hits.index_add_(0, at, weight * of_class)
+        used = (mass > 1e-6).cpu().numpy()
+        points = np.linspace(-LIMIT, LIMIT, len(used))
+        weights = mass.cpu().numpy()[used]
+        curve = isotonic_regression(hits.cpu().numpy()[used] / weights, weights=weights).x
+        q = np.interp(points, points[used], curve)
         least = 0.5 / len(of_class)
-        self.shift_[c] = q.clamp(least, 1 - least).logit() - grid
+        self.shift_[c] = torch.from_numpy(q.clip(least, 1 - least)).logit() - torch.from_numpy(points)
         self.slope_[c] = 0
+
+
+def _on_grid(log_odds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-odds kept to the grid, the point below each, and how far it is to the next, 0..1."""
+    inside = log_odds.clamp(-LIMIT, LIMIT)
+    place = (inside + LIMIT) * PER_UNIT
+    below = place.detach().floor().clamp_max(2 * LIMIT * PER_UNIT - 1)
+    return inside, below.long(), place - below
