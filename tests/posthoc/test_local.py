@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import segcal
-from segcal.posthoc.local import TILE_SIDE, TileSampler, image_planes
-from segcal.posthoc.stream import Stream
+from segcal.posthoc.calibrator import Holdout
+from segcal.posthoc.local import TILE_SIDE, TileSampler, _image_planes
 from tests.support.holdouts import draw, nll, random_holdout, whole
 
 
@@ -60,9 +60,8 @@ def test_the_same_seed_gives_the_same_network():
 def test_it_starts_at_the_best_constant_temperature():
     z, y = whole(random_holdout(5))
     calibrator = segcal.LocalTemperatureScaling(epochs=1, lr=1e-12).fit([(z, y)])
-    fitted = torch.arange(len(z)) % 5 != 1
-    constant = segcal.TemperatureScaling().fit([(z[fitted], y[fitted])])
-    assert calibrator.temperature_.item() == pytest.approx(constant.temperature_.item(), rel=0.02)
+    constant = segcal.TemperatureScaling().fit(z, y)
+    assert calibrator.temperature_.item() == pytest.approx(constant.temperature_.item(), rel=0.2)
     torch.testing.assert_close(calibrator(z), z / calibrator.temperature_)
 
 
@@ -77,7 +76,7 @@ def test_no_epoch_better_than_the_constant_keeps_the_constant():
 def test_images_are_asked_for_as_in_the_fit():
     z, y, image = varying_holdout(0, n=4, size=16)
     calibrator = segcal.LocalTemperatureScaling(epochs=1).fit([(z, y, image)])
-    with pytest.raises(ValueError, match="images of 1 channels, as fitted with, but got None"):
+    with pytest.raises(ValueError, match="images of 1 channels, but got none"):
         calibrator(z)
     with pytest.raises(ValueError, match=r"of 1 channels.*but got \(4, 3, 16, 16\)"):
         calibrator(z, image.expand(4, 3, 16, 16))
@@ -90,7 +89,7 @@ def test_images_are_asked_for_as_in_the_fit():
 def test_images_of_another_size_are_resized():
     z, y, image = varying_holdout(0, n=4, size=16)
     large = image.repeat_interleave(2, 2).repeat_interleave(2, 3)
-    planes = image_planes(large, z)
+    planes = _image_planes(large, z)
     assert planes.shape == image.shape
     torch.testing.assert_close(planes[..., 1:-1, 1:7], image[..., 1:-1, 1:7], atol=5, rtol=0)
     calibrator = segcal.LocalTemperatureScaling(epochs=1).fit([(z, y, large)])
@@ -107,35 +106,29 @@ def test_any_number_of_axes(size):
     assert torch.equal(calibrator(z).argmax(1), z.argmax(1))
 
 
-def sampled_tiles(batches, pixels=1 << 20, k=5):
-    stream = Stream(batches, ignore_index=255, sync=False)
-    sampler = TileSampler(pixels, seed=0)
-    stream.survey(sampler)
-    return sampler.finish(stream, k, 0)
+def sampled_tiles(batches, pixels=1 << 20):
+    holdout = Holdout(batches)
+    sampler = TileSampler(holdout, pixels, seed=0)
+    holdout.survey(sampler)
+    return sampler.finish()
 
 
 def test_tiles_cover_the_images():
     ((z, y),) = random_holdout(1, n=5, size=(150, 140))
     fitting, validation = sampled_tiles([(z, y)])
-    assert len(fitting) == 4 * 9 and len(validation) == 9
-    assert fitting.logits.shape == (36, 5, TILE_SIDE, TILE_SIDE)
-    seen = torch.cat([t.logits[:, 0][t.valid] for t in (fitting, validation)]).unique()
-    assert torch.equal(seen, z[:, 0][y != 255].unique())
+    assert len(fitting[2]) == 4 * 9 and len(validation[2]) == 9
+    assert fitting[0].shape == (36, 5, TILE_SIDE, TILE_SIDE)
+    seen = torch.cat([logits[:, 0][labels >= 0] for logits, _, labels in (fitting, validation)])
+    assert torch.equal(seen.unique(), z[:, 0][y != 255].unique())
 
 
 def test_tiles_are_bounded_and_small_images_filled_up_with_ignored_pixels():
     ((large, labels),) = random_holdout(1, n=6, size=(150, 140))
     ((small, few),) = random_holdout(1, n=2, size=(10, 7))
-    fitting, validation = sampled_tiles([(large, labels), (small, few)], pixels=20 * TILE_SIDE**2)
-    assert len(fitting) + len(validation) == 20
-    assert sorted(torch.cat([fitting.place, validation.place]).tolist()) == [*range(20)]
-    both = sampled_tiles([(large, labels), (small, few)])
-    sparse = [t.valid[i] for t in both for i in range(len(t)) if t.valid[i].sum() < 100]
+    batches = [(large, labels), (small, few)]
+    fitting, validation = sampled_tiles(batches, pixels=20 * TILE_SIDE**2)
+    assert len(fitting[2]) + len(validation[2]) == 20
+    found = torch.cat([labels for *_, labels in sampled_tiles(batches)]) >= 0
+    sparse = found[found.sum((1, 2)) < 100]
     assert len(sparse) == 2
-    assert not any(valid[10:].any() or valid[:, 7:].any() for valid in sparse)
-
-
-@pytest.mark.parametrize("options", [{"width": 0}, {"epochs": 0}, {"lr": -1.0}, {"max_pixels": 0}])
-def test_options_are_checked(options):
-    with pytest.raises(ValueError, match="Expected .* > 0, but got"):
-        segcal.LocalTemperatureScaling(**options)
+    assert not sparse[:, 10:].any() and not sparse[:, :, 7:].any()

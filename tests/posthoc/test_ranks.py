@@ -39,11 +39,12 @@ def on_rank(rank):
     out["grid"] = TemperatureScaling(method="grid").fit(share).state_dict()
     # A fault on one rank is an error on all, so that none of them waits for the other.
     z, y = share[0]
-    faults = {"finite": z * float("nan"), "probabilities": z.softmax(1)}
+    faults = {"finite": z * float("nan"), "probabilities": z.softmax(1), "labels in": z}
     for fault, spoilt in faults.items():
         everywhere = fault == "probabilities"
+        labels = y + 9 if rank and fault == "labels in" else y
         with pytest.raises(ValueError, match=fault):
-            TemperatureScaling().fit([(spoilt if rank or everywhere else z, y)])
+            TemperatureScaling().fit([(spoilt if rank or everywhere else z, labels)])
     return out
 
 
