@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 
@@ -18,7 +17,6 @@ _LABEL_DTYPES = (
     *(torch.uint16, torch.uint32),
 )
 _MAX_LISTED = 8  # offending label values named in an error
-_MAX_WINDOW_AXES = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +32,7 @@ class Pixels:
         target: (N, L) int64 labels, 0 where ignored.
         valid: (N, L) bool, False where ignored.
         out_of_range: () int64, how many labels were neither a class nor the ignore index; those
-            pixels are masked. Always 0 on the CPU, where `flatten` raises instead.
+            pixels are masked. Always 0 on the CPU, where `flatten` raises, unless it is compiled.
         spatial: the sides in S that are longer than 1, whose product is L.
         problems: K of a multi-label batch of M images: N = M·K, C = 2, and row m·K + k is class k
             of image m. None for softmax outputs.
@@ -90,57 +88,6 @@ class Pixels:
         counts = self.target.new_zeros(self.dense.shape[:2])
         return counts.scatter_add_(1, self.target, self.valid.long())
 
-    def neighbours(self, *maps: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
-        """Walk through the 3 x … x 3 window around each pixel, without its middle.
-
-        Args:
-            *maps: (N, L), a value for each pixel. Beyond the border the border's value is repeated.
-
-        Yields:
-            The squared distance of a place from the middle, and the (N, L) values there, copied.
-        """
-        self._require_window()
-        n, length = self.target.shape
-        padded = [values.reshape(n, *self.spatial) for values in maps]
-        for axis, side in enumerate(self.spatial, 1):
-            ends = (0, side - 1)
-            for number, values in enumerate(padded):
-                first, last = (values.narrow(axis, end, 1) for end in ends)
-                padded[number] = torch.cat([first, values, last], axis)
-        for place in itertools.product((-1, 0, 1), repeat=len(self.spatial)):
-            square = sum(step**2 for step in place)
-            if not square:
-                continue
-            window = padded
-            for axis, (step, side) in enumerate(zip(place, self.spatial, strict=True), 1):
-                window = [values.narrow(axis, 1 + step, side) for values in window]
-            copies = [values.clone(memory_format=torch.contiguous_format) for values in window]
-            yield square, [values.view(n, length) for values in copies]
-
-    def window_counts(self) -> Tensor:
-        """(N, C, L) uint8: pixels of each class in the 3 x … x 3 window around each pixel.
-
-        The pixel itself counts; ignored pixels and what lies beyond the border do not.
-        """
-        self._require_window()
-        n, c, length = self.dense.shape
-        counts = self.valid.new_zeros((n, c, length), dtype=torch.uint8)
-        counts.scatter_(1, self.target.unsqueeze(1), self.valid.to(torch.uint8).unsqueeze(1))
-        counts = counts.reshape(n, c, *self.spatial)
-        for axis, side in enumerate(self.spatial, 2):  # one axis after another
-            before = counts
-            counts = before.clone()
-            counts.narrow(axis, 1, side - 1).add_(before.narrow(axis, 0, side - 1))
-            counts.narrow(axis, 0, side - 1).add_(before.narrow(axis, 1, side - 1))
-        return counts.reshape(n, c, length)
-
-    def _require_window(self) -> None:
-        if len(self.spatial) > _MAX_WINDOW_AXES:
-            raise ValueError(
-                f"Expected at most {_MAX_WINDOW_AXES} spatial axes for a loss that looks at "
-                f"neighbours, but got {len(self.spatial)}: {self.spatial}"
-            )
-
 
 def default_ignore_index(num_classes: int) -> int:
     """The label that is not counted where none is stated: 255, or -100 beyond 255 classes."""
@@ -185,7 +132,8 @@ def flatten(
     Raises:
         ValueError: a wrong shape or dtype, or labels outside 0..C-1. The range is checked at once
             on the CPU; on an accelerator that would stall the queue, so there the count of bad
-            labels is left in `Pixels.out_of_range` for the caller to look at when it suits.
+            labels is left in `Pixels.out_of_range` for the caller to look at when it suits. Under
+            torch.compile, where it would break the graph, the CPU does the same.
     """
     problems = None
     if multilabel:
@@ -201,7 +149,7 @@ def flatten(
     valid = given != ignore_index
     target = given.masked_fill(~valid, 0)
     outside = torch.zeros((), dtype=torch.int64)
-    if target.device.type != "cpu":
+    if target.device.type != "cpu" or torch.compiler.is_compiling():
         bad = (target < 0) | (target >= c)
         valid, target, outside = valid & ~bad, target.masked_fill(bad, 0), bad.sum()
     elif target.numel():

@@ -1,25 +1,23 @@
 """Losses for training, by name: BASE or BASE+AUX+…, exact on pixels and over ranks."""
 
-from segcal.losses.auxiliary import AUXILIARY_LOSSES
-from segcal.losses.base import BASE_LOSSES
 from segcal.losses.criterion import (
+    AUXILIARY_LOSSES,
+    BASE_LOSSES,
     Criterion,
-    Term,
-    all_terms,
+    Loss,
     build_loss,
+    describe,
     hyper_names,
     parse_spec,
-    term,
 )
 
 __all__ = [
     "AUXILIARY_LOSSES",
     "BASE_LOSSES",
     "Criterion",
-    "Term",
-    "all_terms",
+    "Loss",
     "build_loss",
+    "describe",
     "hyper_names",
     "parse_spec",
-    "term",
 ]

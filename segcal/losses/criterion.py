@@ -1,4 +1,4 @@
-"""The grammar BASE or BASE+AUX+…: what each loss takes, and the module that a spec builds."""
+"""All losses in two dicts, and the module that a spec BASE or BASE+AUX+… builds."""
 
 from __future__ import annotations
 
@@ -6,72 +6,86 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from segcal.losses.auxiliary import AUXILIARY_LOSSES, USUAL_BETA
-from segcal.losses.base import BASE_LOSSES
-from segcal.losses.softmax import statistics
-from segcal.pixels import Pixels, expected_labels, flatten, label_mass, require_ignore_index
+from segcal.losses.auxiliary import ace, cp, dca, dece, mbls, mdca, mmce
+from segcal.losses.base import brier, dice, dicece, dual, fl, flsd, ls, nll
+from segcal.losses.softmax import LossBatch, statistics
+from segcal.losses.spatial import nacl, svls
+from segcal.pixels import Pixels, flatten, label_mass, require_ignore_index
 
-_SHARED = {"weight", "sync"}  # options that the criterion gives every term: no hyper-parameters
 _LARGEST = 1e30  # a logit beyond it masks a class; a loss beyond it counts as infinite
+_LABEL_CHECK = 50  # calls on an accelerator between two looks at the labels
 
 
 @dataclass(frozen=True)
-class HyperParameter:
-    """A hyper-parameter of a loss: its type, its default and what it means."""
-
-    kind: type
-    default: Any
-    meaning: str
-
-
-@dataclass(frozen=True)
-class Term:
-    """One loss of the grammar.
+class Loss:
+    """An entry of `BASE_LOSSES` or `AUXILIARY_LOSSES`.
 
     Attributes:
-        name: in the grammar.
-        function: (pixels, statistics…, *, options) -> scalar.
-        statistics: of the softmax, its positional parameters after the pixels.
-        hyper: its hyper-parameters by name, the annotated keyword-only parameters.
-        beta: the weight of an auxiliary that is not told another; 1 for a base loss.
-        summary: the first line of its docstring.
+        function: (batch, statistics…, *, hyper-parameters) -> scalar.
+        reads: the statistics of the softmax that the function takes, in this order: names of
+            `segcal.losses.softmax.STATISTICS`.
+        beta: the weight of an auxiliary that is not told another.
     """
 
-    name: str
     function: Callable[..., Tensor]
-    statistics: tuple[str, ...]
-    hyper: dict[str, HyperParameter]
-    beta: float
-    summary: str
+    reads: tuple[str, ...] = ()
+    beta: float = 1.0
+
+    @property
+    def hyper(self) -> dict[str, Any]:
+        """The hyper-parameters, which are the function's keyword-only arguments: name, default."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    @property
+    def about(self) -> str:
+        """The first line of the function's docstring, without its full stop."""
+        return (inspect.getdoc(self.function) or "").partition("\n")[0].rstrip(".")
 
 
-def term(name: str) -> Term:
-    """The loss that `BASE_LOSSES` or `AUXILIARY_LOSSES` has under `name`."""
-    function = {**BASE_LOSSES, **AUXILIARY_LOSSES}[name]
-    parameters = inspect.signature(function).parameters.values()
-    hints = get_type_hints(function, include_extras=True)
-    return Term(
-        name,
-        function,
-        statistics=tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)[1:],
-        hyper={
-            p.name: HyperParameter(hints[p.name].__origin__, p.default, *hints[p.name].__metadata__)
-            for p in parameters
-            if p.kind is p.KEYWORD_ONLY and p.name not in _SHARED
-        },
-        beta=USUAL_BETA.get(name, 1.0),
-        summary=(inspect.getdoc(function) or "").partition("\n")[0],
-    )
+# A new loss is one function and one entry here.
+BASE_LOSSES = {
+    "nll": Loss(nll, reads=("true_log_prob",)),
+    "ls": Loss(ls, reads=("true_log_prob", "mean_log_prob")),
+    "fl": Loss(fl, reads=("true_log_prob",)),
+    "flsd": Loss(flsd, reads=("true_log_prob",)),
+    "dual": Loss(dual, reads=("true_log_prob", "below_true")),
+    "brier": Loss(brier, reads=("true_log_prob", "square_sum")),
+    "svls": Loss(svls, reads=("true_log_prob",)),
+    "dice": Loss(dice, reads=("true_log_prob", "class_sum")),
+    "dicece": Loss(dicece, reads=("true_log_prob", "class_sum")),
+}
+AUXILIARY_LOSSES = {
+    "mdca": Loss(mdca, reads=("class_sum",)),
+    "dca": Loss(dca, reads=("confidence", "correct")),
+    "mmce": Loss(mmce, reads=("confidence", "correct")),
+    "cp": Loss(cp, reads=("entropy",), beta=0.1),
+    "mbls": Loss(mbls, beta=0.1),
+    "nacl": Loss(nacl, beta=0.1),
+    "ace": Loss(ace, reads=("true_log_prob", "probs")),
+    "dece": Loss(dece, beta=0.5),
+}
 
 
-def all_terms() -> list[Term]:
-    """Every loss, the base losses first."""
-    return [term(name) for name in (*BASE_LOSSES, *AUXILIARY_LOSSES)]
+def describe() -> str:
+    """A Markdown table of all losses: name, formula, hyper-parameters (but seeds) and weight."""
+    lines = ["| loss | what it is | hyper-parameters | usual β |", "|---|---|---|---|"]
+    for name, loss in {**BASE_LOSSES, **AUXILIARY_LOSSES}.items():
+        shown = {key: value for key, value in loss.hyper.items() if key != "seed"}
+        hyper = ", ".join(f"`{key}` {_shown(value)}" for key, value in shown.items())
+        beta = _shown(loss.beta) if name in AUXILIARY_LOSSES else "base"
+        about = loss.about.replace("|", "\\|")
+        lines.append(f"| `{name}` | {about} | {hyper or 'none'} | {beta} |")
+    return "\n".join(lines)
+
+
+def _shown(value: float) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
 
 
 def parse_spec(spec: str) -> tuple[str, tuple[str, ...]]:
@@ -80,9 +94,8 @@ def parse_spec(spec: str) -> tuple[str, tuple[str, ...]]:
     known = base in BASE_LOSSES and set(auxiliaries) <= set(AUXILIARY_LOSSES)
     if not known or len(set(auxiliaries)) < len(auxiliaries):
         raise ValueError(
-            f"Expected a loss BASE or BASE+AUX, or BASE+AUX+AUX…, with BASE one of "
-            f"{', '.join(BASE_LOSSES)} and each AUX another of {', '.join(AUXILIARY_LOSSES)}, "
-            f"but got {spec!r}"
+            f"There is no loss {spec!r}: write BASE, BASE+AUX or BASE+AUX+AUX…, with BASE one of "
+            f"{', '.join(BASE_LOSSES)} and each AUX another of {', '.join(AUXILIARY_LOSSES)}"
         )
     return base, tuple(auxiliaries)
 
@@ -90,26 +103,31 @@ def parse_spec(spec: str) -> tuple[str, tuple[str, ...]]:
 def hyper_names(spec: str) -> set[str]:
     """The hyper-parameters that `build_loss(spec)` takes."""
     base, auxiliaries = parse_spec(spec)
-    names = {name for part in (base, *auxiliaries) for name in term(part).hyper}
+    names = {*BASE_LOSSES[base].hyper, *(n for a in auxiliaries for n in AUXILIARY_LOSSES[a].hyper)}
     return names | ({"beta"} if auxiliaries else set())
 
 
-def build_loss(
-    spec: str,
-    *,
-    ignore_index: int = 255,
-    weight: Tensor | Sequence[float] | None = None,
-    sync: bool = True,
-    multilabel: bool = False,
-    beta: float | Mapping[str, float] | None = None,
-    **hyper: float,
-) -> Criterion:
-    """Build the loss a spec names: "nll", "FL+MDCA", "dicece+mdca+cp", … in any case.
+class Criterion(nn.Module):
+    """The loss that a spec names: base + Σ beta · auxiliary, as in "nll", "FL+MDCA", "dicece+cp".
+
+    Call it with (N, C, *S) logits and (N, *S) labels. It is a drop-in for nn.CrossEntropyLoss in
+    training loops, under torch.compile, DistributedDataParallel and autocast (it computes in
+    float32 at least). torch.func.grad and second derivatives work too.
+
+    A logit of −inf, or float32's least, masks a class: its p is 0. That works with every term that
+    reads probabilities. Where it makes the loss infinite (ls, mbls and nacl read every logit, and
+    a label may be a masked class) a CPU raises a ValueError; an accelerator and a compiled loss
+    return inf, since a check would stall every step.
+
+    A label out of range raises at once on a CPU. An accelerator and a compiled loss ignore such
+    pixels and count them; `check_labels` looks at the count, as every 50th call does on an
+    accelerator.
 
     Args:
         spec: a base loss of `BASE_LOSSES`, alone or with one or more of `AUXILIARY_LOSSES`, all
-            joined by "+".
-        ignore_index: label of pixels that are not counted.
+            joined by "+", in any case.
+        ignore_index: label of pixels that are not counted; None is 255, or −100 where the logits
+            have more than 255 classes.
         weight: (K,) class weights of the base loss.
         sync: take batch statistics over all ranks; False keeps them local.
         multilabel: the logits are K sigmoid outputs and the labels (N, K, *S) of 0, 1 or
@@ -117,37 +135,9 @@ def build_loss(
             logits (0, z): means over pixels are over the pixels of all of them, and statistics of
             a batch (mdca, dca, mmce, dece, dice) are taken for each class and averaged.
         beta: the auxiliary's weight, or {"mdca": 1, "cp": 0.1}. An auxiliary without a weight has
-            its usual one (`USUAL_BETA`).
-        **hyper: the hyper-parameters of the chosen terms, which are the keyword arguments of
-            their functions. One of two terms goes to both; one of no term is an error.
-    """
-    return Criterion(
-        spec,
-        ignore_index=ignore_index,
-        weight=weight,
-        sync=sync,
-        multilabel=multilabel,
-        beta=beta,
-        **hyper,
-    )
-
-
-class Criterion(nn.Module):
-    """base + Σ beta · aux on (N, C, *S) logits and (N, *S) labels; see `build_loss`.
-
-    Drop-in for nn.CrossEntropyLoss in training loops, under DistributedDataParallel and autocast,
-    where it computes in float32 at least. The backward is written by hand: `create_graph=True`,
-    which asks for second derivatives, and the transforms of torch.func (grad, vmap, jvp) raise a
-    RuntimeError.
-
-    A logit of −inf, or float32's least, masks a class: its p is 0. That works with every term that
-    reads probabilities. Where it makes the loss infinite (ls, mbls and nacl read every logit, and
-    a label may be a masked class) a CPU raises a ValueError; an accelerator returns inf, since
-    a check would stall every step.
-
-    On a CPU a label out of range raises at once. On an accelerator a check would stall every
-    step, so the count is read when it has arrived: the error comes a step or so later, and the
-    bad pixels are ignored meanwhile.
+            that of its entry.
+        **hyper: the hyper-parameters of the chosen losses, which are the keyword arguments of
+            their functions. One of two losses goes to both; one of no loss is an error.
 
     Attributes:
         base: name of the base loss.
@@ -155,12 +145,13 @@ class Criterion(nn.Module):
     """
 
     weight: Tensor | None
+    _outside: Tensor
 
     def __init__(
         self,
         spec: str,
         *,
-        ignore_index: int = 255,
+        ignore_index: int | None = None,
         weight: Tensor | Sequence[float] | None = None,
         sync: bool = True,
         multilabel: bool = False,
@@ -169,28 +160,35 @@ class Criterion(nn.Module):
     ) -> None:
         super().__init__()
         self.base, auxiliaries = parse_spec(spec)
-        self.spec = "+".join((self.base, *auxiliaries))  # the grammar's lower-case form
-        require_ignore_index(ignore_index)
+        self.spec = "+".join((self.base, *auxiliaries))  # in lower case
+        if ignore_index is not None:
+            require_ignore_index(ignore_index)
         self.ignore_index = ignore_index
         self.sync, self.multilabel = sync, multilabel
         self.hyper = dict(hyper)
-        self._terms = [term(name) for name in (self.base, *auxiliaries)]
         known = hyper_names(spec)
         given = set(hyper) | (set() if beta is None else {"beta"})
         if given - known:
             raise ValueError(
-                f"Expected hyper-parameters of {self.spec!r} "
-                f"({', '.join(sorted(known)) or 'it has none'}), "
-                f"but got {', '.join(sorted(given - known))}"
+                f"The loss {self.spec!r} has no {', '.join(sorted(given - known))}: "
+                + (f"it takes {', '.join(sorted(known))}" if known else "it takes none")
             )
-        for part in self._terms:
-            for name in part.hyper.keys() & hyper:
-                _require_kind(name, hyper[name], part.hyper[name].kind)
-        self.beta = {name: term(name).beta for name in auxiliaries} | _betas(beta, auxiliaries)
+        losses = {name: AUXILIARY_LOSSES[name] for name in auxiliaries}
+        self.beta = {name: loss.beta for name, loss in losses.items()} | _betas(beta, auxiliaries)
+        # Each term: its name, its entry and its hyper-parameters as far as they are stated.
+        self._terms: list[tuple[str, Loss, dict[str, float]]] = []
+        for name, loss in {self.base: BASE_LOSSES[self.base], **losses}.items():
+            for key, default in loss.hyper.items():
+                if key in hyper:
+                    _require_kind(key, hyper[key], type(default))
+            stated = {key: hyper[key] for key in loss.hyper if key in hyper}
+            self._terms.append((name, loss, stated))
         self.register_buffer(
             "weight", None if weight is None else torch.as_tensor(weight, dtype=torch.float32)
         )
-        self._late = _LateLabelCheck()
+        # Labels out of range in the batches since the last look at them.
+        self.register_buffer("_outside", torch.zeros((), dtype=torch.int64), persistent=False)
+        self._calls = 0
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The scalar loss."""
@@ -198,27 +196,38 @@ class Criterion(nn.Module):
 
     def terms(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The named parts, {"fl": …, "mdca": …, "loss": fl + beta · mdca}, each a scalar."""
+        checked = logits.device.type == "cpu" and not torch.compiler.is_compiling()
         with torch.autocast(logits.device.type, enabled=False):
             pixels = flatten(logits, labels, self.ignore_index, multilabel=self.multilabel)
             pixels = pixels.never_empty()
-            self._late.look(pixels, self.ignore_index)
+            if not checked:
+                self._outside = self._outside.to(logits.device) + pixels.out_of_range
             # One pass over the logits for what all the terms read.
-            known = statistics(pixels, {name for part in self._terms for name in part.statistics})
+            known = statistics(pixels, {name for _, loss, _ in self._terms for name in loss.reads})
             parts = {}
-            for part in self._terms:
-                options: dict[str, Any] = {
-                    name: self.hyper[name] for name in part.hyper.keys() & self.hyper
-                }
-                if part.name == self.base:
-                    options["weight"] = self.weight
-                read = (known[name] for name in part.statistics)
-                parts[part.name] = part.function(pixels, *read, sync=self.sync, **options)
+            for name, loss, hyper in self._terms:
+                batch = LossBatch(pixels, self.weight if name == self.base else None, self.sync)
+                parts[name] = loss.function(batch, *(known[read] for read in loss.reads), **hyper)
             total = parts[self.base]
             for name, beta in self.beta.items():
                 total = total + beta * parts[name]
-            if logits.device.type == "cpu" and not total.abs() < _LARGEST:
+            if checked and not total.abs() < _LARGEST:
                 _explain(parts, pixels)
+        if not checked and not torch.compiler.is_compiling():
+            self._calls += 1
+            if self._calls % _LABEL_CHECK == 0:
+                self.check_labels()
         return {**parts, "loss": total}
+
+    def check_labels(self) -> None:
+        """Raise a ValueError if earlier batches had labels out of range. Waits for the device."""
+        count = int(self._outside)
+        self._outside = torch.zeros_like(self._outside)
+        if count:
+            raise ValueError(
+                f"{count} labels of earlier batches are neither a class nor the ignored label "
+                f"(ignore_index={self.ignore_index}); those pixels were left out of the loss"
+            )
 
     def mass(self, labels: Tensor) -> Tensor:
         """The weight of a batch with these labels in a mean over batches: a scalar.
@@ -226,6 +235,8 @@ class Criterion(nn.Module):
         That is its number of valid pixels, or the sum of their class weights. Of a batch that
         comes in parts, the mean of the parts' losses weighted so is the base loss of the whole.
         """
+        if self.ignore_index is None:
+            raise ValueError("State ignore_index: the weight of a batch depends on it")
         return label_mass(labels, self.ignore_index, self.weight, multilabel=self.multilabel)
 
     def extra_repr(self) -> str:
@@ -234,6 +245,9 @@ class Criterion(nn.Module):
         hyper = "".join(f", {key}={value}" for key, value in shown.items())
         multilabel = ", multilabel=True" if self.multilabel else ""
         return f"{self.spec!r}, ignore_index={self.ignore_index}{multilabel}{hyper}"
+
+
+build_loss = Criterion
 
 
 def _explain(parts: Mapping[str, Tensor], pixels: Pixels) -> None:
@@ -245,13 +259,12 @@ def _explain(parts: Mapping[str, Tensor], pixels: Pixels) -> None:
     name, value = next((n, float(p.detach())) for n, p in parts.items() if not p.abs() < _LARGEST)
     if masked.gather(1, pixels.target.unsqueeze(1)).any():
         raise ValueError(
-            f"Expected labels whose logits are not masked (-inf or beyond {_LARGEST:g}), but some "
-            f"are, and {name} is {value}; ignore those pixels, or leave their class unmasked"
+            f"Some labels are classes whose logits are masked (-inf or beyond {_LARGEST:g}), so "
+            f"{name} is {value}; ignore those pixels, or leave their class unmasked"
         )
     raise ValueError(
-        f"Expected logits within {_LARGEST:g} for {name}, which counts every class, but got "
-        f"{float(dense.abs().max())}; leave masked classes out, or take a loss of their "
-        "probabilities such as nll"
+        f"{name} counts every class, and a logit is as large as {float(dense.abs().max())}, beyond "
+        f"{_LARGEST:g}; leave masked classes out, or take a loss of their probabilities such as nll"
     )
 
 
@@ -264,14 +277,12 @@ def _betas(
     if not isinstance(beta, Mapping):
         _require_kind("beta", beta, float)
         if len(auxiliaries) > 1:
-            raise ValueError(
-                f"Expected beta to name its auxiliary, as in "
-                f"{{{', '.join(f'{name!r}: {beta}' for name in auxiliaries)}}}, but got {beta}"
-            )
+            example = ", ".join(f"{name!r}: {beta}" for name in auxiliaries)
+            raise ValueError(f"beta={beta} does not say of which auxiliary: write {{{example}}}")
         beta = {auxiliaries[0]: beta}
     if not set(beta) <= set(auxiliaries):
         raise ValueError(
-            f"Expected beta for {', '.join(auxiliaries)}, but got {', '.join(map(str, beta))}"
+            f"beta is for {', '.join(auxiliaries)}, but names {', '.join(map(str, beta))}"
         )
     for name, value in beta.items():
         _require_kind(f"beta of {name}", value, float)
@@ -288,34 +299,4 @@ def _require_kind(name: str, value: Any, kind: type) -> None:
         # NaN is not below the limit, nor is what an int64 cannot hold.
         fits = number and not isinstance(value, bool) and abs(value) < 1e18
     if not fits:
-        raise ValueError(f"Expected {name} to be {wanted}, but got {value!r:.60}")
-
-
-class _LateLabelCheck:
-    """Adds up out-of-range labels on the device and reads the sum once it has been delivered."""
-
-    def __init__(self) -> None:
-        self._total: Tensor | None = None  # on the device: over every batch so far
-        self._waiting: tuple[Tensor, Any] | None = None  # a copy on its way, and its arrival
-
-    def look(self, pixels: Pixels, ignore_index: int) -> None:
-        """Count this batch; raise if a sum that has arrived meanwhile is not 0. Never waits."""
-        if pixels.dense.device.type == "cpu":
-            return  # flatten has looked already
-        new = pixels.out_of_range
-        self._total = new if self._total is None else self._total + new
-        if self._waiting is not None:
-            count, arrived = self._waiting
-            if not arrived.query():
-                return
-            self._waiting = None
-            if count:
-                self._total = None
-                expected = expected_labels(pixels.num_classes, ignore_index)
-                raise ValueError(f"{expected}, but got others in {count} pixels of earlier batches")
-        arrived = torch.Event(pixels.dense.device)
-        self._waiting = (self._total.to("cpu", non_blocking=True), arrived)
-        arrived.record()
-
-    def __getstate__(self) -> dict[str, None]:
-        return {"_total": None, "_waiting": None}  # events neither copy nor pickle; criteria must
+        raise ValueError(f"{name} must be {wanted}, but it is {value!r:.60}")

@@ -1,10 +1,10 @@
-r"""The one pass over the (N, C, L) logits that the losses share, with a hand-written backward.
+r"""What the losses read of a batch: statistics of the softmax, in one pass over the logits.
 
 Most losses depend on the softmax p only through a few small statistics. They are computed here
 together, so that `fl+mdca` costs one softmax forward and one fused pass backward, and the losses
-themselves stay ordinary formulas on (N, L) or (N, C) tensors under plain autograd.
+themselves are ordinary formulas on (N, L) or (N, C) tensors under plain autograd.
 
-All backward passes have one form. With δ the indicator, for pixel i and class c
+The backward passes of all statistics have one form. With δ the indicator, for pixel i and class c
 
     dL/dz_ic = p_ic (w_ic + s_i p_ic + b_i) + h_i p_ic log p_ic
                + a_i δ[c = y_i] + d_i δ[c = ŷ_i] + r_i δ[c = j_i] + e_i
@@ -14,14 +14,15 @@ where all but b come from the statistics' own gradients and b_i makes each colum
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, cast
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from segcal.pixels import Cut, Pixels, cut
+from segcal.distributed import sum_over_ranks
+from segcal.pixels import Pixels
 
 STATISTICS = (
     # At ignored pixels these three are what a perfect prediction has, so its losses are 0.
@@ -36,156 +37,75 @@ STATISTICS = (
     "probs",  # (N, C, L) p_ic itself; 0 where ignored
 )
 
-_BLOCK = 1 << 19  # values
 
-_Backward = TypeVar("_Backward", bound=Callable[..., Any])
+# What the backward pass of a statistic reads besides probs.
+_NEEDED = {
+    "entropy": "log_probs",  # (N, C, L); finite, 0 where ignored
+    "confidence": "predicted",  # (N, L) int64
+    "correct": "predicted",
+    "below_true": "below",  # (N, L) int64, the class of the largest p_ic below p_iy
+}
 
 
-def first_order(backward: _Backward) -> _Backward:
-    """Make a hand-written backward refuse `create_graph=True`.
+@dataclass(frozen=True, eq=False)
+class LossBatch:
+    """What a loss sees of a batch besides statistics of the softmax.
 
-    Its second derivative would be missing. torch's `once_differentiable` raises only where the
-    incoming gradient has a graph, and that of nll is a constant.
+    Attributes:
+        pixels: the flat logits, the labels and which of them are valid.
+        weight: (K,) class weights of the base loss, or None.
+        sync: whether sums are over all ranks.
     """
 
-    @functools.wraps(backward)
-    def checked(*arguments: Any) -> Any:
-        if torch.is_grad_enabled():
-            raise RuntimeError("Expected create_graph=False: losses have no second derivative")
-        return backward(*arguments)
+    pixels: Pixels
+    weight: Tensor | None = None
+    sync: bool = True
 
-    return cast("_Backward", checked)
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum of `values` over the ranks, differentiable."""
+        return sum_over_ranks(values, sync=self.sync)
+
+    def mean(self, loss: Tensor) -> Tensor:
+        """(Weighted) mean over the valid pixels of all ranks of the (N, L) `loss`, 0 where ignored.
+
+        A batch without valid pixels gives 0.
+        """
+        share = self.pixels.valid
+        if self.weight is not None:
+            share = self._pixel_weight(self.weight).to(loss) * share
+            loss = loss * share
+        wide = accumulator(loss)
+        # Rows are summed pairwise in the loss's own precision, which is exact enough and fast.
+        sums = torch.stack([loss.sum(1).sum(dtype=wide), share.sum(dtype=wide)])
+        total, mass = self.sum(sums)
+        return (total / torch.where(mass > 0, mass, 1)).to(loss.dtype)
+
+    def class_weight(self, weight: Tensor) -> Tensor:
+        """`weight`, checked to have one entry per class."""
+        classes = self.pixels.problems or self.pixels.num_classes
+        if weight.shape != (classes,):
+            raise ValueError(
+                f"The class weights have the shape {tuple(weight.shape)}; give ({classes},), "
+                "one for each class"
+            )
+        return weight
+
+    def _pixel_weight(self, weight: Tensor) -> Tensor:
+        """(N, L) or (N, 1): what each pixel weighs."""
+        weight = self.class_weight(weight)
+        if self.pixels.problems is None:
+            return weight[self.pixels.target]
+        rows = torch.arange(len(self.pixels.target), device=weight.device)
+        return weight[self.pixels.problem(rows)].unsqueeze(1)
 
 
-def statistics(pixels: Pixels, names: Iterable[str]) -> dict[str, Tensor]:
-    """The named `STATISTICS` of softmax(pixels.dense), in float32 at least.
+def problem_mean(values: Tensor, share: Tensor) -> Tensor:
+    """The mean of the (G,) `values` with weights `share`, 0 if these are all 0.
 
-    What one call computes shares a softmax and a backward pass.
+    G is 1, or the number of classes of a multi-label batch.
     """
-    wanted = [name for name in STATISTICS if name in set(names)]
-    if not wanted:
-        return {}
-    values = _SoftmaxStatistics.apply(pixels.dense, pixels.target, pixels.valid, wanted)
-    return dict(zip(wanted, values, strict=True))
-
-
-class _SoftmaxStatistics(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, target: Tensor, valid: Tensor, names: list[str]
-    ) -> tuple[Tensor, ...]:
-        dtype = torch.promote_types(logits.dtype, torch.float32)
-        ignored = ~valid
-        log_probs = logits.log_softmax(1, dtype=dtype)  # (N, C, L)
-        out: dict[str, Tensor] = {}
-        saved: dict[str, Tensor | None] = {"target": target, "ignored": ignored}
-        if "true_log_prob" in names:
-            true = log_probs.gather(1, target.unsqueeze(1)).squeeze(1)
-            out["true_log_prob"] = true.masked_fill_(ignored, 0)
-        if "mean_log_prob" in names:
-            out["mean_log_prob"] = log_probs.mean(1).masked_fill_(ignored, 0)
-        # The log-probabilities are needed again for the entropy alone; else turn them into
-        # probabilities where they lie. Zeros at ignored pixels keep those out of every sum below
-        # and out of the backward.
-        probs = log_probs.exp() if "entropy" in names else log_probs.exp_()
-        probs.masked_fill_(ignored.unsqueeze(1), 0)
-        saved["probs"] = probs
-        if "entropy" in names:
-            # p log p is 0 at p = 0: no −inf may meet that zero, and ignored pixels may hold NaN.
-            least = torch.finfo(dtype).min
-            products = log_probs.nan_to_num_(0, 0, least).mul_(probs)
-            saved["products"] = products
-            saved["entropy"] = out["entropy"] = products.sum(1).neg_()
-        if "square_sum" in names:
-            saved["square_sum"] = out["square_sum"] = probs.square().sum(1).masked_fill_(ignored, 1)
-        if "class_sum" in names:
-            out["class_sum"] = probs.sum(2)
-        if "confidence" in names or "correct" in names:
-            out["confidence"], saved["predicted"] = probs.max(1)
-            saved["confidence"] = out["confidence"]
-            out["correct"] = ((saved["predicted"] == target) & valid).to(dtype)
-            ctx.mark_non_differentiable(out["correct"])
-        if "below_true" in names:
-            largest, place = torch.empty_like(target, dtype=dtype), torch.empty_like(target)
-            for block in blocks(probs.shape, probs.device):
-                part = probs[block[0], :, block[1]]
-                below = part < part.gather(1, target[block].unsqueeze(1))
-                largest[block], place[block] = torch.where(below, part, 0).max(1)
-            out["below_true"] = saved["below_true"] = largest
-            saved["below"] = place
-        if "probs" in names:
-            out["probs"] = probs
-        ctx.saved = list(saved)
-        ctx.save_for_backward(*saved.values())
-        ctx.names = names
-        ctx.logits_dtype = logits.dtype
-        ctx.set_materialize_grads(False)
-        return tuple(out[name] for name in names)
-
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None, None]:
-        saved = dict(zip(ctx.saved, ctx.saved_tensors, strict=True))
-        probs, ignored = saved["probs"], saved["ignored"]
-        grad = {n: g for n, g in zip(ctx.names, grads, strict=True) if g is not None}
-        grad.pop("correct", None)
-        if not grad:
-            return None, None, None, None
-        k = probs.shape[1]
-        column = torch.zeros_like(probs[:, 0])  # b, (N, L)
-        out = None  # (N, C, L), the only one allocated here
-        if (dense := grad.get("probs")) is not None:
-            out = probs * dense
-            column -= out.sum(1)
-        if (w := grad.get("class_sum")) is not None:
-            w = w.to(probs.dtype)
-            column -= torch.bmm(w.unsqueeze(1), probs).squeeze(1)
-        if (a := grad.get("true_log_prob")) is not None:
-            a = a.masked_fill(ignored, 0)
-            column -= a
-        if (s := grad.get("square_sum")) is not None:
-            s = 2 * s.masked_fill(ignored, 0)
-            column -= s * saved["square_sum"]
-        if (h := grad.get("entropy")) is not None:
-            h = -h.masked_fill(ignored, 0)
-            column += h * saved["entropy"]
-        if (e := grad.get("mean_log_prob")) is not None:
-            e = (e / k).masked_fill(ignored, 0)
-            column -= k * e
-        if (d := grad.get("confidence")) is not None:
-            d = d * saved["confidence"]  # 0 where ignored
-            column -= d
-        if (r := grad.get("below_true")) is not None:
-            r = r * saved["below_true"]  # 0 where there is none
-            column -= r
-        if out is None:
-            out = probs * column.unsqueeze(1)
-        else:
-            out.addcmul_(probs, column.unsqueeze(1))
-        if w is not None:
-            out.addcmul_(probs, w.unsqueeze(2))
-        if s is not None:
-            out.addcmul_(probs.square(), s.unsqueeze(1))
-        if h is not None:
-            out.addcmul_(saved["products"], h.unsqueeze(1))
-        if e is not None:
-            out += e.unsqueeze(1)
-        if a is not None:
-            out.scatter_add_(1, saved["target"].unsqueeze(1), a.unsqueeze(1))
-        if d is not None:
-            out.scatter_add_(1, saved["predicted"].unsqueeze(1), d.unsqueeze(1))
-        if r is not None:
-            out.scatter_add_(1, saved["below"].unsqueeze(1), r.unsqueeze(1))
-        return out.to(ctx.logits_dtype), None, None, None
-
-
-def blocks(shape: torch.Size, device: torch.device) -> list[Cut]:
-    """Rows and columns that cut (N, C, L) into blocks that a CPU's cache holds.
-
-    On an accelerator there is one block: launches cost more than memory there.
-    """
-    n, c, length = shape
-    return cut(shape, max(1, _BLOCK // c) if device.type == "cpu" else n * length)
+    mass = share.sum()
+    return (values * share).sum() / torch.where(mass > 0, mass, 1)
 
 
 def accumulator(x: Tensor) -> torch.dtype:
@@ -193,26 +113,158 @@ def accumulator(x: Tensor) -> torch.dtype:
     return x.dtype if x.device.type == "mps" else torch.float64
 
 
-def with_slope(logits: Tensor, value: Tensor, slope: Tensor, denominator: int) -> Tensor:
-    """(N, L) `value`, whose derivative by each (N, C, L) logit is `slope` / `denominator`.
+def require(condition: bool, rule: str, got: object) -> None:
+    """Raise a ValueError that states the rule unless the condition holds."""
+    if not condition:
+        raise ValueError(f"The loss needs {rule}, but got {got}")
 
-    For losses that are piecewise linear in the logits. The slopes may be of a small integer dtype,
-    which saves most of the memory between the passes.
+
+def statistics(pixels: Pixels, names: Iterable[str]) -> dict[str, Tensor]:
+    """The named `STATISTICS` of softmax(pixels.dense), in float32 at least.
+
+    What one call computes shares a softmax and a backward pass.
     """
-    result: Tensor = _WithSlope.apply(logits, value, slope, denominator)
+    wanted = set(names)
+    if not wanted:
+        return {}
+    wanted |= {"probs"} | {_NEEDED[name] for name in wanted & _NEEDED.keys()}
+    returned = tuple(sorted(wanted))
+    values = _SoftmaxStatistics.apply(pixels.dense, pixels.target, pixels.valid, returned)
+    return dict(zip(returned, values, strict=True))
+
+
+class _SoftmaxStatistics(torch.autograd.Function):
+    """The backward pass is differentiable steps on inputs and outputs: so it has a derivative."""
+
+    @staticmethod
+    def forward(
+        logits: Tensor, target: Tensor, valid: Tensor, names: tuple[str, ...]
+    ) -> tuple[Tensor, ...]:
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        ignored = ~valid
+        log_probs = logits.log_softmax(1, dtype=dtype)  # (N, C, L)
+        out: dict[str, Tensor] = {}
+        if "true_log_prob" in names:
+            true = log_probs.gather(1, target.unsqueeze(1)).squeeze(1)
+            out["true_log_prob"] = true.masked_fill_(ignored, 0)
+        if "mean_log_prob" in names:
+            out["mean_log_prob"] = log_probs.mean(1).masked_fill_(ignored, 0)
+        # The log-probabilities are needed again for the entropy alone; else turn them into
+        # probabilities where they lie. Zeros at ignored pixels keep those out of every sum.
+        probs = log_probs.exp() if "entropy" in names else log_probs.exp_()
+        out["probs"] = probs.masked_fill_(ignored.unsqueeze(1), 0)
+        if "entropy" in names:
+            # p log p is 0 at p = 0: no −inf may meet that zero, and ignored pixels may hold NaN.
+            least = torch.finfo(dtype).min
+            log_probs.masked_fill_(ignored.unsqueeze(1), 0).nan_to_num_(0, 0, least)
+            out["log_probs"] = log_probs
+            out["entropy"] = (probs * log_probs).sum(1).neg_()
+        if "square_sum" in names:
+            out["square_sum"] = probs.square().sum(1).masked_fill_(ignored, 1)
+        if "class_sum" in names:
+            out["class_sum"] = probs.sum(2)
+        if "predicted" in names:
+            out["confidence"], out["predicted"] = probs.max(1)
+            out["correct"] = ((out["predicted"] == target) & valid).to(dtype)
+        if "below_true" in names:
+            true = probs.gather(1, target.unsqueeze(1))
+            out["below_true"], out["below"] = torch.where(probs < true, probs, 0).max(1)
+        return tuple(out[name] for name in names)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        logits, target, valid, ctx.names = inputs
+        ctx.logits_dtype = logits.dtype
+        ctx.save_for_backward(target, valid, *output)
+        constant = {"correct", "predicted", "below"}
+        ctx.mark_non_differentiable(
+            *(x for name, x in zip(ctx.names, output, strict=True) if name in constant)
+        )
+        if not torch.compiler.is_compiling():  # which has zeros in place of None
+            ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+        target, valid, *saved = ctx.saved_tensors
+        out = dict(zip(ctx.names, saved, strict=True))
+        grad = {n: g for n, g in zip(ctx.names, grads, strict=True) if g is not None}
+        if not grad:
+            return None, None, None, None
+        probs, ignored = out["probs"], ~valid
+        k = probs.shape[1]
+        column = torch.zeros_like(probs[:, 0])  # b, (N, L)
+        result = None  # (N, C, L), the only one allocated here, but for the entropy
+        if (dense := grad.get("probs")) is not None:
+            result = probs * dense
+            column = column - result.sum(1)
+        if (w := grad.get("class_sum")) is not None:
+            w = w.to(probs.dtype)
+            column = column - torch.bmm(w.unsqueeze(1), probs).squeeze(1)
+        if (a := grad.get("true_log_prob")) is not None:
+            a = a.masked_fill(ignored, 0)
+            column = column - a
+        if (s := grad.get("square_sum")) is not None:
+            s = 2 * s.masked_fill(ignored, 0)
+            column = column - s * out["square_sum"]
+        if (h := grad.get("entropy")) is not None:
+            h = -h.masked_fill(ignored, 0)
+            column = column + h * out["entropy"]
+        if (e := grad.get("mean_log_prob")) is not None:
+            e = (e / k).masked_fill(ignored, 0)
+            column = column - k * e
+        if (d := grad.get("confidence")) is not None:
+            d = d * out["confidence"]  # 0 where ignored
+            column = column - d
+        if (r := grad.get("below_true")) is not None:
+            r = r * out["below_true"]  # 0 where there is none
+            column = column - r
+        if (log_grad := grad.get("log_probs")) is not None:  # of a second derivative
+            log_grad = log_grad.masked_fill(ignored.unsqueeze(1), 0)
+            column = column - log_grad.sum(1)
+        if result is None:
+            result = probs * column.unsqueeze(1)
+        else:
+            result.addcmul_(probs, column.unsqueeze(1))
+        if w is not None:
+            result.addcmul_(probs, w.unsqueeze(2))
+        if s is not None:
+            result.addcmul_(probs.square(), s.unsqueeze(1))
+        if h is not None:
+            result.addcmul_(probs * out["log_probs"], h.unsqueeze(1))
+        if e is not None:
+            result += e.unsqueeze(1)
+        if log_grad is not None:
+            result += log_grad
+        if a is not None:
+            result.scatter_add_(1, target.unsqueeze(1), a.unsqueeze(1))
+        if d is not None:
+            result.scatter_add_(1, out["predicted"].unsqueeze(1), d.unsqueeze(1))
+        if r is not None:
+            result.scatter_add_(1, out["below"].unsqueeze(1), r.unsqueeze(1))
+        return result.to(ctx.logits_dtype), None, None, None
+
+
+def with_slope(logits: Tensor, value: Tensor, slope: Tensor) -> Tensor:
+    """(N, L) `value`, whose derivative by each (N, C, L) logit is `slope`.
+
+    For losses that are piecewise linear in the logits: autograd would keep several arrays of their
+    size and pass over each again.
+    """
+    result: Tensor = _WithSlope.apply(logits, value, slope)
     return result
 
 
 class _WithSlope(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, value: Tensor, slope: Tensor, denominator: int) -> Tensor:
-        ctx.save_for_backward(slope)
-        ctx.denominator, ctx.logits_dtype = denominator, logits.dtype
-        return value.view_as(value)
+    def forward(logits: Tensor, value: Tensor, slope: Tensor) -> Tensor:
+        return value.clone()
 
     @staticmethod
-    @first_order
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+        ctx.logits_dtype = inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (slope,) = ctx.saved_tensors
-        out = slope.to(grad.dtype).mul_((grad / ctx.denominator).unsqueeze(1))
-        return out.to(ctx.logits_dtype), None, None, None
+        return (slope * grad.unsqueeze(1)).to(ctx.logits_dtype), None, None

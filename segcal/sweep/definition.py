@@ -9,8 +9,7 @@ from typing import Any
 
 from segcal.data.shift import parse_shifts
 from segcal.files import one_line, read_yaml
-from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES, parse_spec
-from segcal.losses import all_terms, build_loss
+from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES, build_loss, parse_spec
 from segcal.metrics.scores import LOGGED, SCORES
 from segcal.posthoc import NONE, method_names
 from segcal.sweep.plan import (
@@ -25,7 +24,8 @@ from segcal.sweep.plan import (
 
 _KEYS = {"title", "config", "options", "vary", "seeds", "select", "posthoc", "shift", "limit"}
 _KEYS |= {"methods", "grid", "scores", "compare", "draw", "by_shift", "by_class", "small"}
-_HYPER = {name for term in all_terms() for name in term.hyper} - {"seed"} | {"beta"}
+_LOSSES = [*BASE_LOSSES.values(), *AUXILIARY_LOSSES.values()]
+_HYPER = {name for loss in _LOSSES for name in loss.hyper} - {"seed"} | {"beta"}
 _MAX_SEEDS = 1000
 _CLASS_SCORES = [name for name, score in SCORES.items() if score.scope == "classes"]
 _PIXEL_SCORES = [name for name in SCORES if name not in _CLASS_SCORES]

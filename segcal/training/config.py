@@ -335,12 +335,13 @@ def header(path: Path) -> list[str]:
 
 def list_losses(prog: str) -> str:
     """What `segcal train --list-losses` prints: every loss with its hyper-parameters."""
-    from segcal.losses import AUXILIARY_LOSSES, all_terms  # loads torch
+    from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES  # loads torch
 
     lines = ["BASE, BASE+AUX or BASE+AUX+AUX…, as in --loss fl+mdca --gamma 3 --beta 1", ""]
-    for term in all_terms():
-        kind = f"AUX, beta {term.beta:g}" if term.name in AUXILIARY_LOSSES else "BASE"
-        lines.append(f"  {term.name:8}{kind:16}{term.summary}")
-        for name, hyper in term.hyper.items():
-            lines.append(f"{'':26}--{name} {hyper.default}: {hyper.meaning}")
+    for name, loss in {**BASE_LOSSES, **AUXILIARY_LOSSES}.items():
+        kind = f"AUX, beta {loss.beta:g}" if name in AUXILIARY_LOSSES else "BASE"
+        lines.append(f"  {name:8}{kind:16}{loss.about}")
+        if loss.hyper:
+            options = (f"--{key} {value}" for key, value in loss.hyper.items())
+            lines.append(f"{'':26}{', '.join(options)}")
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 """Laws that every loss of the grammar keeps, against literal formulas and by hand."""
 
+import contextlib
 import copy
-import dataclasses
 import inspect
 import math
 
@@ -12,13 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import segcal
-from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES, build_loss, softmax
-from segcal.losses.sampled import _sample
+from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES, build_loss
+from segcal.losses.auxiliary import sampled_pixels
+from segcal.losses.softmax import LossBatch
 from segcal.pixels import flatten
-from tests.support.loss_batches import LOSSES, batch
+from tests.support.loss_batches import FEW, LOSSES, batch
 from tests.support.loss_oracles import ORACLES, images_of
 
 every_loss = pytest.mark.parametrize("loss", LOSSES, ids=str)
+a_few = pytest.mark.parametrize("loss", FEW, ids=str)
 # Classification has no neighbours; what the losses say of that is looked at once, further down.
 pytestmark = pytest.mark.filterwarnings("ignore:.*looks at neighbouring pixels")
 
@@ -43,11 +45,15 @@ def test_every_loss_has_an_oracle():
     assert set(ORACLES) == set(BASE_LOSSES) | set(AUXILIARY_LOSSES)
 
 
-@every_loss
-@pytest.mark.parametrize("spatial", [(), (7,), (5, 6), (2, 3, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("loss", "spatial"),
+    [(loss, (5, 6)) for loss in LOSSES]
+    + [(loss, spatial) for loss in FEW for spatial in [(), (7,), (2, 3, 3)]],
+    ids=str,
+)
 def test_equals_the_literal_formula(loss, spatial):
     logits, labels = batch(*spatial, n=3 if spatial else 12)
-    beta = {name: 2.5 for name in loss.spec.split("+")[1:]}
+    beta = dict.fromkeys(loss.spec.split("+")[1:], 2.5)
     criterion = loss.build(beta=beta or None)
     expected = oracle(loss, images_of(logits, labels), 2.5)
     assert float(criterion(logits, labels)) == pytest.approx(expected, abs=1e-9)
@@ -146,13 +152,13 @@ def test_ignored_pixels_touch_nothing(loss):
 
 
 @every_loss
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_all_ignored_is_zero_with_zero_gradient(loss, dtype):
-    logits = torch.randn(2, 3, 4, 4).to(dtype).requires_grad_()
-    value = loss.build()(logits, torch.full((2, 4, 4), 255, dtype=torch.uint8))
-    value.backward()
-    assert value == 0
-    assert torch.equal(logits.grad, torch.zeros_like(logits))
+def test_all_ignored_is_zero_with_zero_gradient(loss):
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = torch.randn(2, 3, 4, 4).to(dtype).requires_grad_()
+        value = loss.build()(logits, torch.full((2, 4, 4), 255, dtype=torch.uint8))
+        value.backward()
+        assert value == 0
+        assert torch.equal(logits.grad, torch.zeros_like(logits))
 
 
 @every_loss
@@ -188,7 +194,7 @@ def test_class_weights_follow_torch():
     expected = F.cross_entropy(logits, labels, weight=weight, ignore_index=255)
     value = build_loss("nll", weight=weight)(logits, labels)
     assert float(value) == pytest.approx(float(expected), abs=1e-12)
-    with pytest.raises(ValueError, match=r"weight of shape \(4,\).*got \(2,\)"):
+    with pytest.raises(ValueError, match=r"class weights .*\(2,\)"):
         build_loss("fl", weight=[1, 2])(logits, labels)
 
 
@@ -224,7 +230,8 @@ def test_mmce_sample_takes_distinct_valid_pixels_spread_over_the_batch(seed, ext
     valid = torch.rand(3, 20, generator=torch.Generator().manual_seed(seed)) < 0.7
     count = int(valid.sum())
     size = max(2, count - extra)
-    index, mine, drawn = _sample(valid, size, seed, False)
+    pixels = flatten(torch.zeros(3, 2, 20), torch.where(valid, 0, 255))
+    index, mine, drawn = sampled_pixels(LossBatch(pixels), size, seed)
     taken = index[mine & drawn]
     assert len(taken) == min(size, count)
     assert valid.flatten()[taken].all()
@@ -240,7 +247,7 @@ def test_mmce_on_a_sample_is_mmce_of_those_pixels_and_repeats():
     criterion = build_loss("nll+mmce", sample=100, seed=3)
     value = criterion.terms(logits, labels)["mmce"]
     pixels = flatten(logits, labels)
-    index, _, _ = _sample(pixels.valid, 100, 3, False)
+    index, _, _ = sampled_pixels(LossBatch(pixels), 100, 3)
     rows = pixels.dense.movedim(1, 2).reshape(-1, 4)[index]
     expected = ORACLES["mmce"](images_of(rows, pixels.target.flatten()[index]))
     assert float(value) == pytest.approx(expected, abs=1e-9)
@@ -249,7 +256,7 @@ def test_mmce_on_a_sample_is_mmce_of_those_pixels_and_repeats():
     assert not torch.equal(value, other)
 
 
-@every_loss
+@a_few
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_logits_are_computed_in_float32(loss, dtype):
     logits, labels = batch(4, 4, dtype=torch.float32)
@@ -262,7 +269,7 @@ def test_half_precision_logits_are_computed_in_float32(loss, dtype):
     assert torch.equal(value, loss.build()(half.float(), labels))
 
 
-@every_loss
+@a_few
 def test_memory_layout_does_not_matter(loss):
     logits, labels = batch(6, 5)
     results = []
@@ -274,32 +281,7 @@ def test_memory_layout_does_not_matter(loss):
     torch.testing.assert_close(results[0], results[1], atol=1e-12, rtol=0)
 
 
-@every_loss
-@pytest.mark.parametrize("block", [7, 40, 10**6])
-def test_blocks_of_a_batch_change_nothing(loss, block, monkeypatch):
-    logits, labels = batch(5, 6)
-    logits.requires_grad_()
-    results = []
-    for size in (softmax._BLOCK, block):
-        monkeypatch.setattr(softmax, "_BLOCK", size)
-        value = loss.build()(logits, labels)
-        results.append((value.detach(), torch.autograd.grad(value, logits)[0]))
-    torch.testing.assert_close(results[0], results[1], atol=1e-12, rtol=0)
-
-
-def test_blocks_cover_a_batch_once_and_an_accelerator_has_one(monkeypatch):
-    monkeypatch.setattr(softmax, "_BLOCK", 12)
-    for shape in [(5, 4, 1), (2, 3, 11), (3, 20, 2), (0, 3, 4), (2, 3, 0)]:
-        seen = torch.zeros(shape[0], shape[2])
-        for rows, columns in softmax.blocks(torch.Size(shape), torch.device("cpu")):
-            seen[rows, columns] += 1
-            part = seen[rows, columns].numel() * shape[1]
-            assert part <= max(12, shape[1])
-        assert (seen == 1).all()
-    assert len(softmax.blocks(torch.Size((5, 4, 9)), torch.device("meta"))) == 1
-
-
-@every_loss
+@a_few
 @pytest.mark.parametrize("shape", [(0, 3, 4, 4), (2, 3, 0, 4)], ids=str)
 def test_a_batch_without_pixels_is_zero(loss, shape):
     logits = torch.zeros(shape, requires_grad=True)
@@ -309,16 +291,20 @@ def test_a_batch_without_pixels_is_zero(loss, shape):
 
 
 @every_loss
-@pytest.mark.parametrize("mask", [-math.inf, torch.finfo(torch.float32).min, -2e38])
-def test_masked_classes_have_no_probability_or_are_refused(loss, mask):
+def test_masked_classes_have_no_probability_or_are_refused(loss):
     """As if the masked classes were not there, where the loss is one of probabilities."""
+    for mask in (-math.inf, torch.finfo(torch.float32).min):
+        _check_masked(loss, mask)
+
+
+def _check_masked(loss, mask):
     logits, labels = batch(3, 4, k=5, dtype=torch.float32)
     labels[labels == 4], labels[labels == 2] = 0, 1
     logits[:, [2, 4]] = mask
     logits.requires_grad_()
     terms = set(loss.spec.split("+"))
     if terms & {"ls", "mbls", "nacl"}:
-        with pytest.raises(ValueError, match=r"Expected logits within 1e\+30 for (ls|mbls|nacl)"):
+        with pytest.raises(ValueError, match=r"(ls|mbls|nacl) counts every class"):
             loss.build()(logits, labels)
         return
     value = loss.build()(logits, labels)
@@ -331,7 +317,7 @@ def test_masked_classes_have_no_probability_or_are_refused(loss, mask):
         assert float(value.detach()) == pytest.approx(float(without), abs=1e-6)
 
 
-@every_loss
+@a_few
 @pytest.mark.parametrize("low", [-2e38, 0.0])
 def test_huge_logits_have_a_finite_loss_or_are_refused(loss, low):
     """A difference of 4e38 is more than float32 holds."""
@@ -341,13 +327,13 @@ def test_huge_logits_have_a_finite_loss_or_are_refused(loss, low):
     try:
         value = loss.build()(logits, labels)
     except ValueError as error:
-        assert str(error).startswith("Expected l") and "\n" not in str(error)
+        assert "\n" not in str(error)
         return
     value.backward()
     assert value.isfinite() and logits.grad.isfinite().all()
 
 
-@every_loss
+@a_few
 def test_labels_may_be_of_16_bits(loss):
     logits, labels = batch(3, 4)
     assert torch.equal(loss.build()(logits, labels.to(torch.uint16)), loss.build()(logits, labels))
@@ -357,7 +343,7 @@ def test_labels_may_be_of_16_bits(loss):
 def test_a_label_of_a_masked_class_is_refused(spec):
     logits, labels = batch(3, 4, dtype=torch.float32)
     logits[:, 1] = -math.inf
-    with pytest.raises(ValueError, match="labels whose logits are not masked .* some are, and"):
+    with pytest.raises(ValueError, match="masked"):
         build_loss(spec)(logits, labels)
 
 
@@ -369,45 +355,41 @@ def test_a_loss_that_has_diverged_is_returned_as_it_is():
         assert not build_loss("nll")(bad, labels).isfinite()
 
 
-@every_loss
-def test_second_derivatives_and_torch_func_raise_instead_of_being_wrong(loss):
-    logits, labels = batch(2, 3, dtype=torch.float32)
-    criterion = loss.build()
-    logits.requires_grad_()
-    with pytest.raises(RuntimeError, match="no second derivative"):
-        torch.autograd.grad(criterion(logits, labels), logits, create_graph=True)
-    with pytest.raises(RuntimeError):
-        torch.func.grad(criterion)(logits.detach(), labels)
-    with pytest.raises(RuntimeError):
-        torch.func.vmap(criterion)(logits.detach().unsqueeze(1), labels.unsqueeze(1))
+def test_where_a_check_would_stall_bad_labels_are_counted_and_reported_later(monkeypatch):
+    """As on an accelerator, whose stand-in is the meta device, which raises if it is looked at."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
+    criterion = build_loss("nll")
+    for _ in range(49):
+        criterion(torch.zeros(1, 3, 2, device="meta"), torch.zeros(1, 2, device="meta").long())
+    assert criterion._outside.device.type == "meta"
+    criterion._outside = torch.tensor(7)
+    with pytest.raises(ValueError, match="7 labels of earlier batches"):
+        criterion.check_labels()
+    criterion.check_labels()  # is not said twice
+    assert not criterion.state_dict()
 
 
-class _SlowEvent:
-    """Stands for a device event that has happened by the second look."""
-
-    def __init__(self, _device):
-        self.looks = 0
-
-    def record(self):
-        pass
-
-    def query(self):
-        self.looks += 1
-        return self.looks > 1
+@pytest.mark.parametrize("classes", [255, 256])
+def test_the_ignored_label_is_255_unless_that_is_a_class(classes):
+    logits, labels = batch(4, 4, k=classes)
+    ignored = 255 if classes == 255 else -100
+    labels = labels.masked_fill(labels == 255, ignored)
+    labels[0, 0, 0] = classes - 1
+    expected = F.cross_entropy(logits, labels, ignore_index=ignored)
+    assert float(build_loss("nll")(logits, labels)) == pytest.approx(float(expected), abs=1e-12)
+    with pytest.raises(ValueError, match="ignore_index"):
+        build_loss("nll", ignore_index=7)(logits, labels)
 
 
-def test_late_label_check_reports_an_earlier_batch_without_waiting(monkeypatch):
-    """On an accelerator `flatten` only counts bad labels; the criterion reads the count later."""
-    monkeypatch.setattr(torch, "Event", _SlowEvent)
-    check = build_loss("nll")._late
-    meta = flatten(torch.zeros(1, 3, 2, device="meta"), torch.zeros(1, 2, device="meta").long())
-    for bad in (0, 7):  # a clean batch is queued; a bad one comes while that is under way
-        check.look(dataclasses.replace(meta, out_of_range=torch.tensor(bad)), 255)
-    good = dataclasses.replace(meta, out_of_range=torch.tensor(0))
-    check.look(good, 255)  # the clean sum has arrived, the one with the bad batch is queued
-    check.look(good, 255)
-    with pytest.raises(ValueError, match=r"labels in 0\.\.2 .* but got others in 7 pixels"):
-        check.look(good, 255)
+@pytest.mark.parametrize("soft", [False, True], ids=["hard", "soft"])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 8.0])
+def test_ace_in_float32_has_the_value_of_float64(scale, soft):
+    """Of near-uniform probabilities too, all of which lie at the centre of a bin: 1/8 = 2.5/20."""
+    logits, labels = batch(90, 130, k=8, ignored=0.1)
+    # The same logits for both, so that no probability is in another bin.
+    logits = (scale * logits).float()
+    single, double = (alone("ace", z, labels, soft=soft) for z in (logits, logits.double()))
+    assert single.item() == pytest.approx(double.item(), abs=2e-7, rel=1e-6)
 
 
 def test_criterion_copies_and_moves_like_any_module():

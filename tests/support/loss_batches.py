@@ -39,6 +39,17 @@ LOSSES = [
     Loss("nll+dece", {"bins": 4, "t_a": 3.0, "t_b": 0.1}),
 ]
 
+# For what the criterion does once for all losses: a plain base, one that reads every logit, one of
+# neighbours, one of batch statistics, soft bins, and all the rest at once.
+FEW = [
+    Loss("fl+mdca"),
+    Loss("ls", {"slope": 0.2}),
+    Loss("svls"),
+    Loss("dicece"),
+    Loss("nll+ace", {"soft": True, "bins": 5}),
+    Loss("dual+" + "+".join(AUXILIARY_LOSSES)),
+]
+
 
 def batch(*spatial, n=3, k=4, ignored=0.2, seed=0, dtype=torch.float64):
     """(n, k, *spatial) logits and (n, *spatial) labels, a share of them 255."""

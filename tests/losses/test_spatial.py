@@ -114,7 +114,7 @@ def test_a_side_of_one_is_no_axis(spec):
 def test_classification_has_no_neighbours_and_four_axes_are_too_many(spec):
     with pytest.warns(UserWarning, match="classification has none"):
         build_loss(spec)(torch.zeros(2, 3, 1, 1), torch.zeros(2, 1, 1).long())
-    with pytest.raises(ValueError, match="at most 3 spatial axes .* but got 4"):
+    with pytest.raises(ValueError, match="at most 3 spatial axes"):
         build_loss(spec)(torch.zeros(1, 3, 2, 2, 2, 2), torch.zeros(1, 2, 2, 2, 2).long())
 
 
