@@ -100,14 +100,20 @@ def two_models(
     noise: float = 0.0,
     uneven: bool = False,
     correlated: bool = False,
+    thousands: int = 20,
 ) -> Population:
-    """20,000 images seen by two models that multiply calibrated logits by factors.
+    """Images seen by two models that multiply calibrated logits by factors.
 
-    The second model has noise in its logits. Uneven images have 1 to 8 times 256 pixels or fewer.
+    Args:
+        factors: one for each model.
+        noise: added to the logits of the second model.
+        uneven: whether images differ in size, the largest having a hundred times the pixels.
+        correlated: whether labels are correlated.
+        thousands: how many thousand images.
     """
     generator = torch.Generator().manual_seed(1)
     parts: tuple[list[ImageArrays], list[ImageArrays]] = ([], [])
-    for _ in range(20):
+    for _ in range(thousands):
         pixels = 8 * PIXELS if uneven else PIXELS
         logits, labels = draw_calibrated(1000, generator, pixels=pixels, correlated=correlated)
         if uneven:

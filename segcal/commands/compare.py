@@ -23,7 +23,7 @@ def compare_states(options: argparse.Namespace) -> None:
         (str(path), _differences([first], [meter], options.resamples, f"{paths[0]} and {path}"))
         for path, meter in zip(paths[1:], others, strict=True)
     ]
-    print(f"difference from {paths[0]} (95 % interval over images); * where it excludes 0\n")
+    print(f"difference from {paths[0]} (95 % interval); one seed: images only\n")
     print(to_table(rows))
 
 
@@ -51,8 +51,8 @@ def _compare_shifts(folders: Sequence[Path], resamples: int) -> None:
             mean = _differences([before], [after], resamples, both)
             rows.append((f"mean over {len(pairs)} shifts", mean))
         print(
-            f"difference of {folder} from {folders[0]} (95 % interval over images); "
-            "* where it excludes 0\n"
+            f"difference of {folder} from {folders[0]} (95 % interval); "
+            "one seed: images only\n"
         )
         print(to_table(rows) + "\n")
 

@@ -70,7 +70,7 @@ def image_statistics(
         images: the sums of I images.
         names: I names.
         groups: I names of the groups that are the units of intervals and of debiased scores; ""
-            for an image that is a group by itself. None for no groups.
+            for an image that is a group by itself. Empty for no groups.
         resamples: how often images are drawn to resample the signs of the gaps; 0 for no intervals.
         seed: seed of the draws.
     """

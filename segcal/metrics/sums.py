@@ -221,7 +221,7 @@ class Sums(_Tensors):
 
 @dataclass
 class ImageSums(_Tensors):
-    """The sums of each of I images that the bootstrap over images needs: kilobytes per image.
+    """The sums of each of I images that intervals over images need: kilobytes per image.
 
     A gap is the sum of confidence minus the number of hits in a bin; ECE needs no more.
     """

@@ -1,4 +1,4 @@
-"""How often intervals hold and models are called different, in small runs of the tool."""
+"""How often intervals hold, in small runs of the tool."""
 
 import sys
 
@@ -6,60 +6,92 @@ import interval_coverage as tool
 import numpy as np
 import pytest
 import torch
-from interval_coverage import SHOWN, SOURCES, Truth, large_sample, trials
 
+from segcal.metrics.intervals import Estimate, ImageScores, combine, unit_sums
 from tests.support.synthetic_reports import images, measured
 
 
-@pytest.fixture(scope="module")
-def truths():
-    """The truth about each source, from fewer images than the tool takes."""
-    found = {}
+def held_in(population, number, data_sets=60):
+    """How often the intervals of the first model, and of the difference, held."""
+    true = [tool.true_scores(sums) for sums in population]
+    rng = np.random.default_rng(0)
+    one, difference = tool.Held(), tool.Held()
+    for seed in range(data_sets):
+        rows = rng.integers(len(population[0]["pixels"]), size=number)
+        sample = [{name: array[rows] for name, array in m.items()} for m in population]
+        models = [ImageScores(sums) for sums in sample]
+        first, second = (tool.true_in(s, t) for s, t in zip(sample, true, strict=True))
+        one.add(combine(models[:1], [1.0], resamples=100, seed=seed), first)
+        found = combine(models, [-1.0, 1.0], resamples=100, seed=seed)
+        difference.add(found, {name: second[name] - first[name] for name in tool.SCORES})
+    return one, difference
 
-    def truth(name):
-        source = SOURCES[name].truth
-        if source not in found:
-            found[source] = Truth(large_sample(source, 4000), exact=False)
-        return found[source]
 
-    return truth
-
-
-@pytest.mark.parametrize("name", ["× 1.15, × 0.8751", "× 1.15, × 0.8751, correlated"])
-def test_equal_errors_are_seldom_called_different(name, truths):
+@pytest.mark.parametrize("correlated", [False, True])
+def test_intervals_hold(correlated):
     """Logits × 1.15 and × 0.8751 are wrong in opposite ways by as much."""
-    every = list(trials(SOURCES[name].draw, truths(name), 20, 60))
-    for score in ("ece", "sce"):
-        sure = [low > 0 or high < 0 for (_, low, high), _ in (o.difference[score] for o in every)]
-        assert np.mean(sure) <= 0.15, score
-        for part in (0, 1):
-            held = [low <= true <= high for (_, low, high), true in (o[part][score] for o in every)]
-            assert np.mean(held) >= 0.9, (score, part)
+    population = tool.two_models((1.15, 0.8751), correlated=correlated, thousands=4)
+    for number in (2, 4, 20):
+        for found in held_in(population, number):
+            assert all(np.mean(held) >= 0.85 for held in found.held.values()), number
 
 
-def test_clear_differences_are_called_so(truths):
-    name = "× 1.3, × 1"
-    every = list(trials(SOURCES[name].draw, truths(name), 40, 20))
-    for score in ("ece", "sce"):
-        assert np.mean([o.difference[score][0].high < 0 for o in every]) >= 0.9
+def test_miou_of_rare_classes_is_withheld_or_holds(monkeypatch):
+    one, _ = held_in(tool.rare_classes(10, 0.7), 30, 50)
+    assert 15 <= len(one.held["miou"]) <= 45
+    assert np.mean(one.held["miou"]) >= 0.85
 
 
-@pytest.mark.parametrize("number", [2, 4])
-def test_few_images(number, truths):
-    name = "× 1.15, × 0.8751, correlated"
-    every = list(trials(SOURCES[name].draw, truths(name), number, 50))
-    for score in SHOWN:
-        held = [low <= true <= high for (_, low, high), true in (o.first[score] for o in every)]
-        assert np.mean(held) >= 0.9, score
+def test_groups_hold_where_images_do_not():
+    generator = torch.Generator().manual_seed(1)
+    population = tool.image_sums(
+        *tool.draw_calibrated(4000, generator, correlated=True, hard=True, group=10)
+    )
+    true = tool.true_scores(population)
+    rng = np.random.default_rng(0)
+    grouped, single = tool.Held(), tool.Held()
+    for seed in range(60):
+        rows = (10 * rng.integers(400, size=20)[:, None] + np.arange(10)).ravel()
+        sample = {name: array[rows] for name, array in population.items()}
+        sample["unit"] = np.repeat(np.arange(20), 10)
+        for held, sums in ((grouped, unit_sums(sample)), (single, sample)):
+            found = combine([ImageScores(sums)], [1.0], resamples=20, seed=seed)
+            held.add(found, tool.true_in(sample, true))
+    assert np.mean(grouped.held["accuracy"]) >= 0.85 > 0.8 > np.mean(single.held["accuracy"])
 
 
-def test_miou_with_rare_classes(truths):
-    """Where an interval is given, it holds; where a class is too rare, none is given."""
-    name = "10 classes, some rare"
-    every = list(trials(SOURCES[name].draw, truths(name), 30, 50))
-    given = [o.first["miou"] for o in every if o.first["miou"] is not None]
-    assert 15 <= len(given) <= 45
-    assert np.mean([low <= true <= high for (_, low, high), true in given]) >= 0.9
+def test_counts_of_what_held():
+    held, true = tool.Held(), dict.fromkeys(tool.SCORES, 0.5)
+    held.add({"ece": Estimate(0.5, 0.4, 0.6), "miou": Estimate(0.5, 0.4, 0.6)}, true)
+    held.add({"ece": Estimate(0.7, 0.6, 0.8)}, true)
+    assert (held.percent("ece"), held.percent("miou"), held.percent("sce")) == (
+        "50",
+        "100 (50)",
+        "–",
+    )
+    assert held.missed("ece") == "50.0"
+
+
+def test_miou_against_other_intervals():
+    population = tool.objects(0.8)
+    sample = {name: array[:60] for name, array in population.items()}
+    value = tool.class_iou(sample).mean()
+    found = tool.miou_intervals(sample, value, np.random.default_rng(0))
+    low, high = found["jackknife t (segcal)"]
+    ours = ImageScores(
+        {
+            **sample,
+            "hits": sample["intersection"].sum(1),
+            "pixels": sample["truth"].sum(1),
+            "class_pixels": sample["truth"],
+            "top_gap": np.zeros((60, 2)),
+            "class_gap": np.zeros((60, 11, 2)),
+        }
+    )
+    interval = combine([ours], [1.0], resamples=1, seed=0)["miou"]
+    assert (low, high) == pytest.approx((interval.low, interval.high), abs=1e-12)
+    for low, high in found.values():
+        assert 0 <= low < value < high <= 1
 
 
 def test_command(tmp_path, capsys, monkeypatch):
@@ -68,18 +100,20 @@ def test_command(tmp_path, capsys, monkeypatch):
     paths = [str(tmp_path / f"{i}.npz") for i in (0, 1)]
     for path, scale in zip(paths, (1.0, 0.5), strict=True):
         measured(scale * logits, labels, names).save(path)
-    arguments = ["--images", "6", "--data-sets", "3", "--population", *paths]
+    arguments = ["scores", "--images", "6", "--data-sets", "3", "--population", *paths]
     monkeypatch.setattr(sys, "argv", ["interval_coverage.py", *arguments])
     tool.main()
     out = capsys.readouterr().out
-    assert out.count("| population") == 4 and "6 images" in out
+    assert out.count("| saved states |") == 2 and "6 images" in out
     ece = measured(logits, labels).compute().ece
-    assert f"| population: first | {100 * ece:.2f} |" in out
+    assert f"| saved states | {100 * ece:.2f} |" in out
 
 
-def test_bands_hold_about_as_often_as_they_should():
-    meter = tool.CalibrationMeter(4, ignore_index=tool._IGNORE)
-    meter.update(*tool.triage_images(2000, torch.Generator().manual_seed(1)))
-    found = tool.bands_held(meter.compute(), 20, 25)
-    held = np.concatenate([held[count > 0] for count, held in found])
-    assert len(held) > 200 and 0.9 < held.mean() < 1
+@pytest.mark.slow
+def test_every_table(capsys, monkeypatch):
+    tables = ["seeds", "groups", "miou", "triage", "bands"]
+    arguments = [*tables, "--images", "30", "--data-sets", "2"]
+    monkeypatch.setattr(sys, "argv", ["interval_coverage.py", *arguments])
+    monkeypatch.setattr(tool, "SPREADS", (0.05,))
+    tool.main()
+    assert capsys.readouterr().out.count("|  | ") == 7
