@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from segcal.metrics.scores import SCORES
-from segcal.sweep.render import put_into
+from segcal.viz.tables import put_into
 
 ROOT = Path(__file__).parents[1]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from segcal.evaluation.results import shift_states, state_path
 from segcal.metrics import CalibrationMeter, Difference, paired_differences
 from segcal.metrics.compare import Seed
-from segcal.metrics.scores import SCORES
+from segcal.viz.tables import difference_table
 
 
 def compare_states(options: argparse.Namespace) -> None:
@@ -23,8 +23,8 @@ def compare_states(options: argparse.Namespace) -> None:
         (str(path), _differences([first], [meter], options.resamples, f"{paths[0]} and {path}"))
         for path, meter in zip(paths[1:], others, strict=True)
     ]
-    print(f"difference from {paths[0]} (95 % interval); one seed: images only\n")
-    print(to_table(rows))
+    print(f"difference from {paths[0]}:\n")
+    print(difference_table(dict(rows)).markdown())
 
 
 def _compare_shifts(folders: Sequence[Path], resamples: int) -> None:
@@ -50,11 +50,8 @@ def _compare_shifts(folders: Sequence[Path], resamples: int) -> None:
         if len({tuple(sorted(meter.names)) for meter in before}) == 1:
             mean = _differences([before], [after], resamples, both)
             rows.append((f"mean over {len(pairs)} shifts", mean))
-        print(
-            f"difference of {folder} from {folders[0]} (95 % interval); "
-            "one seed: images only\n"
-        )
-        print(to_table(rows) + "\n")
+        print(f"difference of {folder} from {folders[0]}:\n")
+        print(difference_table(dict(rows), corner="shift").markdown())
 
 
 def _differences(
@@ -67,20 +64,3 @@ def _differences(
         return paired_differences(first, second, resamples=resamples)
     except ValueError as error:
         raise ValueError(f"{error} ({which})") from None
-
-
-def to_table(rows: Sequence[tuple[str, Mapping[str, Difference]]]) -> str:
-    """A markdown table with a row for each model; below it, why intervals are missing."""
-    columns = [score for name, score in SCORES.items() if name in rows[0][1]]
-    lines = [
-        "| | " + " | ".join(score.heading for score in columns) + " |",
-        "|---|" + "---:|" * len(columns),
-    ]
-    for name, differences in rows:
-        texts = [differences[score.name].texts(score) for score in columns]
-        cells = [f"{value} ({interval})" for value, interval in texts]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    for score in columns:
-        reasons = dict.fromkeys(found[score.name].withheld for _, found in rows)
-        lines += [f"\nno interval for {score.label}: {why}" for why in reasons if why]
-    return "\n".join(lines)

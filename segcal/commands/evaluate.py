@@ -43,10 +43,10 @@ from segcal.evaluation.shifted import digest, evaluate_shift, file_digest
 from segcal.evaluation.sources import EVERYTHING, NamedPredictions, SplitPredictions, shard_of
 from segcal.metrics import Report
 from segcal.metrics.regions import named_regions
-from segcal.metrics.rows import describe_report
 from segcal.posthoc import NONE, Calibrator
-from segcal.viz import Overlay, PageRow, shift_text
-from segcal.viz.drawings import Drawings
+from segcal.viz.overlay import Picture
+from segcal.viz.page import PageRow
+from segcal.viz.tables import CLEAN, describe_report, shift_text
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ class Subject:
 
 def run_subject(folder: Path, options: argparse.Namespace, device: torch.device) -> Subject:
     """The run in `folder`, on the part of its data that is asked for."""
+    from segcal.run import open_run
     from segcal.settings import to_dict
     from segcal.training.config import CONFIG  # saved predictions need none of these
-    from segcal.run import open_run
     from segcal.training.trainer import LOG
 
     run = open_run(folder, weights=f"{options.weights}.pt", skip_bad=options.skip_bad)
@@ -253,7 +253,7 @@ def _evaluate_one(
     under = _evaluate_shifts(subject, shifted, calibrators, folder, options)
     if distributed.rank() != 0:
         return []
-    skipped = list(subject.source.skipped.values())
+    skipped = dict(subject.source.skipped)
     entries = {
         method: PageRow(
             entry_name(subject.name, method),
@@ -262,12 +262,10 @@ def _evaluate_one(
             subject.config
             + (f"# post-hoc: {calibrators[method]}\n" if calibrators[method] else ""),
             skipped=skipped,
-            shifts=under[method],
+            shifts={str(shift): found for shift, found in under[method].items()},
         )
         for method, report in reports.items()
     }
-    drawings = Drawings(list(entries.values()))
-    drawings.begin()
     indices = choose(options.overlays, options.num_overlays, subject.source, reports[NONE])
     panel = _shift_overlay(subject, shifted, calibrators, reports[NONE], options)
     entries[NONE] = replace(entries[NONE], shift_overlay=panel)
@@ -283,7 +281,7 @@ def _evaluate_one(
                 calibrator.save(place / CALIBRATOR)
             if options.save_state or options.shard != EVERYTHING:
                 measured[method].whole.save(place / STATE)
-        write_pages(results, staging, subject.name, drawings=drawings, static=options.static)
+        write_pages(results, staging, subject.name, static=options.static)
     if skipped:
         known = {*subject.source.names, *subject.source.skipped}
         _say(f"left out {len(skipped)} of {len(known)} files; the report lists them")
@@ -369,7 +367,7 @@ def _shift_overlay(
     calibrators: Mapping[str, Calibrator | None],
     report: Report,
     options: argparse.Namespace,
-) -> Overlay | None:
+) -> Picture | None:
     """The panel of one image, with each corruption at its middle severity.
 
     It is the first that was named, or a random one: in the worst, a shift has little left to do.
@@ -387,8 +385,10 @@ def _shift_overlay(
 
 
 def _say_shifts(results: Sequence[Result]) -> None:
-    if any(result.entry.shifts for result in results):
-        _say(f"\n{shift_text([result.entry for result in results])}\n")
+    rows = [result.entry for result in results if result.entry.shifts]
+    if rows:
+        models = {row.name: {CLEAN: row.report, **row.shifts} for row in rows}
+        _say(f"\n{shift_text(models)}\n")
 
 
 def _say(line: str) -> None:

@@ -25,9 +25,9 @@ from segcal.evaluation.results import (
     write_result,
 )
 from segcal.metrics import CalibrationMeter, Report
-from segcal.metrics.rows import describe_report, pixels_or_decisions
 from segcal.posthoc import NONE
-from segcal.viz import PageRow
+from segcal.viz.page import PageRow
+from segcal.viz.tables import counted, describe_report
 
 
 def merge_states(options: argparse.Namespace) -> None:
@@ -45,8 +45,8 @@ def merge_states(options: argparse.Namespace) -> None:
     result = _whole(parts, report, (options.out or paths[0]).stem)
     print(f"{result.entry.name}: {describe_report(report)}")
     protocol = report.protocol
-    counted = f"{protocol.pixels} {pixels_or_decisions(report)}"
-    print(f"{protocol.images} images, {counted} from {len(paths)} states")
+    total = f"{protocol.pixels} {counted(report)}"
+    print(f"{protocol.images} images, {total} from {len(paths)} states")
     if options.report is not None:
         with new_contents(options.report) as staging:
             result = write_result(result, [], staging)
@@ -130,6 +130,6 @@ def _whole(parts: Sequence[Result | None], report: Report, name: str) -> Result:
         name=entry_name(first.run, first.method),
         report=report,
         overlays=(),
-        skipped=list(dict.fromkeys(line for part in known for line in part.entry.skipped)),
+        skipped={n: why for part in known for n, why in part.entry.skipped.items()},
     )
     return replace(first, entry=entry)

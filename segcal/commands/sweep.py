@@ -19,12 +19,12 @@ from segcal.sweep.definition import Sweep, read_sweep
 from segcal.sweep.figures import draw_sweep, save_figures
 from segcal.sweep.plan import Method, merge_methods
 from segcal.sweep.pools import open_pool
-from segcal.sweep.render import put_into, sheet_markdown, write_sheet
 from segcal.sweep.results import Results
 from segcal.sweep.runner import open_tasks, work
 from segcal.sweep.store import GridProgress, Store, every_run, in_time
 from segcal.sweep.worker import TrainingWorker, find_config
 from segcal.training.config import RECIPES
+from segcal.viz.tables import put_into
 
 
 def run_sweeps(options: argparse.Namespace, arguments: Sequence[str], prog: str) -> int:
@@ -101,10 +101,10 @@ def write_sweep(
     """Write the tables and diagrams of a sweep, also between the comments of `mark` in `into`."""
     sheet = results.sheet(command, remarks)
     if into is not None:
-        put_into(into, mark, sheet_markdown(sheet))
+        put_into(into, mark, sheet.markdown())
     drawn = save_figures(lambda: draw_sweep(results), results.sweep.name, folder)
     pictures = [path.read_bytes() for path in drawn if path.suffix == ".png"]
-    return [*write_sheet(replace(sheet, pictures=pictures), folder), *drawn]
+    return [*replace(sheet, pictures=pictures).write(folder), *drawn]
 
 
 def _work_off(

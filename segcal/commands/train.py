@@ -6,11 +6,11 @@ import os
 import textwrap
 
 from segcal.data import DATASETS
-from segcal.metrics.rows import describe_scores
 from segcal.training.config import TrainConfig, header, recipes
 from segcal.training.run import train_run
 from segcal.training.signals import Interrupted
 from segcal.training.trainer import best_record
+from segcal.viz.tables import describe_scores
 
 VOC_RECIPE = "voc2012_deeplabv3plus_xception65"
 

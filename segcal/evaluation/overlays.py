@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -15,9 +14,7 @@ from segcal.evaluation.evaluate import LogitMap, calibrated, count_batch, new_me
 from segcal.evaluation.sources import Kind, NamedPredictions, Predictions
 from segcal.files import BadFile
 from segcal.metrics import Report
-from segcal.runtime import in_processes
-from segcal.viz import Overlay, ShiftView, shift_panel
-from segcal.viz.panel import draw_panel, gap_of, predictions
+from segcal.viz.overlay import Overlay, Picture, make_overlay, shift_panel
 
 log = logging.getLogger(__name__)
 WORST, RANDOM, _NO_IMAGES = "worst", "random", "none"
@@ -66,7 +63,7 @@ def draw(
     Of sigmoid outputs, the class that is calibrated worst in the image is drawn. Of a volume three
     planes are drawn, one per axis: see `worst_planes`.
     """
-    planned: list[tuple[str, Overlay, Callable[[], bytes]]] = []
+    drawn: dict[str, list[Overlay]] = {name: [] for name in calibrators}
     for index in indices:
         batch = next(source.parts(index))
         if batch.values.ndim == 5 and not batch.multilabel:
@@ -75,16 +72,12 @@ def draw(
                 shown = None if image is None else _grey(plane.of(image))
                 for name, calibrator in calibrators.items():
                     cut = plane.cut(source, index, calibrator)
-                    planned.append((name, *_plan(source, index, shown, cut)))
+                    drawn[name].append(_overlay(source, index, shown, cut))
         elif batch.values.ndim == 4:
             image = _image(source, index)
             for name, calibrator in calibrators.items():
                 found = calibrated(batch, calibrator)
-                planned.append((name, *_plan(source, index, image, found)))
-    panels = in_processes([panel for *_, panel in planned])
-    drawn: dict[str, list[Overlay]] = {name: [] for name in calibrators}
-    for (name, overlay, _), panel in zip(planned, panels, strict=True):
-        drawn[name].append(replace(overlay, png=panel))
+                drawn[name].append(_overlay(source, index, image, found))
     return drawn
 
 
@@ -165,7 +158,7 @@ def draw_shifts(
     shifted: Mapping[str, NamedPredictions],
     index: int,
     calibrators: Mapping[str, LogitMap | None],
-) -> Overlay | None:
+) -> Picture | None:
     """The panel of one image, clean and under shifts that kept its name and its labels.
 
     Args:
@@ -192,15 +185,14 @@ def draw_shifts(
             method: calibrated(batch, calibrator).probs[0].float().cpu().numpy()
             for method, calibrator in calibrators.items()
         }
-        views.append(ShiftView(title, _image(source, place), probs))
+        views.append((title, _image(source, place), probs))
     png = shift_panel(
         views,
         labels[0].cpu().numpy(),
         palette=clean.palette,
         ignore_index=clean.ignore_index,
-        name=name,
     )
-    return Overlay(name, png)
+    return Picture(name, png)
 
 
 def _image(source: NamedPredictions, index: int) -> np.ndarray | None:
@@ -211,10 +203,9 @@ def _image(source: NamedPredictions, index: int) -> np.ndarray | None:
         return None
 
 
-def _plan(
+def _overlay(
     source: NamedPredictions, index: int, image: np.ndarray | None, batch: Predictions
-) -> tuple[Overlay, Callable[[], bytes]]:
-    """An overlay without its panel, and what draws the panel."""
+) -> Overlay:
     assert batch.names is not None  # images are drawn by name
     meter = new_meter(source)
     count_batch([meter], batch)
@@ -226,31 +217,14 @@ def _plan(
         name, class_names = f"{name}, {class_names[c]}", (f"not {class_names[c]}", class_names[c])
         palette = None  # that of the source has a colour for each class, none for its absence
         probs, labels = np.stack([1 - probs[c], probs[c]]), labels[c]
-    seen = predictions(probs, labels, ignore_index=source.ignore_index)
-    gap = gap_of(*seen, ignore_index=source.ignore_index)
-    panel = partial(
-        draw_panel,
+    return make_overlay(
         image,
-        *seen,
-        gap,
-        num_classes=len(probs),
+        probs,
+        labels,
         class_names=class_names,
         palette=palette,
         ignore_index=source.ignore_index,
         name=name,
+        ece=report.ece,
+        of=source.names[index],
     )
-    top_probs, top_classes = torch.from_numpy(probs).topk(min(3, len(probs)), 0)
-    arrays = {
-        "labels": labels,
-        "prediction": seen[1],
-        "confidence": seen[0],
-        "gap": gap.astype(np.float32),
-        "top_classes": top_classes.numpy().astype(np.uint16),
-        "top_probs": top_probs.numpy().astype(np.float16),
-    }
-    if palette is not None:
-        arrays["palette"] = np.asarray(palette)[: len(probs)]
-    if image is not None:
-        arrays["image"] = image
-    names = tuple(class_names) if batch.multilabel else ()
-    return Overlay(name, b"", report.ece, arrays, names, source.names[index]), panel

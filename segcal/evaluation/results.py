@@ -29,26 +29,25 @@ from typing import Any
 
 import numpy as np
 
-from segcal.data.shift import Shift
+from segcal.data.shift import Shift, parse_shifts
 from segcal.files import Npz, atomic_write, locked, name_file
 from segcal.metrics import CalibrationMeter, Report
 from segcal.metrics.compare import Comparison, compare_models
 from segcal.metrics.report import to_plain
-from segcal.metrics.rows import posthoc_markdown
 from segcal.posthoc import NONE
-from segcal.viz import (
-    Overlay,
-    PageRow,
-    comparison_csv,
-    comparison_markdown,
+from segcal.viz.overlay import Overlay, Picture
+from segcal.viz.page import PageRow, write_page
+from segcal.viz.tables import (
+    CLEAN,
+    class_names,
+    posthoc_table,
     shift_csv,
-    shift_markdown,
     shift_records,
-    write_figures,
-    write_page,
+    shift_tables,
+    tell_apart,
+    to_csv,
+    to_markdown,
 )
-from segcal.viz.drawings import Drawings
-from segcal.viz.entry import distinct, tell_apart
 
 log = logging.getLogger(__name__)
 EVAL, COMPARISON = "eval", "comparison"  # folders
@@ -60,10 +59,7 @@ REPORT, PAGE, STATE, CALIBRATOR = (
 )
 OVERLAYS, POSTHOC, SHIFT = "overlays", "posthoc", "shift"
 SHIFT_FILE, SHIFT_PANEL = "shift.json", "shift.png"
-_ARRAYS = (
-    *("labels", "prediction", "confidence", "gap"),
-    *("top_classes", "top_probs", "palette", "image"),
-)
+_ARRAYS = ("labels", "prediction", "confidence", "gap", "image", "palette")
 _SEED = re.compile(r"[-_. ]?seed[-_=]?\d+")
 _MOST_COMPARED = 12  # models; all pairs of the best take time
 _MAX_NAME = 200  # bytes; systems allow 255, and an ending comes after it
@@ -201,36 +197,31 @@ def _require_own(place: Path) -> None:
 
 
 def write_pages(
-    results: Sequence[Result],
-    folder: Path,
-    title: str,
-    *,
-    drawings: Drawings | None = None,
-    static: bool = False,
+    results: Sequence[Result], folder: Path, title: str, *, static: bool = False
 ) -> None:
-    """Write page, tables and figures of `results` into `folder`; see `write_page` for the rest."""
-    entries = [result.entry for result in results]
-    tables = comparison_markdown(entries)
+    """Write the page and the tables of `results` into `folder`; see `write_page` for the rest."""
+    rows = [result.entry for result in results]
+    names = tell_apart([row.name for row in rows])
+    reports = {name: row.report for name, row in zip(names, rows, strict=True)}
+    notes = {name: row.notes for name, row in zip(names, rows, strict=True)}
+    tables = to_markdown(reports, notes)
     if any(result.method != NONE for result in results):
-        reports = {(r.run, r.method): r.entry.report for r in results}
-        tables += "\n" + posthoc_markdown(reports)
+        by_method = {(r.run, r.method): r.entry.report for r in results}
+        tables += "\n" + posthoc_table(by_method).markdown()
     (folder / "table.md").write_text(tables, encoding="utf-8")
-    (folder / "table.csv").write_text(comparison_csv(entries), encoding="utf-8")
-    if any(entry.shifts for entry in entries):
-        scores = to_plain({"scores": shift_records(entries)})
+    (folder / "table.csv").write_text(to_csv(reports), encoding="utf-8")
+    shifted = {
+        name: {CLEAN: row.report, **row.shifts}
+        for name, row in zip(names, rows, strict=True)
+        if row.shifts
+    }
+    if shifted:
+        scores = to_plain({"scores": shift_records(shifted)})
         (folder / SHIFT_FILE).write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
-        (folder / "shift.md").write_text(shift_markdown(entries), encoding="utf-8")
-        (folder / "shift.csv").write_text(shift_csv(entries), encoding="utf-8")
-    drawings = drawings or Drawings(distinct(entries))
-    write_figures(entries, folder / "figures", drawings=drawings)
-    write_page(
-        entries,
-        folder / PAGE,
-        title=title,
-        drawings=drawings,
-        comparison=compare_results(results),
-        static=static,
-    )
+        text = "\n".join(table.markdown() for table in shift_tables(shifted))
+        (folder / "shift.md").write_text(text, encoding="utf-8")
+        (folder / "shift.csv").write_text(shift_csv(shifted), encoding="utf-8")
+    write_page(rows, folder / PAGE, title=title, comparison=compare_results(results), static=static)
 
 
 def compare_results(results: Sequence[Result]) -> Comparison | None:
@@ -282,16 +273,16 @@ def write_result(
         overlays.append(
             {
                 "name": overlay.name,
-                "image": overlay.image,
+                "image": overlay.of,
                 "file": f"{stem}.png",
                 "ece": overlay.ece,
                 "class_names": list(overlay.class_names),
             }
         )
-        (folder / OVERLAYS / f"{stem}.png").write_bytes(overlay.png)
+        (folder / OVERLAYS / f"{stem}.png").write_bytes(overlay.png())
     with ThreadPoolExecutor() as pool:  # compressing holds no lock of the interpreter
         files = [folder / OVERLAYS / f"{stem}.npz" for stem in stems]
-        list(pool.map(_save_arrays, files, [overlay.arrays or {} for overlay in drawn]))
+        list(pool.map(_save_arrays, files, [overlay.arrays for overlay in drawn]))
     panel = result.entry.shift_overlay
     if panel is not None:
         (folder / SHIFT_PANEL).write_bytes(panel.png)
@@ -299,16 +290,14 @@ def write_result(
         "run": result.run,
         "method": result.method,
         "key": key,
-        "shifts": [[shift.name, shift.value] for shift in result.entry.shifts],
+        "shifts": list(result.entry.shifts),
         "shift_overlay": None if panel is None else panel.name,
-        "skipped": list(result.entry.skipped),
+        "skipped": dict(result.entry.skipped),
         "overlays": overlays,
         "config": result.entry.config,
         "history": [dict(record) for record in result.entry.history],
     }
-    text = json.dumps(
-        {**result.entry.report.to_dict(), "about": to_plain(about)}, allow_nan=False
-    )
+    text = json.dumps({**result.entry.report.to_dict(), "about": to_plain(about)}, allow_nan=False)
     with atomic_write(folder / REPORT) as file:
         file.write(text + "\n")
     return replace(result, entry=replace(result.entry, overlays=drawn))
@@ -353,9 +342,9 @@ def read_result(path: Path) -> Result:
             history=check_history(about.get("history", [])),
             config=str(about.get("config", "")),
             overlays=_read_overlays(
-                about.get("overlays", []), path.parent / OVERLAYS, report.protocol.num_classes
+                about.get("overlays", []), path.parent / OVERLAYS, class_names(report)
             ),
-            skipped=[str(line) for line in about.get("skipped", [])],
+            skipped=dict(about.get("skipped", {})),
             shifts=_read_shifts(about.get("shifts", []), path.parent),
             shift_overlay=_read_shift_overlay(about.get("shift_overlay"), path.parent),
         )
@@ -386,7 +375,8 @@ def shift_states(folder: Path) -> dict[Shift, Path]:
         folder: `eval` of a run, or `eval/posthoc/METHOD`.
     """
     entry = read_result(folder / REPORT).entry
-    states = {shift: shift_folder(folder, shift) / STATE for shift in entry.shifts}
+    shifts = [shift for text in entry.shifts for shift in parse_shifts(text)]
+    states = {shift: shift_folder(folder, shift) / STATE for shift in shifts}
     if not states:
         raise ValueError(
             f"Expected results under shift in {folder}, but found none; run segcal eval --shift"
@@ -417,67 +407,37 @@ def file_name(name: str) -> str:
 
 
 def _read_overlays(
-    listed: Sequence[Mapping[str, Any]], folder: Path, num_classes: int
+    listed: Sequence[Mapping[str, Any]], folder: Path, class_names: Sequence[str]
 ) -> list[Overlay]:
-    """The panels that are still there."""
+    """The overlays that are still there."""
     found = []
     for item in listed:
-        path = folder / Path(item["file"]).name  # no other folder, whatever the report says
-        if path.is_file():
-            ece = None if item["ece"] is None else float(item["ece"])
-            names = tuple(map(str, item.get("class_names", ())))
-            arrays = _read_arrays(path.with_suffix(".npz"), len(names) or num_classes)
-            name, image = str(item["name"]), str(item.get("image", ""))
-            found.append(Overlay(name, path.read_bytes(), ece, arrays, names, image))
+        path = (folder / Path(item["file"]).name).with_suffix(".npz")  # no other folder
+        if not path.is_file():
+            continue
+        with Npz(path) as stored:
+            arrays = {key: stored[key] if key in stored.keys else None for key in _ARRAYS}
+        ece = None if item["ece"] is None else float(item["ece"])
+        names = tuple(map(str, item.get("class_names", ()))) or class_names
+        of = str(item.get("image", ""))
+        found.append(Overlay(str(item["name"]), **arrays, class_names=names, ece=ece, of=of))
     return found
 
 
-def _read_arrays(path: Path, num_classes: int) -> dict[str, np.ndarray] | None:
-    """The arrays of a panel, if they are still there and fit together."""
-    if not path.is_file():
-        return None
-    with Npz(path) as stored:
-        arrays = {key: stored[key] for key in _ARRAYS if key in stored.keys}
-    return arrays if _fit_together(arrays, num_classes) else None
-
-
-def _fit_together(arrays: Mapping[str, np.ndarray], num_classes: int) -> bool:
-    if not {"labels", "prediction", "confidence", "gap"} <= arrays.keys():
-        return False
-    shape = arrays["labels"].shape
-    top = (min(3, num_classes), *shape)
-    shapes = {
-        **dict.fromkeys(arrays, shape),
-        **{"top_classes": top, "top_probs": top, "palette": (num_classes, 3)},
-        "image": (*shape, 3)[: arrays["image"].ndim if "image" in arrays else 0],  # or grey
-    }
-    if len(shape) != 2 or any(array.shape != shapes[name] for name, array in arrays.items()):
-        return False
-    ignored = np.isnan(arrays["gap"])
-    for name in arrays.keys() & {"labels", "prediction", "top_classes"}:
-        inside = (arrays[name] >= 0) & (arrays[name] < num_classes)
-        good = inside | ignored if name == "labels" else inside
-        if arrays[name].dtype.kind not in "iu" or not good.all():
-            return False
-    bytes_alone = all(arrays[n].dtype == np.uint8 for n in arrays.keys() & {"image", "palette"})
-    confidence = arrays["confidence"]
-    return bytes_alone and bool(((confidence >= 0) & (confidence <= 1)).all())
-
-
-def _read_shifts(listed: Sequence[Sequence[Any]], folder: Path) -> dict[Shift, Report]:
+def _read_shifts(listed: Sequence[str], folder: Path) -> dict[str, Report]:
     """The reports under shift that are still there."""
     found = {}
-    for name, value in listed:
-        shift = Shift(str(name), value)
+    for text in listed:
+        (shift,) = parse_shifts(text)
         path = shift_folder(folder, shift) / REPORT
         if path.is_file():
-            found[shift] = Report.load(path)
+            found[str(shift)] = Report.load(path)
     return found
 
 
-def _read_shift_overlay(name: str | None, folder: Path) -> Overlay | None:
+def _read_shift_overlay(name: str | None, folder: Path) -> Picture | None:
     path = folder / SHIFT_PANEL
-    return Overlay(str(name), path.read_bytes()) if name and path.is_file() else None
+    return Picture(str(name), path.read_bytes()) if name and path.is_file() else None
 
 
 def _name(path: Path) -> str:

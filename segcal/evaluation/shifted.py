@@ -29,7 +29,7 @@ from segcal.evaluation.results import (
 from segcal.evaluation.sources import SplitPredictions
 from segcal.metrics import Report
 from segcal.posthoc import Calibrator
-from segcal.viz import PageRow
+from segcal.viz.page import PageRow
 
 
 def evaluate_shift(
@@ -92,7 +92,7 @@ def evaluate_shift(
                 entry = PageRow(
                     entry_name(f"{run}, {shift}", name),
                     report,
-                    skipped=list(source.skipped.values()),
+                    skipped=dict(source.skipped),
                 )
                 place = method_folder(folder, name)
                 # The report holds the key: it is removed first and written last.

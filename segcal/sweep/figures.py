@@ -14,7 +14,7 @@ from segcal.sweep.definition import Row
 from segcal.sweep.plan import Evaluation
 from segcal.sweep.results import Condition, Results, conditions_of
 from segcal.sweep.worker import to_shift
-from segcal.viz.figure import new_figure, plain, png, run_style, svg, themed
+from segcal.viz.plots import draw_severities, new_figure, themed
 
 SEVERITY_SCORES = ("ece", "accuracy")
 
@@ -50,32 +50,26 @@ def _severity_curves(results: Results, rows: list[Row]) -> Figure | None:
     places = {0: clean, **dict(sorted(conditions.items()))}
     drawn = False
     for ax, score in zip(figure.subplots(1, len(SEVERITY_SCORES)), SEVERITY_SCORES, strict=True):
-        for index, row in enumerate(rows):
+        lines = {}
+        for row in rows:
             means = {
                 s: results.number(row, score, condition, "", interval=False).mean
                 for s, condition in places.items()
             }
-            points = [(severity, mean) for severity, mean in means.items() if mean is not None]
-            if len(points) > 1:
-                drawn = True
-                style = run_style(index)
-                ax.plot(*zip(*points, strict=True), label=plain(row.name), markersize=4, **style)
-        ax.set(xlabel="severity (0: clean)", ylabel=SCORES[score].heading)
-        ax.set_xticks(list(places))
-        if score != "accuracy":
-            ax.set_ylim(0, None)
-    figure.axes[0].legend()
+            known = {s: mean / SCORES[score].scale for s, mean in means.items() if mean is not None}
+            if len(known) > 1:
+                lines[row.name] = known
+        drawn |= bool(lines)
+        draw_severities(lines, ax, score=score)
     return figure if drawn else None
 
 
 def save_figures(make: Callable[[], Mapping[str, Figure]], name: str, folder: Path) -> list[Path]:
-    """Draw figures and write each as png and svg under `name` and its suffix; the paths."""
+    """Draw figures and write each as a PNG under `name` and its suffix; the paths."""
     paths = []
     with themed():
         for ending, figure in make().items():
-            for kind, encode in (("png", png), ("svg", svg)):
-                path = folder / f"{name}{ending}.{kind}"
-                with atomic_write(path, "wb") as file:
-                    file.write(encode(figure))
-                paths.append(path)
+            paths.append(folder / f"{name}{ending}.png")
+            with atomic_write(paths[-1], "wb") as file:
+                figure.savefig(file, format="png", dpi=160)
     return paths

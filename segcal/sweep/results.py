@@ -13,16 +13,15 @@ from segcal.metrics import (
     mean_intervals,
     paired_differences,
 )
-from segcal.metrics.rows import above_interval
 from segcal.metrics.scores import SCORES
 from segcal.sweep.definition import Row, Sweep, Variation
 from segcal.sweep.plan import Evaluation, Hyper, value_text
-from segcal.sweep.render import Block, Number, Sheet
 from segcal.sweep.store import Store
 from segcal.sweep.worker import to_shift
+from segcal.viz.tables import Cell, Number, Sheet, Table, above_interval, difference_table
 
-INTERVAL = "mean ± deviation over seeds (95 % interval over images)"
-DIFFERENCE = "differences on the same images (95 % interval over images), * where it excludes 0"
+INTERVAL = "mean ± deviation over seeds, 95 % interval, seeds"
+DIFFERENCE = "differences on the same images"
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Results:
 
     def sheet(self, command: str, remarks: Sequence[str] = ()) -> Sheet:
         """The tables, as far as the sweep is done."""
-        blocks: list[Block] = []
+        blocks: list[Table] = []
         numbers: list[Number] = []
         for variation in self.sweep.variations():
             every = self.rows(variation)
@@ -204,21 +203,15 @@ class Results:
 
     def _scores(
         self, caption: str, rows: Sequence[Row], found: Mapping[tuple[str, str], Number]
-    ) -> Block:
+    ) -> Table:
         scores = self.sweep.scores
-        return Block(
+        return Table(
             f"{caption}: {INTERVAL}",
-            [_heading(score, arrow=True) for score in scores],
-            [
-                (
-                    row.name,
-                    [(found[row.name, s].text, found[row.name, s].interval_text) for s in scores],
-                )
-                for row in rows
-            ],
+            ["method", *(_heading(score, arrow=True) for score in scores)],
+            [(row.name, [found[row.name, s].cell for s in scores]) for row in rows],
         )
 
-    def _differences(self, caption: str, rows: Sequence[Row], condition: Condition) -> list[Block]:
+    def _differences(self, caption: str, rows: Sequence[Row], condition: Condition) -> list[Table]:
         """The differences that are asked for, also between the rows of further rules."""
         by_name = {row.name: row for row in rows}
         pairs = []
@@ -239,9 +232,8 @@ class Results:
                 shown.append((f"{first} → {second}", found))
         if not shown:
             return []
-        scores = [score for score in self.sweep.scores if score in shown[0][1]]
-        rows_of = [(name, [found[s].texts(SCORES[s]) for s in scores]) for name, found in shown]
-        return [Block(f"{caption}: {DIFFERENCE}", [_heading(s) for s in scores], rows_of)]
+        kept = {n: {s: d for s, d in f.items() if s in self.sweep.scores} for n, f in shown}
+        return [difference_table(kept, title=f"{caption}: {DIFFERENCE}", corner="methods")]
 
     def _by_shift(
         self,
@@ -249,13 +241,13 @@ class Results:
         rows: Sequence[Row],
         condition: Condition,
         found: Mapping[tuple[str, str, str], Number],
-    ) -> list[Block]:
+    ) -> list[Table]:
         return [
-            Block(
+            Table(
                 f"{caption}, one by one: {_heading(score, arrow=True)}",
-                [row.name for row in rows],
+                ["shift", *(row.name for row in rows)],
                 [
-                    (shift, [(found[row.name, shift, score].text, "") for row in rows])
+                    (shift, [Cell(found[row.name, shift, score].text) for row in rows])
                     for shift in condition.shifts
                 ],
             )
@@ -264,11 +256,11 @@ class Results:
 
     def _by_class(
         self, caption: str, score: str, rows: Sequence[Row], lines: Mapping[str, Sequence[Number]]
-    ) -> Block:
-        return Block(
+    ) -> Table:
+        return Table(
             f"{caption}: {_heading(score, arrow=True)}",
-            [row.name for row in rows],
-            [(name, [(number.text, "") for number in line]) for name, line in lines.items()],
+            ["class", *(row.name for row in rows)],
+            [(name, [Cell(number.text) for number in line]) for name, line in lines.items()],
         )
 
     def remarks(self) -> list[str]:

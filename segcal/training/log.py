@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from segcal.files import atomic_write
 from segcal.metrics.report import to_plain
-from segcal.metrics.rows import describe_scores
+from segcal.viz.tables import describe_scores
 
 Record = dict[str, Any]  # one epoch: plain numbers by name, e.g. "train/loss", "holdout/ece"
 

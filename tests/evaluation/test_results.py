@@ -24,7 +24,7 @@ from segcal.evaluation.saved import PredictionFolder
 from segcal.metrics import CalibrationMeter, paired_differences
 from segcal.metrics.scores import SCORES
 from segcal.viz import PageRow
-from segcal.viz.html import render_page
+from segcal.viz.page import render_page
 from tests.support.evaluated import reports as reports_of
 from tests.support.networks import Halve
 from tests.support.saved import save_folder

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from segcal import CalibrationMeter, Report
-from segcal.metrics import rows
 from segcal.metrics.scores import LOGGED, SCORES, UNITS, Score, ScoreTable
-from segcal.viz import PageRow
-from segcal.viz.html import render_page
+from segcal.viz import tables
+from segcal.viz.page import PageRow, render_page
 from tests.support import ROOT
 from tests.support.synthetic_reports import constant_report, synthetic_report
 
@@ -88,11 +87,11 @@ def test_printed_by_hand(name, heading, title, number, text, brief):
 
 
 def test_log_line_by_hand():
-    assert rows.describe_scores(SURE.scores) == (
+    assert tables.describe_scores(SURE.scores) == (
         "accuracy 70.00 %, mIoU 35.00 %, NLL 0.7645, ECE 20.00 %, SCE 200.00e-3"
     )
     record = {"holdout/ece": 0.2, "holdout/nll": 0.5, "holdout/miou": None}
-    assert rows.describe_scores(record, "holdout/") == "NLL 0.5000, ECE 20.00 %"
+    assert tables.describe_scores(record, "holdout/") == "NLL 0.5000, ECE 20.00 %"
 
 
 def test_a_new_score_is_one_entry(monkeypatch):
@@ -103,14 +102,14 @@ def test_a_new_score_is_one_entry(monkeypatch):
     entry.__set_name__(ScoreTable, "doubt")
     monkeypatch.setattr(ScoreTable, "doubt", entry, raising=False)
     monkeypatch.setitem(SCORES, "doubt", entry)
-    monkeypatch.setattr(rows, "LOGGED", (*LOGGED, entry))
+    monkeypatch.setattr(tables, "LOGGED", (*LOGGED, entry))
     assert SURE.doubt == pytest.approx(0.1)
     assert json.loads(json.dumps(SURE.to_dict()))["scores"]["doubt"] == SURE.doubt
-    assert "| doubt (1e-3) |" in rows.to_markdown({"a": SURE}).splitlines()[0]
-    assert rows.to_csv({"a": SURE}).splitlines()[0].count("doubt (1e-3)") == 1
+    assert "| doubt (1e-3) |" in tables.to_markdown({"a": SURE}).splitlines()[0]
+    assert tables.to_csv({"a": SURE}).splitlines()[0].count("doubt (1e-3)") == 1
     page = re.sub(r"<.*?>", "", render_page([PageRow("a", SURE)]))
     assert "doubt (1e-3)" in page and "100.00" in page
-    assert rows.describe_scores(SURE.scores).endswith(", doubt 100.00e-3")
+    assert tables.describe_scores(SURE.scores).endswith(", doubt 100.00e-3")
 
 
 # Units, scales and headings are declared nowhere else -----------------------------------------

@@ -12,9 +12,9 @@ from segcal.cli import main
 from segcal.metrics import CalibrationMeter, Report, mean_intervals, paired_differences
 from segcal.sweep.definition import read_sweep
 from segcal.sweep.plan import Evaluation
-from segcal.sweep.render import Number
 from segcal.sweep.results import Results, remarks_on_noise
 from segcal.sweep.store import Store
+from segcal.viz.tables import Number
 from tests.support import ROOT
 
 OWN = sorted((ROOT / "configs/sweeps").glob("*.yaml"))

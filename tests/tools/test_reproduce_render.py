@@ -7,9 +7,9 @@ import pytest
 from reproduction import paper
 from reproduction.render import make_sheet
 
-from segcal.training.config import RECIPES
 from segcal.sweep.definition import read_sweep
-from segcal.sweep.render import Number, put_into, sheet_csv, sheet_html, sheet_markdown
+from segcal.training.config import RECIPES
+from segcal.viz.tables import Number, put_into
 
 
 def sheet(command="python tools/reproduce.py segmentation"):
@@ -29,7 +29,7 @@ def sheet(command="python tools/reproduce.py segmentation"):
 
 
 def test_markdown_has_ours_beside_the_papers():
-    text = sheet_markdown(sheet())
+    text = sheet().markdown()
     assert "| nll / none | 7.00 ± 1.00 (6.4) |" in text
     assert "| nll / ts | – (6.26) |" in text
     assert "| fl / none | 9.00 (11.8) |" in text
@@ -40,7 +40,7 @@ def test_markdown_has_ours_beside_the_papers():
 
 
 def test_csv_has_every_number():
-    rows = list(csv.DictReader(io.StringIO(sheet_csv(sheet()))))
+    rows = list(csv.DictReader(io.StringIO(sheet().csv())))
     assert len(rows) == 16
     (row,) = [r for r in rows if (r["metric"], r["row"]) == ("ece", "nll / none")]
     assert (row["paper"], row["mean"], row["deviation"]) == ("7.77", "7", "1")
@@ -48,23 +48,23 @@ def test_csv_has_every_number():
 
 
 def test_html_is_escaped_and_whole():
-    page = sheet_html(sheet(command="<script>alert(1)</script>"))
+    page = sheet(command="<script>alert(1)</script>").html()
     assert "<script>" not in page and "A &lt;b&gt;remark" in page
-    assert "<td>7.00 ± 1.00<small>7.77</small></td>" in page
-    assert page.count("<small>") == 16
+    assert '7.00 ± 1.00<span class="interval">(7.77)</span>' in page
+    assert page.count('class="interval"') == 16
 
 
 def test_put_into_replaces_only_its_own_part(tmp_path):
     path = tmp_path / "results.md"
     path.write_text("# Results\n\n<!-- a -->\nold\n<!-- end of a -->\n\nafter\n")
-    put_into(path, "a", sheet_markdown(sheet()))
-    put_into(path, "b", sheet_markdown(sheet()))
+    put_into(path, "a", sheet().markdown())
+    put_into(path, "b", sheet().markdown())
     text = path.read_text()
     assert "old" not in text and text.startswith("# Results\n\n<!-- a -->\n### Semantic")
     assert text.index("after") < text.index("<!-- b -->") < text.index("<!-- end of b -->")
     once = text
-    put_into(path, "a", sheet_markdown(sheet()))
+    put_into(path, "a", sheet().markdown())
     assert path.read_text() == once
     path.write_text("<!-- a -->\nno end")
-    with pytest.raises(ValueError, match="Expected <!-- end of a -->"):
-        put_into(path, "a", sheet_markdown(sheet()))
+    with pytest.raises(ValueError, match="end of a"):
+        put_into(path, "a", sheet().markdown())

@@ -17,10 +17,10 @@ from segcal.data.samples import WorkerDied
 from segcal.sweep.definition import Sweep
 from segcal.sweep.figures import save_figures
 from segcal.sweep.plan import merge_methods
-from segcal.sweep.render import put_into, sheet_markdown, write_sheet
 from segcal.sweep.results import Results
 from segcal.sweep.store import GridProgress, Store, failures
 from segcal.sweep.worker import TrainingWorker
+from segcal.viz.tables import put_into
 
 MAKERS = {"opening": opening.OPENING, **figures.FIGURES}
 
@@ -145,8 +145,8 @@ def _write(
     said = [*first.remarks(), *said]
     sheet = make_sheet(entry, first.sweep, numbers(entry, first), command, said)
     if options.into is not None:
-        put_into(options.into, mark, sheet_markdown(sheet))
-    return write_sheet(sheet, options.out)
+        put_into(options.into, mark, sheet.markdown())
+    return sheet.write(options.out)
 
 
 def _stand_in(sweep: Sweep) -> str:

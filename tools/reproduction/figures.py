@@ -20,7 +20,8 @@ from segcal.sweep.definition import Row, Sweep, Variation
 from segcal.sweep.plan import Evaluation
 from segcal.sweep.results import CLEAN_IMAGES, Results
 from segcal.training.trainer import LOG
-from segcal.viz.figure import new_figure, run_style
+from segcal.viz.plots import new_figure
+from segcal.viz.style import run_style
 
 CIFAR10, SVHN = 0, 1  # places in the configs of paper/auxiliaries
 Parts = tuple[tuple[int, tuple[str, ...]], ...]  # (place of a config, losses) each

@@ -23,7 +23,8 @@ from segcal.evaluation.sources import SplitPredictions
 from segcal.run import open_run
 from segcal.sweep.results import Results
 from segcal.sweep.worker import to_shift
-from segcal.viz.figure import new_figure, plain, run_style
+from segcal.viz.plots import new_figure, plain
+from segcal.viz.style import run_style
 
 LOSSES = ("nll", "nll+mdca")
 _IMAGES, _RARE, _PHOTOS, _MASKS = range(4)  # places in the configs of the sweep

@@ -8,8 +8,9 @@ from statistics import fmean
 from reproduction.paper import AVERAGE, Table, titles
 from segcal.metrics.scores import SCORES, UNITS
 from segcal.sweep.definition import Sweep, Variation
-from segcal.sweep.render import Block, Number, Sheet
 from segcal.sweep.results import Results, conditions_of
+from segcal.viz import tables
+from segcal.viz.tables import Cell, Number, Sheet
 
 
 def make_sheet(
@@ -29,9 +30,9 @@ def make_sheet(
         for name, config in zip(table.experiments, sweep.configs, strict=True)
         if name in titles()
     }
-    blocks = [_block(table, metric, numbers, names) for metric in table.units]
+    shown = [_table(table, metric, numbers, names) for metric in table.units]
     said = [*remarks, *verdicts(table, numbers)]
-    return Sheet(table.name, sweep.title, command, said, blocks, numbers, table.notes)
+    return Sheet(table.name, sweep.title, command, said, shown, numbers, table.notes)
 
 
 def numbers(table: Table, results: Results) -> list[Number]:
@@ -71,13 +72,15 @@ def numbers(table: Table, results: Results) -> list[Number]:
     ]
 
 
-def _block(table: Table, metric: str, numbers: Sequence[Number], names: Mapping[str, str]) -> Block:
+def _table(
+    table: Table, metric: str, numbers: Sequence[Number], names: Mapping[str, str]
+) -> tables.Table:
     """One metric, in its unit of this table: the paper does not always print the usual one."""
     found = {(n.row, n.column): n for n in numbers if n.metric == metric}
     heading = f"{SCORES[metric].title} ({table.units[metric]})"
-    return Block(
+    return tables.Table(
         f"{heading}, {SCORES[metric].better} is better: ours (the paper's)",
-        [names.get(column, column) for column in table.columns],
+        [table.row_kind, *(names.get(column, column) for column in table.columns)],
         [
             (names.get(row, row), [_beside(found[row, column]) for column in table.columns])
             for row in table.rows
@@ -85,8 +88,8 @@ def _block(table: Table, metric: str, numbers: Sequence[Number], names: Mapping[
     )
 
 
-def _beside(number: Number) -> tuple[str, str]:
-    return number.text, f"{number.printed:g}"
+def _beside(number: Number) -> Cell:
+    return Cell(number.text, f"({number.printed:g})")
 
 
 def verdicts(table: Table, numbers: Sequence[Number]) -> list[str]:

@@ -1,13 +1,13 @@
 "use strict";
 // Click or press Enter on a header to sort its column; again to reverse the order.
-// Cells carry their number in data-value; those without one stay at the end.
+// Cells carry their number in data-value; texts come after numbers.
 // The table of images, of which only a page is in the document, sorts itself.
 for (const table of document.querySelectorAll("table.sortable:not(#image-table)")) {
   const headers = [...table.tHead.rows[0].cells];
   headers.forEach((header, column) => {
     const button = header.querySelector("button");
     button.addEventListener("click", () => {
-      const first = header.dataset.first || "descending";
+      const first = column ? "descending" : "ascending";
       const other = first === "descending" ? "ascending" : "descending";
       const order = header.getAttribute("aria-sort") === first ? other : first;
       headers.forEach((each) => each.removeAttribute("aria-sort"));
@@ -20,15 +20,11 @@ for (const table of document.querySelectorAll("table.sortable:not(#image-table)"
 function sortRows(body, column, sign) {
   const key = (row) => {
     const cell = row.cells[column];
-    if (cell.dataset.value === undefined) return cell.textContent.trim();
-    return cell.dataset.value === "" ? NaN : Number(cell.dataset.value);
+    return cell.dataset.value === undefined ? cell.textContent.trim() : Number(cell.dataset.value);
   };
   const compare = (a, b) => {
-    if (typeof a.key === "string") return sign * a.key.localeCompare(b.key);
-    if (Number.isNaN(a.key) || Number.isNaN(b.key)) {
-      return Number.isNaN(a.key) - Number.isNaN(b.key);
-    }
-    return sign * (a.key - b.key);
+    if (typeof a.key !== typeof b.key) return typeof a.key === "number" ? -1 : 1;
+    return sign * (typeof a.key === "number" ? a.key - b.key : a.key.localeCompare(b.key));
   };
   const rows = [...body.rows].map((row) => ({ row, key: key(row) }));
   rows.sort(compare);

@@ -36,7 +36,10 @@ const heading = (score) => `${numbers.scores[score].label} (${numbers.scores[sco
 const showCount = (value) => (isKnown(value) ? value.toLocaleString("en-US") : "–");
 
 // As the tables of operating points print it.
-const showThreshold = (value) => String(Number(value.toPrecision(numbers.thresholdDigits)));
+function showThreshold(value) {
+  const close = value > 0.9 && value < 1 ? Math.ceil(-Math.log10(1 - value)) + 1 : 0;
+  return value.toFixed(Math.max(4, close));
+}
 
 // A confidence with enough digits to tell it from 1.
 function showConfidence(value) {
@@ -143,12 +146,12 @@ addEventListener("afterprint", () => plots.forEach((figure) => paint(figure, col
 
 const gridsOf = (figure) => figure.center.filter((each) => "grid_line_color" in each);
 
-// Ticks and grid lines at given places with given texts, on both axes.
-function setTicks(figure, ticks) {
+// Ticks at given places with given texts, and the grid lines of these axes.
+function setTicks(figure, ticks, axes) {
   const ticker = new Bokeh.FixedTicker({ ticks: ticks.map(([place]) => place) });
-  for (const axis of [...figure.below, ...figure.left]) {
+  for (const axis of axes) {
     axis.ticker = ticker;
     axis.major_label_overrides = new Map(ticks);
   }
-  for (const grid of gridsOf(figure)) grid.ticker = ticker;
+  for (const grid of gridsOf(figure)) if (axes.length > 1 || grid.dimension === 0) grid.ticker = ticker;
 }

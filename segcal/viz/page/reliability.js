@@ -28,6 +28,16 @@ const binListeners = []; // called with the chosen bin, or null
     yRange: new Bokeh.Range1d({ start: 0, end: 1 }),
     height: 440,
   });
+  // Shares of the bins below, on the same axis; lines of single bins end at the floor.
+  const FLOOR = 0.001;
+  const histogram = newPlot("#histogram-plot", {
+    xLabel: "confidence",
+    yLabel: "share (%)",
+    xRange: new Bokeh.Range1d({ start: 0, end: 1 }),
+    yRange: new Bokeh.Range1d({ start: FLOOR, end: 150 }),
+    y_axis_type: "log",
+    height: 190,
+  });
   const cursor = newSource("left", "right", "top", "bottom");
   figure.quad({
     left: { field: "left" },
@@ -52,10 +62,13 @@ const binListeners = []; // called with the chosen bin, or null
         fill_color: entry.color,
         fill_alpha: 0.16,
       }),
-      figure.line({ ...XY, source, line_color: entry.color, line_width: 2 }),
+      figure.line({ ...XY, source, line_color: entry.color, line_width: 2, line_dash: entry.dash }),
       figure.scatter({ ...XY, source, size: 7, fill_color: entry.color, line_color: null }),
     ];
-    return { source, band, drawn };
+    const [all, wrong] = [newSource("x", "y"), newSource("x", "y")];
+    const step = { ...XY, mode: "after", line_color: entry.color, line_width: 2 };
+    drawn.push(histogram.step({ ...step, source: all }), histogram.step({ ...step, source: wrong, line_dash: [2, 3] }));
+    return { source, band, all, wrong, drawn };
   });
 
   // Bins of the diagram: those of the report or, on the logit scale, groups of its fine histogram,
@@ -99,7 +112,7 @@ const binListeners = []; // called with the chosen bin, or null
     const edges = edgesOf(partOf(first));
     state.bins = edges.slice(1).map((high, i) => ({ low: edges[i], high, index: i }));
     entries.forEach((entry, i) => {
-      const { source, band, drawn } = layers[i];
+      const { source, band, all, wrong, drawn } = layers[i];
       const sums = boxes[i].checked ? sumsOf(entry) : null;
       drawn.forEach((each) => (each.visible = sums !== null));
       if (!sums) return;
@@ -108,6 +121,12 @@ const binListeners = []; // called with the chosen bin, or null
         x: held.map((b) => place(sums.confidence[b] / sums.count[b])),
         y: held.map((b) => place(sums.hits[b] / sums.count[b])),
       };
+      const total = sum(sums.count);
+      const own = edgesOf(partOf(entry)).map(place);
+      const share = (n) => Math.max((100 * n) / total, FLOOR);
+      const shares = (counts) => ({ x: own, y: [...counts.map(share), share(counts[counts.length - 1])] });
+      all.data = shares(sums.count);
+      wrong.data = shares(sums.count.map((n, b) => n - sums.hits[b]));
       const { top } = partOf(entry);
       const known = control("bands").checked ? top.count.map((_, b) => b).filter((b) => intervalOf(entry, b)) : [];
       band.data = {
@@ -118,10 +137,15 @@ const binListeners = []; // called with the chosen bin, or null
     });
     figure.below[0].axis_label = isTop() ? "confidence" : "probability of the class";
     figure.left[0].axis_label = isTop() ? "accuracy" : "frequency of the class";
+    histogram.below[0].axis_label = isTop()
+      ? `confidence of all (solid) and of wrong ${entries[0].counted} (dotted)`
+      : "probability of the class: all (solid), other classes (dotted)";
     const low = isLogit() ? logit(edges[1] / 4) : 0;
     const ends = isLogit() ? [Math.max(-7, Math.min(low, -1)), LOGIT_END + 0.3] : [0, 1];
-    for (const range of [figure.x_range, figure.y_range]) [range.start, range.end] = ends;
-    setTicks(figure, isLogit() ? LOGIT_TICKS : LINEAR_TICKS);
+    for (const range of [figure.x_range, figure.y_range, histogram.x_range]) [range.start, range.end] = ends;
+    const ticks = isLogit() ? LOGIT_TICKS : LINEAR_TICKS;
+    setTicks(figure, ticks, [...figure.below, ...figure.left]);
+    setTicks(histogram, ticks, histogram.below);
     holder.setAttribute("aria-valuemax", state.bins.length);
     choose(null);
     pointAt(-1);

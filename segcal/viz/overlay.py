@@ -1,0 +1,485 @@
+"""Pictures of one image: its calibration gap, and panels of input, labels and prediction."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from PIL import Image, ImageColor, ImageDraw, ImageFont
+from scipy.ndimage import gaussian_filter
+from torch import Tensor
+
+from segcal.files import utf8
+from segcal.metrics.scores import SCORES
+from segcal.pixels import is_distribution, resolve_ignore_index
+from segcal.viz.style import LIGHT, OVER, UNDER, class_palette
+
+_LIMIT = 0.5  # the gap at which the colour is full
+_STRENGTH = 0.85  # opacity of the full colour: the image stays visible under it
+_GROUND = 236  # the grey used where there is no image
+_DARKEST = 125  # the grey that black becomes below the colours
+_HATCH_PERIOD, _HATCH_LINE = 6, 2  # pixels
+_HATCH_LIGHT, _HATCH_DARK = 214, 184
+WRONG, RIGHT = "#e66101", "#f4f5f7"  # orange, to differ from the red and blue of the gap
+
+
+def calibration_overlay(
+    image: ArrayLike | Tensor | None,
+    probs: ArrayLike | Tensor,
+    labels: ArrayLike | Tensor,
+    *,
+    ignore_index: int | None = None,
+    sigma: float | None = None,
+    limit: float = _LIMIT,
+) -> NDArray[np.uint8]:
+    """(H, W, 3) RGB: the signed calibration gap, drawn on a pale grey version of the image.
+
+    Red is over-confident and blue is under-confident; the colour is stronger where the gap is
+    larger, and absent where it is zero. Ignored pixels are hatched in grey.
+
+    Args:
+        image: (H, W, 3) or (H, W), uint8 or floating in 0..1; None for a light grey background.
+        probs: (C, H, W) probabilities.
+        labels: (H, W) integer labels.
+        ignore_index: the label that means "do not count this pixel"; by default 255, or -100
+            beyond 255 classes.
+        sigma: see `calibration_gap`.
+        limit: the absolute gap at which the colour is full.
+    """
+    if not limit > 0:
+        raise ValueError(f"limit is {limit}, but the colour needs a gap above 0 to be full at.")
+    gap = calibration_gap(probs, labels, ignore_index=ignore_index, sigma=sigma)
+    return draw_gap(image, gap, limit)
+
+
+def calibration_gap(
+    probs: ArrayLike | Tensor,
+    labels: ArrayLike | Tensor,
+    *,
+    ignore_index: int | None = None,
+    sigma: float | None = None,
+) -> NDArray[np.float64]:
+    """(H, W) confidence minus local accuracy, in -1..1: positive is over-confident.
+
+    A single pixel is right or wrong, so accuracy needs a neighbourhood. Confidence and correctness
+    are averaged over the valid pixels with the same Gaussian window, whose weights sum to 1 also at
+    borders and beside ignored pixels, and subtracted:
+
+        gap(x) = sum_v g(x - v) (max_c p_c(v) - 1[argmax_c p_c(v) = y(v)]) / sum_v g(x - v)
+
+    Args:
+        probs: (C, H, W) probabilities.
+        labels: (H, W) integer labels.
+        ignore_index: as for `calibration_overlay`.
+        sigma: standard deviation of the window in pixels, cut off at 3 sigma; by default 1/32 of
+            the longer side, at least 1.
+
+    Returns:
+        float64, NaN where the label is ignored.
+    """
+    return _gap(*_predictions(probs, labels, ignore_index), sigma)
+
+
+def _gap(
+    confidence: NDArray[np.float32],
+    predicted: NDArray[np.int64],
+    target: NDArray[np.int64],
+    valid: NDArray[np.bool_],
+    sigma: float | None = None,
+) -> NDArray[np.float64]:
+    if sigma is None:
+        sigma = max(max(valid.shape) / 32, 1.0)
+    if not sigma > 0:
+        raise ValueError(f"sigma is {sigma}, but the width of the window must be above 0.")
+
+    def smooth(values: NDArray[Any]) -> NDArray[np.float64]:
+        return gaussian_filter(values.astype(np.float64), sigma, mode="constant", truncate=3.0)
+
+    weight = smooth(valid)
+    excess = smooth(np.where(valid, confidence - (predicted == target), 0.0))
+    return np.divide(excess, weight, out=np.full(valid.shape, np.nan), where=valid)
+
+
+def draw_gap(
+    image: ArrayLike | Tensor | None, gap: NDArray[np.floating[Any]], limit: float = _LIMIT
+) -> NDArray[np.uint8]:
+    """The picture of `calibration_overlay` for a gap (H, W) that is known; NaN is hatched."""
+    ground = np.full(gap.shape, float(_GROUND))
+    if image is not None:  # so pale that colours show on it
+        luminance = rgb_image(image, gap.shape) @ np.array([0.299, 0.587, 0.114])
+        ground = _DARKEST + (255 - _DARKEST) * luminance / 255
+    colored = _gap_colors(gap, ground[..., None], limit)
+    return np.where(np.isnan(gap)[..., None], hatching(gap.shape), colored)
+
+
+def _gap_colors(
+    gap: NDArray[np.floating[Any]], ground: NDArray[Any], limit: float = _LIMIT
+) -> NDArray[np.uint8]:
+    """(H, W, 3) the colours of `gap` (H, W) on top of `ground` (0..255, broadcast to RGB)."""
+    opacity = _STRENGTH * np.clip(np.abs(np.nan_to_num(gap)) / limit, 0, 1)[..., None]
+    over, under = np.array(ImageColor.getrgb(OVER)), np.array(ImageColor.getrgb(UNDER))
+    color = np.where(gap[..., None] > 0, over, under)  # (H, W, 3)
+    return np.round((1 - opacity) * ground + opacity * color).astype(np.uint8)
+
+
+def hatching(shape: Sequence[int]) -> NDArray[np.uint8]:
+    """(H, W, 1) grey diagonal stripes, for ignored pixels."""
+    rows, columns = np.indices(tuple(shape))
+    stripe = (rows + columns) % _HATCH_PERIOD < _HATCH_LINE
+    return np.where(stripe, _HATCH_DARK, _HATCH_LIGHT).astype(np.uint8)[..., None]
+
+
+def _predictions(
+    probs: ArrayLike | Tensor, labels: ArrayLike | Tensor, ignore_index: int | None
+) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """(H, W) confidence, predicted class, label, and whether it counts, of one image, checked."""
+    p, y = _array(probs), _array(labels)
+    if p.ndim != 3 or y.shape != p.shape[1:]:
+        raise ValueError(
+            "Expected probabilities of shape (C, H, W) and labels of shape (H, W), "
+            f"but got {p.shape} and {y.shape}"
+        )
+    if not np.issubdtype(y.dtype, np.integer):
+        raise ValueError(f"Expected labels of an integer dtype, but got {y.dtype}")
+    ignore_index = resolve_ignore_index(ignore_index, len(p))
+    valid = y != ignore_index
+    bad = y[valid & ((y < 0) | (y >= len(p)))]
+    if bad.size:
+        raise ValueError(
+            f"Expected labels in 0..{len(p) - 1} or {ignore_index}, but got {int(bad[0])}"
+        )
+    # They may have passed through any dtype on their way here.
+    values = torch.from_numpy(p.astype(np.float32, copy=False))
+    good = is_distribution(values, 0, rounded_to=torch.bfloat16)
+    if (~good.numpy() & valid).any():
+        counted, total = p[:, valid], p.sum(0, dtype=np.float64)[valid]
+        raise ValueError(
+            "Expected probabilities, which are in 0..1 and sum to 1 over the classes, but got "
+            f"values {counted.min():.4g}..{counted.max():.4g} with sums "
+            f"{total.min():.4g}..{total.max():.4g}; for logits pass logits.softmax(0)"
+        )
+    confidence, predicted = values.max(0)
+    return confidence.numpy(), predicted.numpy(), y.astype(np.int64), valid
+
+
+def rgb_image(image: ArrayLike | Tensor, shape: Sequence[int]) -> NDArray[np.uint8]:
+    """(H, W, 3) uint8 RGB of an image given as uint8 or as floating in 0..1.
+
+    Raises:
+        ValueError: the image has another size than `shape` (H, W), or other values.
+    """
+    pixels = _array(image)
+    if pixels.shape not in ((*shape,), (*shape, 1), (*shape, 3)):
+        raise ValueError(
+            f"Expected an image of shape {(*shape, 3)} or {(*shape,)}, but got {pixels.shape}"
+        )
+    if np.issubdtype(pixels.dtype, np.floating):
+        if not (pixels.min() >= 0 and pixels.max() <= 1):
+            raise ValueError(
+                "Expected a floating image in 0..1 (undo the normalisation), "
+                f"but got {pixels.min():.4g}..{pixels.max():.4g}"
+            )
+        pixels = np.round(pixels * 255).astype(np.uint8)
+    if pixels.dtype != np.uint8:
+        raise ValueError(f"Expected an image of uint8 or floating dtype, but got {pixels.dtype}")
+    pixels = pixels.reshape(*shape, -1)
+    return np.ascontiguousarray(np.broadcast_to(pixels, (*shape, 3)))
+
+
+def _array(values: ArrayLike | Tensor) -> NDArray[Any]:
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = values.float().numpy() if values.is_floating_point() else values.numpy()
+    return np.asarray(values)
+
+
+# Panels -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Overlay:
+    """What the pictures of one image are drawn from.
+
+    Attributes:
+        name: what is shown: the name of the image, or of a plane or a class of it.
+        labels: (H, W) integer labels.
+        prediction: (H, W) predicted class.
+        confidence: (H, W) its probability.
+        gap: (H, W) `calibration_gap`; NaN where the label is ignored.
+        image: (H, W, 3) or (H, W) uint8, or None.
+        palette: (C, 3) uint8 colours of the classes, or None for `class_palette`.
+        class_names: C names.
+        ece: the ECE of what is shown, or None.
+        of: the name of the image, if `name` is another.
+    """
+
+    name: str
+    labels: NDArray[Any]
+    prediction: NDArray[Any]
+    confidence: NDArray[Any]
+    gap: NDArray[Any]
+    image: NDArray[np.uint8] | None
+    palette: NDArray[np.uint8] | None
+    class_names: Sequence[str]
+    ece: float | None = None
+    of: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", utf8(self.name))
+        object.__setattr__(self, "of", utf8(self.of) or self.name)
+        object.__setattr__(self, "class_names", tuple(map(utf8, self.class_names)))
+        shape, classes = self.labels.shape, len(self.class_names)
+        maps = (self.labels, self.prediction, self.confidence, self.gap)
+        good = len(shape) == 2 and all(each.shape == shape for each in maps)
+        if good:
+            known = ~np.isnan(self.gap)
+            for classes_of, where in ((self.labels, known), (self.prediction, ...)):
+                seen = classes_of[where]
+                good &= seen.dtype.kind in "iu" and bool(((seen >= 0) & (seen < classes)).all())
+            good &= bool(((self.confidence >= 0) & (self.confidence <= 1)).all())
+        for array, wanted in (
+            (self.image, ((*shape,), (*shape, 3))),
+            (self.palette, ((classes, 3),)),
+        ):
+            if array is not None:
+                good &= array.dtype == np.uint8 and array.shape in wanted
+        if not good:
+            raise ValueError(f"The arrays of the overlay {self.name!r} do not fit together.")
+
+    @property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays by name, without those that are None: what a file has to keep."""
+        names = ("labels", "prediction", "confidence", "gap", "image", "palette")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    @property
+    def colors(self) -> NDArray[np.uint8]:
+        """(C, 3) the colours of the classes."""
+        return class_palette(len(self.class_names)) if self.palette is None else self.palette
+
+    def png(self) -> bytes:
+        """Six pictures with their keys: image, labels, prediction, confidence, errors and gap."""
+        return _draw_panel(self)
+
+
+def make_overlay(
+    image: ArrayLike | Tensor | None,
+    probs: ArrayLike | Tensor,
+    labels: ArrayLike | Tensor,
+    *,
+    class_names: Sequence[str] | None = None,
+    palette: ArrayLike | None = None,
+    ignore_index: int | None = None,
+    name: str = "",
+    ece: float | None = None,
+    of: str = "",
+) -> Overlay:
+    """The overlay of one image; `overlay.png()` draws it.
+
+    Args:
+        image: (H, W, 3) or (H, W), uint8 or floating in 0..1; None if it is not known.
+        probs: (C, H, W) probabilities.
+        labels: (H, W) integer labels.
+        class_names: C names; by default the numbers.
+        palette: (C or more, 3) uint8 colours of the classes; by default `class_palette`.
+        ignore_index: as for `calibration_overlay`.
+        name: what the page calls it.
+        ece: its ECE, if known.
+        of: the name of the image, if `name` names a part of it.
+    """
+    confidence, predicted, target, valid = _predictions(probs, labels, ignore_index)
+    gap = _gap(confidence, predicted, target, valid).astype(np.float32)
+    classes = len(_array(probs))
+    names = [str(c) for c in range(classes)] if class_names is None else list(class_names)
+    if len(names) != classes:
+        raise ValueError(f"Expected {classes} class names, but got {len(names)}")
+    colors = None if palette is None else np.asarray(palette, np.uint8)
+    if colors is not None and (colors.shape[1:] != (3,) or len(colors) < classes):
+        raise ValueError(f"Expected a palette of shape ({classes}, 3), but got {colors.shape}")
+    shown = None if image is None else rgb_image(image, target.shape)
+    colors = None if colors is None else colors[:classes]
+    return Overlay(name, target, predicted, confidence, gap, shown, colors, names, ece, of)
+
+
+class Picture(NamedTuple):
+    """A picture with a name, PNG."""
+
+    name: str
+    png: bytes
+
+
+_WIDTH, _TALLEST = 430, 860  # pixels of a picture; three in a row
+_GAP, _LINE = 18, 24  # between pictures; height of a line of text
+_FEW_PIXELS = 200  # images with shorter sides are drawn without smoothing
+_SHOWN_CLASSES = 14
+
+
+def _draw_panel(overlay: Overlay) -> bytes:
+    labels, prediction, valid = overlay.labels, overlay.prediction, ~np.isnan(overlay.gap)
+    colors, stripes = overlay.colors, hatching(labels.shape)  # (H, W, 1)
+    sides = np.array([ImageColor.getrgb(RIGHT), ImageColor.getrgb(WRONG)], np.uint8)
+    grey = np.round(255 * overlay.confidence).astype(np.uint8)[..., None]
+    pictures = {
+        "image": overlay.image,
+        "labels": np.where(valid[..., None], colors[np.where(valid, labels, 0)], stripes),
+        "prediction": colors[prediction],
+        "confidence (%)": np.repeat(grey, 3, 2),
+        "errors": np.where(
+            valid[..., None], sides[(prediction != labels).astype(np.intp)], stripes
+        ),
+        SCORES["bias"].heading: draw_gap(overlay.image, overlay.gap),
+    }
+    if overlay.image is not None:
+        pictures["image"] = rgb_image(overlay.image, labels.shape)
+    count = np.bincount(prediction.ravel(), minlength=len(colors))
+    count += np.bincount(labels[valid].astype(np.int64), minlength=len(colors))
+    most = np.argsort(-count, kind="stable")[:_SHOWN_CLASSES]
+    key = [
+        (tuple(colors[c].tolist()), _short(overlay.class_names[c], 18))
+        for c in sorted(most.tolist())
+        if count[c]
+    ]
+    width, height = _fitted(labels.shape)
+    column = width + _GAP
+    total = 3 * column - _GAP
+    rows = _flow([text for _, text in key], total)
+    second = 2 * _LINE + height + len(rows) * _LINE
+    canvas, draw = _canvas(total + 2 * _GAP, second + 2 * _LINE + height + 3 * _LINE)
+    for index, (title, picture) in enumerate(pictures.items()):
+        left = _GAP + index % 3 * column
+        top = _LINE if index < 3 else second + _LINE
+        draw.text((left, top - 4), title, LIGHT["ink"], _font(16), anchor="ls")
+        if picture is not None:
+            _paste(canvas, picture, (left, top), (width, height))
+    swatch = 0
+    for line, places in enumerate(rows):
+        for left in places:
+            _swatch(draw, (_GAP + left, _LINE + height + 8 + line * _LINE), *key[swatch])
+            swatch += 1
+    below = second + _LINE + height + 8
+    ramp = np.linspace(0, 255, width).astype(np.uint8)[None, :, None]
+    signed = _gap_colors(np.linspace(-_LIMIT, _LIMIT, width)[None], np.full((1, 1, 1), _GROUND))
+    bound = round(100 * _LIMIT)
+    ends = (f"under ≤ −{bound}", "0", f"over ≥ {bound}")
+    for left, bar, texts in (
+        (_GAP, np.repeat(ramp, 3, 2), ("0", "50", "100")),
+        (_GAP + 2 * column, signed, ends),
+    ):
+        _paste(canvas, bar, (left, below), (width, 12))
+        for text, place, anchor in zip(
+            texts, (0, width // 2, width), ("lt", "mt", "rt"), strict=True
+        ):
+            draw.text((left + place, below + 18), text, LIGHT["quiet"], _font(14), anchor=anchor)
+    place = _GAP + column
+    for color, text in ((WRONG, "wrong"), (RIGHT, "right"), ("#c6c6c6", "not counted")):
+        _swatch(draw, (place, below), color, text)
+        place += 40 + round(_font(14).getlength(text))
+    return _png(canvas)
+
+
+def shift_panel(
+    views: Sequence[tuple[str, np.ndarray | None, Mapping[str, np.ndarray]]],
+    labels: np.ndarray,
+    *,
+    palette: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> bytes:
+    """PNG of one image under shifts: image, prediction, and the gap after each post-hoc method.
+
+    Args:
+        views: one per row, the clean image first: the name of the shift, the image (H, W, 3) or
+            None, and probabilities (C, H, W) by name of the post-hoc method; the first of these
+            decides the prediction shown.
+        labels: (H, W) integer labels, the same for all.
+        palette: (C or more, 3) uint8 colours of the classes; by default `class_palette`.
+        ignore_index: as for `calibration_overlay`.
+    """
+    first, *others = views[0][2]
+    colors = class_palette(len(views[0][2][first])) if palette is None else palette
+    colors = np.asarray(colors, dtype=np.uint8)
+    headings = ["image", "prediction", "gap", *(f"gap, {method.upper()}" for method in others)]
+    width, height = (round(0.62 * side) for side in _fitted(labels.shape))
+    side = 150
+    canvas, draw = _canvas(
+        side + len(headings) * (width + 8) + _GAP, 2 * _LINE + len(views) * (height + 8)
+    )
+    for row, (name, image, probs) in enumerate(views):
+        top = _LINE + 6 + row * (height + 8)
+        draw.text((_GAP, top + height // 2), _short(name, 16), LIGHT["ink"], _font(14), "lm")
+        _, predicted, _, _ = _predictions(probs[first], labels, ignore_index)
+        pictures = [None if image is None else rgb_image(image, labels.shape), colors[predicted]]
+        pictures += [
+            calibration_overlay(image, p, labels, ignore_index=ignore_index) for p in probs.values()
+        ]
+        for column, picture in enumerate(pictures):
+            left = side + column * (width + 8)
+            if row == 0:
+                draw.text((left, top - 6), headings[column], LIGHT["ink"], _font(15), "ls")
+            if picture is not None:
+                _paste(canvas, picture, (left, top), (width, height))
+    return _png(canvas)
+
+
+def _fitted(shape: Sequence[int]) -> tuple[int, int]:
+    """The width and height of a picture of (H, W) pixels in a panel."""
+    height, width = shape
+    scale = min(_WIDTH / width, _TALLEST / height)
+    return max(1, round(width * scale)), max(1, round(height * scale))
+
+
+def _canvas(width: int, height: int) -> tuple[Image.Image, ImageDraw.ImageDraw]:
+    canvas = Image.new("RGB", (width, height), LIGHT["paper"])
+    return canvas, ImageDraw.Draw(canvas)
+
+
+def _paste(
+    canvas: Image.Image, picture: NDArray[Any], place: tuple[int, int], size: tuple[int, int]
+) -> None:
+    few = max(picture.shape[:2]) < _FEW_PIXELS
+    smooth = Image.Resampling.NEAREST if few else Image.Resampling.BOX
+    image = Image.fromarray(np.ascontiguousarray(picture, np.uint8))
+    canvas.paste(image.resize(size, smooth), place)
+
+
+def _swatch(draw: ImageDraw.ImageDraw, place: tuple[int, int], color: Any, text: str) -> None:
+    left, top = place
+    draw.rectangle((left, top, left + 14, top + 14), color, "#c4c8ce")
+    draw.text((left + 21, top + 7), text, LIGHT["ink"], _font(14), anchor="lm")
+
+
+def _flow(texts: Sequence[str], width: int) -> list[list[int]]:
+    """Where swatches with these texts begin, line by line."""
+    rows: list[list[int]] = []
+    left = width
+    for text in texts:
+        needed = 40 + round(_font(14).getlength(text))
+        if left + needed > width or not rows:
+            rows.append([])
+            left = 0
+        rows[-1].append(left)
+        left += needed
+    return rows
+
+
+@cache
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(str(Path(mpl.get_data_path()) / "fonts/ttf/DejaVuSans.ttf"), size)
+
+
+def _short(text: str, length: int) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def _png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", compress_level=4)
+    return buffer.getvalue()

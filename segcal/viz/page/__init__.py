@@ -1,0 +1,432 @@
+"""The HTML page of an evaluation or a comparison: one file that fetches nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from PIL import Image
+from scipy.special import stdtrit
+
+import segcal
+from segcal.files import atomic_write, utf8
+from segcal.metrics import Interval, Report
+from segcal.metrics.compare import Comparison
+from segcal.metrics.scores import SCORES
+from segcal.viz import plots
+from segcal.viz.overlay import Overlay, Picture
+from segcal.viz.page.numbers import data_uri, page_numbers, to_json, webp
+from segcal.viz.style import run_style
+from segcal.viz.tables import (
+    CLEAN,
+    Cell,
+    Table,
+    class_ece_table,
+    class_names,
+    class_table,
+    comparison_table,
+    counted,
+    interval_notes,
+    mean_over_shifts,
+    part_tables,
+    reading_notes,
+    score_cell,
+    score_tables,
+    shift_tables,
+    shifts_of,
+    tell_apart,
+)
+
+_TILES = tuple(SCORES[name] for name in ("ece", "sce", "accuracy", "miou"))
+_LOST = tuple(SCORES[name] for name in ("miou", "accuracy"))  # what calibration may cost
+_SCRIPTS = ("base", "reliability", "thresholds", "more", "inspector", "images")
+_MAX_CLASSES = 24  # in the figures of a static page; its tables have all classes
+
+
+@dataclass(frozen=True)
+class PageRow:
+    """One row of a page: a network as it is, or after a post-hoc method.
+
+    Attributes:
+        name: its name in tables and legends.
+        report: its report.
+        history: the lines of its log.jsonl, if there is one.
+        config: the YAML that it was made with, if known.
+        overlays: of some images.
+        shifts: the reports of the same network under shifts, by shift such as "fog:3".
+        shift_overlay: one image, clean and under shifts.
+        skipped: why, by the name of each file that was left out.
+        notes: what else to know, such as the fitted temperature; a sentence each.
+    """
+
+    name: str
+    report: Report
+    history: Sequence[Mapping[str, Any]] = ()
+    config: str = ""
+    overlays: Sequence[Overlay] = ()
+    shifts: Mapping[str, Report] = field(default_factory=dict)
+    shift_overlay: Picture | None = None
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for text in ("name", "config"):
+            object.__setattr__(self, text, utf8(getattr(self, text)))
+        object.__setattr__(self, "shifts", {str(s): found for s, found in self.shifts.items()})
+        skipped = {utf8(name): utf8(why) for name, why in self.skipped.items()}
+        object.__setattr__(self, "skipped", skipped)
+
+
+def write_page(
+    rows: Sequence[PageRow],
+    path: str | os.PathLike[str],
+    *,
+    title: str = "Calibration report",
+    comparison: Comparison | None = None,
+    static: bool = False,
+) -> None:
+    """Write one self-contained HTML file about one row, or a comparison of several.
+
+    Styles, scripts and pictures are inside. A content security policy in the file forbids the
+    browser to fetch anything and to run any other script. All names are escaped.
+
+    Args:
+        rows: at least one; repeated names get a number.
+        path: the file, written completely or not at all.
+        title: the page's heading.
+        comparison: how the models differ, if it is known.
+        static: pictures in place of plots that answer to the reader, for mail and print: 1.2 MB
+            less.
+    """
+    text = render_page(rows, title=title, comparison=comparison, static=static)
+    with atomic_write(path) as file:
+        file.write(text)
+
+
+def render_page(
+    rows: Sequence[PageRow],
+    *,
+    title: str = "Calibration report",
+    comparison: Comparison | None = None,
+    static: bool = False,
+) -> str:
+    """The page of `write_page` as text."""
+    if not rows:
+        raise ValueError("A page needs at least one row.")
+    names = tell_apart([row.name for row in rows])
+    rows = [replace(row, name=name) for row, name in zip(rows, names, strict=True)]
+    reports = {row.name: row.report for row in rows}
+    shifted = {row.name: {CLEAN: row.report, **row.shifts} for row in rows if row.shifts}
+    main, more = score_tables(reports)
+    if comparison is not None:  # it says who is best, where that is sure
+        main, more = _unmarked(main), _unmarked(more)
+    numbers = None if static else page_numbers(rows)
+    scripts = [_part("sort.js")]
+    if numbers is not None:
+        from bokeh.util.paths import bokehjs_path  # only an interactive page needs it
+
+        library = bokehjs_path() / "js"
+        bundles = ("bokeh.min.js", "bokeh-api.min.js")  # no widgets, tables or WebGL
+        texts = [(library / name).read_text(encoding="utf-8") for name in bundles]
+        scripts = [*texts, "".join(_part(f"{name}.js") for name in _SCRIPTS), *scripts]
+    environment = Environment(
+        loader=PackageLoader("segcal.viz", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    shown = shifts_of(shifted)
+    return environment.get_template("report.html").render(
+        title=title,
+        version=segcal.__version__,
+        style=Markup(_part("style.css")),
+        scripts=[Markup(script) for script in scripts],
+        script_hashes=Markup(" ".join(map(_hash, scripts))),
+        numbers=None if numbers is None else Markup(to_json(numbers)),
+        inspected=numbers is not None and bool(numbers["inspected"]),
+        listed=any(row.report.worst_images for row in rows),
+        trained=_trained(rows),
+        headline=headline(rows, comparison),
+        notes=_notes(rows),
+        tiles=[(s, score_cell(s, value, interval)) for s, value, interval in _tiles(rows[0])],
+        main=main,
+        more=more,
+        intervals=any(report.intervals for report in reports.values()),
+        differences=None if comparison is None else comparison_table(comparison),
+        class_ece=class_ece_table(reports) if len(rows) > 1 else None,
+        shifts=shown,
+        shift_tables=shift_tables(shifted) if shifted else [],
+        shift_overlays=[
+            (row.name, _picture(row.shift_overlay.name, row.shift_overlay.png))
+            for row in rows
+            if row.shift_overlay is not None
+        ],
+        figures=_static_figures(rows, shifted) if static else {},
+        rows=[_view(row, index, static=static) for index, row in enumerate(rows)],
+    )
+
+
+def _unmarked(table: Table) -> Table:
+    rows = [(name, [cell._replace(best=False) for cell in cells]) for name, cells in table.rows]
+    return replace(table, rows=rows)
+
+
+def _tiles(row: PageRow) -> list[tuple[Any, float, Interval | None]]:
+    report = row.report
+    return [(s, getattr(report, s.name), report.intervals.get(s.name)) for s in _TILES]
+
+
+def _notes(rows: Sequence[PageRow]) -> list[str]:
+    """What to know before reading the scores: the notes of the rows, and of large classes."""
+    own = [f"{row.name}: {note}" if len(rows) > 1 else note for row in rows for note in row.notes]
+    return [*own, *dict.fromkeys(note for row in rows for note in reading_notes(row.report))]
+
+
+# Sentences --------------------------------------------------------------------------------------
+
+
+class Phrase(NamedTuple):
+    """A piece of a sentence, and its kind: "over", "under", "even", or ""."""
+
+    text: str
+    kind: str = ""
+
+
+def headline(rows: Sequence[PageRow], comparison: Comparison | None = None) -> list[Phrase]:
+    """The main result, in a few sentences."""
+    known = [row for row in rows if row.report.protocol.pixels]
+    if not known:
+        return [Phrase("Nothing was counted.")]
+    found = _one(known[0].report) if len(rows) == 1 else _several(known, comparison)
+    shifted = {r.name: {CLEAN: r.report, **r.shifts} for r in known if r.shifts}
+    if not shifted:
+        return found
+    best = min(shifted, key=lambda name: mean_over_shifts(shifted[name], "ece"))
+    means = {
+        score: _value(score, mean_over_shifts(shifted[best], score))
+        for score in ("ece", "mean_confidence", "accuracy")
+    }
+    count = len(shifted[best]) - 1
+    under = f" Under {count} shifts" if count > 1 else f" Under {shifts_of(shifted)[0]}"
+    mean = "mean " if count > 1 else ""
+    subject = f"the {mean}ECE is" if len(rows) == 1 else f"{best} has the lowest {mean}ECE,"
+    confidence = f"confidence {means['mean_confidence']}, accuracy {means['accuracy']}"
+    return [*found, Phrase(f"{under} {subject} {means['ece']}: {confidence}.")]
+
+
+def verdict(report: Report) -> Phrase:
+    """Whether the network is over- or under-confident overall, and by how much."""
+    if np.isnan(report.bias):
+        return Phrase("nothing was counted")
+    text, interval = SCORES["bias"].brief(report.bias), _bias_interval(report)
+    if text[0] not in "+-":  # it prints as 0
+        return Phrase("as confident as accurate overall", "even")
+    if interval is not None and interval.low <= 0 <= interval.high:
+        low, high = (SCORES["bias"].number(end) for end in (interval.low, interval.high))
+        spread = f"{low} to {high}".replace("-", "−")
+        return Phrase(f"neither over- nor under-confident beyond chance ({spread} points)", "even")
+    kind = "over" if report.bias > 0 else "under"
+    return Phrase(f"{kind}-confident by {text[1:]}", kind)
+
+
+def _bias_interval(report: Report) -> Interval | None:
+    """The t interval over images of confidence minus accuracy; None if images are not known."""
+    table = None if report.images is None else report.images.table
+    if table is None or not 2 <= len(table.names) == report.protocol.images:
+        return None
+    pixels = np.array(table.pixels, np.float64)
+    excess = pixels * (np.array(table.bias) - report.bias)
+    n = len(pixels)
+    error = math.sqrt(n / (n - 1) * float((excess**2).sum())) / pixels.sum()
+    margin = error * float(stdtrit(n - 1, 0.975))
+    return Interval(report.bias - margin, report.bias + margin)
+
+
+def _one(report: Report) -> list[Phrase]:
+    found = verdict(report)
+    names, worst = class_names(report), int(np.nanargmax(report.class_ece))
+    interval = report.intervals.get("ece")
+    between = ""
+    if interval is not None and not np.isnan(interval.low):
+        low, high = (SCORES["ece"].number(end) for end in (interval.low, interval.high))
+        between = f" ({low} to {high} with 95\u00a0% confidence)"
+    return [
+        Phrase(found.text[0].upper() + found.text[1:], found.kind),
+        Phrase(
+            f": mean confidence {_value('mean_confidence', report.mean_confidence)}, "
+            f"accuracy {_value('accuracy', report.accuracy)}. "
+            f"ECE is {_value('ece', report.ece)}{between}; "
+            f"the worst calibrated class is {names[worst]}, "
+            f"with an ECE of {_value('class_ece', report.class_ece[worst])}."
+        ),
+    ]
+
+
+def _several(rows: Sequence[PageRow], comparison: Comparison | None) -> list[Phrase]:
+    order = sorted(rows, key=lambda row: row.report.ece)
+    best, last = order[0], order[-1]
+    phrases = [
+        Phrase(best.name, "even"),
+        Phrase(f" has the lowest ECE, {_value('ece', best.report.ece)}, and is "),
+        verdict(best.report),
+        Phrase("."),
+    ]
+    if last is not best:
+        phrases += _cost(best, rows)
+        phrases.append(Phrase(f" {last.name} has the highest, {_value('ece', last.report.ece)}."))
+    if comparison is not None and best.name in comparison.seeds:
+        if comparison.best.get("ece") != best.name:
+            phrases.append(Phrase(" Which ECE is the lowest may be chance: see the differences."))
+        return phrases
+    interval = best.report.intervals.get("ece")
+    rivals = [
+        row.name
+        for row in order[1:]
+        if (other := row.report.intervals.get("ece")) and interval and other.low <= interval.high
+    ]
+    if rivals:
+        whose = "those" if len(rivals) > 1 else "that"
+        text = f" The 95\u00a0% interval of {best.name} overlaps {whose} of {', '.join(rivals)}."
+        phrases.append(Phrase(text))
+    return phrases
+
+
+def _cost(best: PageRow, rows: Sequence[PageRow]) -> list[Phrase]:
+    """What the best calibrated model loses in mIoU and accuracy to the model that is best there."""
+    dense = best.report.protocol.pixels > best.report.protocol.images
+    lost = []
+    for score in _LOST if dense else _LOST[1:]:
+        rival = max(rows, key=lambda row: getattr(row.report, score.name))
+        loss = 100 * (getattr(rival.report, score.name) - getattr(best.report, score.name))
+        if rival is not best and loss >= 0.05:
+            lost.append((f"{loss:.1f}\u00a0points of {score.label}", rival.name))
+    if not lost:
+        what = "mIoU and accuracy" if dense else "accuracy"
+        return [Phrase(f" It has the highest {what} too.")]
+    if len({name for _, name in lost}) == 1:
+        what = " and ".join(text for text, _ in lost)
+        return [Phrase(" It loses "), Phrase(what, "even"), Phrase(f" to {lost[0][1]}.")]
+    what = " and ".join(f"{text} to {name}" for text, name in lost)
+    return [Phrase(" It loses "), Phrase(what, "even"), Phrase(".")]
+
+
+def _value(score: str, value: float) -> str:
+    """A score and its unit, joined by a no-break space."""
+    return SCORES[score].brief(value).replace(" ", "\u00a0")
+
+
+# Views of the template --------------------------------------------------------------------------
+
+
+def _view(row: PageRow, index: int, *, static: bool) -> dict[str, Any]:
+    """The values that the template shows of one row."""
+    report, ece = row.report, SCORES["ece"]
+    worst = [
+        (image.name, [score_cell(ece, image.ece), Cell(f"{image.pixels:,}", value=image.pixels)])
+        for image in report.worst_images
+    ]
+    return {
+        "name": row.name,
+        "color": run_style(index)["color"],
+        "verdict": verdict(report).text,
+        "ece": ece.brief(report.ece),
+        "classes": class_table(report),
+        "parts": part_tables(report),
+        "worst": Table("Worst calibrated images", ["image", ece.heading, counted(report)], worst),
+        "overlays": [
+            (
+                f"{overlay.name}"
+                + ("" if overlay.ece is None else f", ECE {ece.brief(overlay.ece)}"),
+                _picture(overlay.name, overlay.png()),
+            )
+            for overlay in (row.overlays if static else ())
+        ],
+        "skipped": row.skipped,
+        "facts": _facts(report),
+        "config": row.config,
+    }
+
+
+def _facts(report: Report) -> list[tuple[str, str]]:
+    """The protocol as (name, text) lines."""
+    p = report.protocol
+    rule = "(lo, hi], 0 in the first" if p.edge_rule == "right" else "[lo, hi), 1 in the last"
+    what = counted(report)
+    sigmoids = ", with a sigmoid each: one decision per pixel and class, at p = 0.5"
+    lines = [
+        (
+            "counted",
+            f"{p.pixels:,} {what}" + ("" if what == "samples" else f" of {p.images:,} images"),
+        ),
+        ("region", p.region),
+        ("averaged over", what if p.average == "pixel" else f"{p.average}s"),
+        ("classes", f"{p.num_classes}{sigmoids if p.multilabel else ''}"),
+        ("bins", f"{p.num_bins} of equal width, {rule}"),
+        ("ignored label", str(p.ignore_index)),
+    ]
+    lines += [("intervals", note) for note in interval_notes(report)]
+    return [*lines, ("measured with", f"segcal {p.version}")]
+
+
+def _static_figures(
+    rows: Sequence[PageRow], shifted: Mapping[str, Mapping[str, Report]]
+) -> dict[str, list[dict[str, Any]]]:
+    """The figures of a page without scripts, by the section that shows them."""
+    reports = {row.name: row.report for row in rows}
+    shown = reports if len(rows) > 1 else rows[0].report
+    histories = {row.name: row.history for row in rows}
+    every: dict[str, dict[str, Callable[[], Any]]] = {
+        "reliability": {
+            "Reliability": lambda: plots.reliability_diagram(shown),
+            "Confidence": lambda: plots.confidence_histogram(shown),
+            "Confidence of wrong predictions": lambda: plots.wrong_confidence(shown),
+            "Risk and coverage": lambda: plots.risk_coverage(shown),
+        },
+        "classes": {
+            "Reliability by class": lambda: plots.classwise_reliability(shown, limit=_MAX_CLASSES)
+        },
+        "shift": {},
+        "training": {},
+    }
+    if shifted and plots.kinds_and_severities(shifted)[0]:
+        every["shift"]["ECE against severity"] = lambda: plots.severity_curve(shifted)
+    if shifted:
+        every["shift"]["Confidence and accuracy"] = lambda: plots.believed_accuracy(shifted)
+    if _trained(rows):
+        every["training"]["ECE over training"] = lambda: plots.convergence(histories)
+    return {
+        section: [_picture(title, plots.figure_png(draw, dpi=110)) for title, draw in some.items()]
+        for section, some in every.items()
+    }
+
+
+def _trained(rows: Sequence[PageRow]) -> bool:
+    return any(line.get("holdout/ece") is not None for row in rows for line in row.history)
+
+
+def _picture(name: str, png: bytes) -> dict[str, Any]:
+    """A picture as part of the page; WEBP takes a quarter of the size of PNG for a photograph."""
+    image = Image.open(io.BytesIO(png))
+    uri = data_uri(webp(image, 88), "image/webp")
+    return {"name": name, "uri": uri, "width": image.width, "height": image.height}
+
+
+def _hash(script: str) -> str:
+    """The source of a content security policy that allows this script."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
+
+
+def _part(name: str) -> str:
+    return (files("segcal.viz") / "page" / name).read_text(encoding="utf-8")
