@@ -11,12 +11,12 @@ import lzma
 import math
 import os
 import platform
-import tempfile
+import secrets
 import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from multiprocessing.util import register_after_fork
 from pathlib import Path
 from typing import IO, Any
@@ -72,6 +72,12 @@ MAX_BYTES = 4 * 2**30  # of one array in memory; a 150-class 2048 x 2048 float32
 MAX_CLASSES = math.isqrt(MAX_BYTES // 8)  # the int64 confusion matrix is one array; 23170
 
 
+def require_file(path: Path) -> None:
+    """Raise unless `path` is a regular file: reading a pipe would wait forever."""
+    if path.exists() and not path.is_file():
+        raise BadFile(f"{path} is not a regular file")
+
+
 def visible(folder: Path) -> list[Path]:
     """What a folder holds, sorted by name, without hidden files such as ._a.png of macOS."""
     return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
@@ -104,12 +110,14 @@ _HEADERS = {
 
 def read_npy(path: Path) -> np.ndarray:
     """The array of a .npy file."""
+    require_file(path)
     with naming(path), path.open("rb") as file:
         return _read_array(file, path.stat().st_size)
 
 
 def npy_shape(path: Path) -> tuple[int, ...]:
     """The shape of the array of a .npy file, of any size, which is not read."""
+    require_file(path)
     with naming(path), path.open("rb") as file:
         return _read_header(file, path.stat().st_size, any_size=True)[0]
 
@@ -132,8 +140,12 @@ class Npz:
     def __init__(self, path: Path, *, own: bool = False) -> None:
         self._path, self._own = path, own
         with naming(path):
+            require_file(path)
             self._archive = zipfile.ZipFile(path)
             members = [info for info in self._archive.infolist() if info.filename.endswith(".npy")]
+            names = [info.filename for info in members]
+            if len(set(names)) < len(names):
+                raise ValueError("two arrays have one name")
             total = sum(info.file_size for info in members)
             if own and total > max(path.stat().st_size, _SMALL):
                 raise ValueError(
@@ -164,44 +176,6 @@ class Npz:
             found = ", ".join(self.keys) or "none"
             raise ValueError(f"Expected an array called {key}, but got {found}")
         return self._members[key]
-
-
-def read_slabs(path: Path, key: str | None, depth: int) -> Iterator[np.ndarray]:
-    """A (C, D, H, W) array as (C, at most `depth`, H, W) parts, never whole in memory.
-
-    Args:
-        path: a .npy file, or a .npz, compressed or not.
-        key: of the array in a .npz; None for a .npy.
-        depth: slices in a part.
-
-    Raises:
-        BadFile: as for the whole array, or it is stored in Fortran order.
-    """
-    with naming(path), ExitStack() as stack:
-
-        def opened() -> tuple[IO[bytes], int]:
-            if archive is None:
-                return stack.enter_context(path.open("rb")), path.stat().st_size
-            member = archive.getinfo(f"{key}.npy")
-            return stack.enter_context(archive.open(member)), member.file_size
-
-        archive = None if key is None else stack.enter_context(zipfile.ZipFile(path))
-        (classes, slices, *plane), fortran, dtype = _read_header(*opened(), any_size=True)
-        if fortran or len(plane) != 2:
-            raise ValueError("Expected a volume this large as (C, D, H, W) in C order")
-        part = (classes, min(depth, slices), *plane)
-        check_size(math.prod(part) * dtype.itemsize, f"a part of shape {part}")
-        files = []
-        for c in range(classes):  # a reader for each class, all at the same slice
-            file, size = opened()
-            _read_header(file, size, any_size=True)
-            file.seek(c * slices * math.prod(plane) * dtype.itemsize, os.SEEK_CUR)
-            files.append(file)
-        for start in range(0, slices, depth):
-            slab = np.empty((classes, min(depth, slices - start), *plane), dtype)
-            for file, of_class in zip(files, slab, strict=True):
-                _fill(file, of_class)
-            yield slab.astype(dtype.newbyteorder("="), copy=False)
 
 
 def _read_header(
@@ -270,6 +244,7 @@ class Nifti:
                 "pip install 'segcal[nifti]'"
             ) from None
         self._path = path
+        require_file(path)
         with naming(path, "Expected a NIfTI file, but reading it failed: "):
             try:
                 with LoggingOutputSuppressor():  # it speaks of a bad header besides raising
@@ -287,14 +262,6 @@ class Nifti:
         with naming(self._path):
             check_size(8 * math.prod(self.shape), f"shape {self.shape}")
             return np.asarray(self._data).T
-
-    def slabs(self, depth: int) -> Iterator[np.ndarray]:
-        """A (C, D, H, W) array as (C, at most `depth`, H, W) parts, never whole in memory."""
-        part = (self.shape[0], depth, *self.shape[2:])
-        for start in range(0, self.shape[1], depth):
-            with naming(self._path):
-                check_size(8 * math.prod(part), f"a part of shape {part}")
-                yield np.asarray(self._data[:, :, start : start + depth]).T
 
 
 def is_nifti(path: Path) -> bool:
@@ -350,6 +317,7 @@ def image_size(path: Path) -> tuple[int, int]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[ImageFile.ImageFile]:
+    require_file(path)
     with (
         naming(path, "Expected a readable image file, but reading it failed: "),
         Image.open(path) as image,
@@ -394,6 +362,7 @@ def read_yaml(path: Path) -> Any:
     Raises:
         BadFile: in one line, where the file is no such YAML.
     """
+    require_file(path)
     with naming(path):
         if path.stat().st_size > _MAX_TEXT:
             raise ValueError("Expected YAML of at most 1 MiB, but the file is larger")
@@ -424,16 +393,16 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
         raise ValueError(f"Expected mode 'w' or 'wb', but got {mode!r}")
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes it private to the user
         os.replace(temporary, path)
     except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         name_file(error, path)
         raise
 
@@ -449,10 +418,31 @@ def utf8(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """What `torch.save` wrote, on the CPU: tensors, numbers, text and containers, never code.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged, or something else.
+    """
+    import torch
+
+    if not path.exists():
+        raise FileNotFoundError(f"there are no weights at {path}")
+    require_file(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # torch does not verify the checksums
+        if damaged is not None:
+            raise zipfile.BadZipFile(damaged)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # zipfile and torch raise many kinds for damaged files
+        raise ValueError(f"{path} is damaged, or is no file of weights") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"{path} is no file of weights")
+    return state
 
 
 class Busy(ValueError):

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from segcal.evaluation.results import shift_states, state_path
+from segcal.evaluation.folder import load_evaluation, state_file
 from segcal.metrics import CalibrationMeter, Difference, paired_differences
 from segcal.metrics.compare import Seed
 from segcal.viz.tables import difference_table
@@ -17,7 +17,7 @@ def compare_states(options: argparse.Namespace) -> None:
     if options.shift:
         _compare_shifts(options.states, options.resamples)
         return
-    paths = [state_path(path) for path in options.states]
+    paths = [state_file(path) for path in options.states]
     first, *others = (CalibrationMeter.load(path) for path in paths)
     rows = [
         (str(path), _differences([first], [meter], options.resamples, f"{paths[0]} and {path}"))
@@ -29,7 +29,10 @@ def compare_states(options: argparse.Namespace) -> None:
 
 def _compare_shifts(folders: Sequence[Path], resamples: int) -> None:
     """Print how models differ from the first under each shift, and in the mean over shifts."""
-    first, *others = ({str(s): path for s, path in shift_states(f).items()} for f in folders)
+    meters = [load_evaluation(folder).meters for folder in folders]
+    first, *others = (
+        {key[1]: m[key] for key in m if key[0] == "none" and len(key) == 2} for m in meters
+    )
     for folder, states in zip(folders[1:], others, strict=True):
         if set(states) != set(first):
             odd = sorted(set(states) ^ set(first))
@@ -37,10 +40,7 @@ def _compare_shifts(folders: Sequence[Path], resamples: int) -> None:
                 f"Expected the same shifts in {folders[0]} and {folder}, "
                 f"but {odd[0]} is in one alone"
             )
-        pairs = {
-            shift: (CalibrationMeter.load(first[shift]), CalibrationMeter.load(states[shift]))
-            for shift in first
-        }
+        pairs = {shift: (first[shift], states[shift]) for shift in first}
         both = f"{folders[0]} and {folder}"
         rows = [
             (shift, _differences([one], [other], resamples, f"{both} under {shift}"))

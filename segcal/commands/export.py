@@ -9,11 +9,9 @@ from torch.nn.functional import interpolate
 
 from segcal.distributed import choose_device
 from segcal.evaluation import export as exporting
-from segcal.evaluation.calibrate import fit_calibrators
-from segcal.evaluation.results import require_writable
-from segcal.evaluation.sources import SplitPredictions
-from segcal.posthoc import NONE
-from segcal.run import open_run
+from segcal.evaluation.folder import require_writable
+from segcal.evaluation.holdout import fit
+from segcal.sources.network import RunSource
 
 
 def export_run(options: argparse.Namespace) -> None:
@@ -21,20 +19,20 @@ def export_run(options: argparse.Namespace) -> None:
     exporting.require_exportable(options.out)
     require_writable(options.out.parent)
     device = choose_device(options.device)
-    run = open_run(options.run, weights=f"{options.weights}.pt")
-
-    def holdout() -> SplitPredictions:
-        return run.predictions(
-            "holdout", device=device, batch_size=options.batch_size, workers=options.workers
-        )
-
-    calibrators = fit_calibrators(options.posthoc, holdout, title=f"{options.run.name}: hold-out")
-    calibrator = calibrators[options.posthoc[0] if options.posthoc else NONE]
+    run = RunSource(
+        options.run,
+        split="holdout",
+        weights=options.weights,
+        device=device,
+        batch_size=options.batch_size,
+        workers=options.workers,
+    )
+    calibrator = fit(options.posthoc, run)[options.posthoc[0]] if options.posthoc else None
     if calibrator is not None:
         calibrator.cpu()
-    example = _example(run.data.test[0][0], options.size)  # (1, 3, H, W)
+    example = _example(run.splits.test[0][0], options.size)  # (1, 3, H, W)
     difference = exporting.export(
-        run.model.cpu(), calibrator, example, options.out, multilabel=run.data.multilabel
+        run.model.cpu(), calibrator, example, options.out, multilabel=run.multilabel
     )
     shape = ", ".join(map(str, example.shape[1:]))
     print(f"{options.out}: images (N, {shape}) to probabilities, {difference:.1e} from PyTorch's")

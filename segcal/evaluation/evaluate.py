@@ -1,7 +1,7 @@
-"""The evaluation loop: one pass over predictions, a meter for every calibrator and region.
+"""The evaluation loop, and what is built on it: `evaluate`, `evaluate_source`, `Evaluation`.
 
-`segcal.evaluate` wraps any module and loader for it; the trainer, the commands and sweeps call
-the same loop.
+`measure` makes one pass over the batches of a source, with a meter for every calibrator and
+region. The trainer, the commands, sweeps and adapters call it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,6 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from segcal import distributed
-from segcal.evaluation.sources import LoaderPredictions, Predictions, PredictionSource, eval_mode
 from segcal.metrics import CalibrationMeter, Report, update_together
 from segcal.metrics.protocols import (
     FOREGROUND,
@@ -26,8 +26,13 @@ from segcal.metrics.protocols import (
     need_image_sums,
     scores_by_protocol,
 )
-from segcal.metrics.regions import Region, any_present, foreground
+from segcal.metrics.regions import Region, any_present, foreground, named_regions
 from segcal.posthoc import NONE, Calibrator
+from segcal.sources.source import Batch, Source
+
+if TYPE_CHECKING:
+    from segcal.data.shift import Shift
+    from segcal.viz import Overlay, PageRow, Picture
 
 log = logging.getLogger(__name__)
 WHOLE_IMAGE = "all"  # the whole image, among the names of regions
@@ -35,49 +40,8 @@ _MAX_IMAGE_SUMS = 2 * 2**30  # bytes of per-image sums, all meters together
 
 # Takes (N, C, *S) logits, and the (N, 3, H, W) images if there are any, to (N, C, *S) logits.
 LogitMap = Callable[[Tensor, Tensor | None], Tensor]
-
-
-class Observer(Protocol):
-    """Something that counts logits and labels as `Predictions` has them, batch by batch."""
-
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch."""
-        ...
-
-    def sync(self) -> Any:
-        """Sum over all ranks; every rank must call it, those without batches too."""
-        ...
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The meters of one calibrator.
-
-    Attributes:
-        whole: of whole images.
-        regions: of parts of the same images, by name.
-        protocols: other ways to average that the report has.
-    """
-
-    whole: CalibrationMeter
-    regions: Mapping[str, CalibrationMeter]
-    protocols: Sequence[str] = ()
-
-    @property
-    def meters(self) -> list[CalibrationMeter]:
-        """That of whole images, then those of the regions."""
-        return [self.whole, *self.regions.values()]
-
-    def report(self, *, resamples: int = 1000) -> Report:
-        """The report of whole images, with those of the regions inside."""
-        parts = {
-            name: _without_table(meter.compute(resamples=resamples))
-            for name, meter in self.regions.items()
-        }
-        report = replace(self.whole.compute(resamples=resamples), regions=parts)
-        if not self.protocols:
-            return report
-        return replace(report, protocols=scores_by_protocol(self.protocols, report, self.whole))
+Meters = dict[str, CalibrationMeter]  # of one calibrator by region, `WHOLE_IMAGE` first
+Key = str | tuple[str, str]  # "ts", or ("ts", "fog:3") under a shift
 
 
 def evaluate(
@@ -85,7 +49,7 @@ def evaluate(
     loader: Iterable[Any],
     *,
     num_classes: int,
-    ignore_index: int = 255,
+    ignore_index: int | None = None,
     num_bins: int = 15,
     edge_rule: str = "right",
     device: torch.device | str | None = None,
@@ -111,19 +75,19 @@ def evaluate(
             that holds them under "out" or "logits", or first.
         loader: gives (inputs, labels), or (inputs, labels, names of the images).
         num_classes: C.
-        ignore_index: the label that means "do not count this pixel".
-        num_bins: of the meter.
-        edge_rule: of the meter.
+        ignore_index: the label that is not counted; None: 255, or -100 if 255 is a class.
+        num_bins: bins of the meter.
+        edge_rule: rule of the meter for the edges of its bins.
         device: where to run; by default where the model's parameters are.
-        transform: applied to the logits at label resolution. A fitted calibrator also gets the inputs,
-            as calibrators that read images need.
+        transform: applied to the logits at label resolution. A fitted calibrator also gets the
+            inputs, as calibrators that read images need.
         regions: parts of the images to evaluate as well, by name; see `segcal.metrics.regions`.
             Their reports are in `Report.regions`.
         protocols: other ways to average, such as "image" or "batch:8", whose scores are in
             `Report.protocols`; see `segcal.metrics.protocols`.
         per_image: keep sums per image, for intervals and for the worst images.
-        names: of all images of the loader, in order; instead of names in the batches.
-        class_names: for the report.
+        names: names of all images of the loader, in order, instead of names in the batches.
+        class_names: C names for the report.
         pad_to: pad images right and below with 0 to sides of this multiple, and crop the logits.
         padded: whether images that are larger than their labels were padded right and below (the
             logits are cropped) or resized (the logits are resized back).
@@ -134,8 +98,19 @@ def evaluate(
     Raises:
         ValueError: a batch that does not fit, or labels or logits that cannot be counted.
     """
+    from segcal.sources.network import LoaderSource, eval_mode
+
+    calibrator: LogitMap | None
+    if transform is None or isinstance(transform, Calibrator):
+        calibrator = transform
+    else:
+        plain = transform
+
+        def calibrator(logits: Tensor, images: Tensor | None) -> Tensor:
+            return plain(logits)
+
     with eval_mode(model) as network:
-        source = LoaderPredictions(
+        source = LoaderSource(
             network,
             loader,
             num_classes=num_classes,
@@ -146,34 +121,33 @@ def evaluate(
             pad_to=pad_to,
             padded=padded,
             multilabel=multilabel,
+            name="evaluate",
         )
         measured = measure(
             source,
-            {NONE: _logit_map(transform)},
+            {NONE: calibrator},
             regions=regions,
             protocols=protocols,
             num_bins=num_bins,
             edge_rule=edge_rule,
             per_image=per_image,
-            title="evaluate",
             progress=progress,
         )
-    return measured[NONE].report()
+    return report_of(measured[NONE], protocols)
 
 
 def measure(
-    source: PredictionSource,
+    source: Source,
     calibrators: Mapping[str, LogitMap | None],
     *,
     regions: Mapping[str, Region] | None = None,
     protocols: Sequence[str] = (),
-    observers: Mapping[str, Sequence[Observer]] | None = None,
+    observers: Mapping[str, Sequence[Any]] | None = None,
     num_bins: int = 15,
     edge_rule: str = "right",
     per_image: bool = True,
-    title: str = "",
     progress: bool | None = None,
-) -> dict[str, Measured]:
+) -> dict[str, Meters]:
     """Count the predictions of `source`, after each calibrator, in one pass.
 
     Every process counts its share; the meters that it returns hold the pixels of all processes.
@@ -183,93 +157,90 @@ def measure(
         calibrators: by name; None leaves the predictions as they are.
         regions: parts of the images to count as well, by name.
         protocols: other ways to average that the reports shall have.
-        observers: by calibrator, what shall see its logits and labels as well.
-        num_bins: of the meters.
-        edge_rule: of the meters.
+        observers: by calibrator, counters of operating points and class sets, whose `update` sees
+            the same logits and labels.
+        num_bins: bins of the meters.
+        edge_rule: rule of the meters for the edges of their bins.
         per_image: keep sums of each image, if they fit into memory.
-        title: of the progress bar.
         progress: show a bar; by default if stderr is a terminal.
+
+    Returns:
+        By calibrator the meters by region; the first, `WHOLE_IMAGE`, counts whole images.
     """
     regions, observers = dict(regions or {}), observers or {}
     if FOREGROUND in check_protocols(protocols):
         regions[FOREGROUND] = any_present if source.multilabel else foreground
     if WHOLE_IMAGE in regions:
-        raise ValueError(
-            f"Expected other names for regions than {WHOLE_IMAGE!r}, which is the whole image"
-        )
+        raise ValueError(f"a region cannot be called {WHOLE_IMAGE!r}: that is the whole image")
     tables = num_bins * len(calibrators) * (1 + len(regions))
-    per_image = keeps_image_sums(source, tables, protocols, asked=per_image)
-
-    def meter(region: str) -> CalibrationMeter:
-        return new_meter(source, num_bins, edge_rule=edge_rule, per_image=per_image, region=region)
-
+    per_image = _keeps_image_sums(source, tables, protocols, asked=per_image)
     measured = {
-        name: Measured(meter(WHOLE_IMAGE), {region: meter(region) for region in regions}, protocols)
+        name: {
+            region: new_meter(
+                source, num_bins, edge_rule=edge_rule, per_image=per_image, region=region
+            )
+            for region in (WHOLE_IMAGE, *regions)
+        }
         for name in calibrators
     }
-    for batch in with_progress(source, title, progress):
-        if batch.continued and observers:
-            raise ValueError(
-                "Expected volumes that can be read whole for operating points and class sets, "
-                f"which count by image, but got {(batch.names or ['one'])[0]}"
-            )
-        inside = [None, *(_inside(region, batch) for region in regions.values())]
+    for batch in with_progress(source, progress):
+        inside = [None, *(region(batch.labels) for region in regions.values())]
         for name, calibrator in calibrators.items():
-            scaled = calibrated(batch, calibrator)
-            count_batch(measured[name].meters, scaled, inside)
+            found = calibrated(batch, calibrator)
+            count_batch([*measured[name].values()], found, inside)
             for observer in observers.get(name, ()):
-                observer.update(scaled.logits, scaled.labels)
-        del batch, inside, scaled  # before the next batch is made
-    _share(source.skipped)
-    for name, found in measured.items():
-        for one in (*found.meters, *observers.get(name, ())):
+                observer.update(found.logits, found.labels)
+        del batch, inside, found  # before the next batch is made
+    if distributed.is_distributed():  # every process shall know what any of them left out
+        parts: list[dict[str, str]] = [{}] * distributed.world_size()
+        dist.all_gather_object(parts, source.skipped)
+        for part in parts:
+            source.skipped.update(part)
+    for name, meters in measured.items():
+        for one in (*meters.values(), *observers.get(name, ())):
             one.sync()
     return measured
 
 
-def _inside(region: Region, batch: Predictions) -> Tensor:
-    """The pixels of a batch in a region, as its labels are; it may look at slices beyond a part."""
-    if batch.part is None:
-        return region(batch.labels)
-    start, stop = batch.part.start, batch.part.start + batch.labels.shape[-3]
-    reach: int = getattr(region, "reach", 0)
-    first = max(start - reach, 0)
-    seen = region(batch.part.labels[..., first : stop + reach, :, :])
-    return seen[..., start - first : stop - first, :, :]
+def report_of(meters: Meters, protocols: Sequence[str] = (), *, resamples: int = 1000) -> Report:
+    """The report of whole images, with those of the regions, from the meters of one calibrator."""
+    whole = meters[WHOLE_IMAGE]
+    parts = {}
+    for name, meter in meters.items():
+        if name != WHOLE_IMAGE:  # the table of images is needed once
+            part = meter.compute(resamples=resamples)
+            images = None if part.images is None else replace(part.images, table=None)
+            parts[name] = replace(part, images=images)
+    report = replace(whole.compute(resamples=resamples), regions=parts)
+    if not protocols:
+        return report
+    return replace(report, protocols=scores_by_protocol(protocols, report, whole))
 
 
-def _without_table(report: Report) -> Report:
-    """The report of a region without the table of images, which only that of whole images needs."""
-    images = report.images
-    return report if images is None else replace(report, images=replace(images, table=None))
-
-
-def require_pixels(report: Report, what: str) -> Report:
-    """The report itself; a ValueError that names `what` if it counted no labelled pixel."""
-    if not report.protocol.pixels:
-        raise ValueError(f"Expected labelled pixels in {what}, but got none")
-    return report
-
-
-def with_progress(
-    source: PredictionSource, title: str, progress: bool | None = None
-) -> Iterator[Predictions]:
+def with_progress(source: Source, progress: bool | None = None) -> Iterator[Batch]:
     """This process's share of `source`, under a progress bar on the first process."""
     shown = sys.stderr.isatty() if progress is None else progress
-    hidden = distributed.rank() != 0 or not shown
     total = source.num_images
     if total is not None:
         total = len(range(distributed.rank(), total, distributed.world_size()))
-    with tqdm(total=total, desc=title, unit=" images", leave=False, disable=hidden) as bar:
+    with tqdm(
+        total=total,
+        desc=source.name,
+        unit=" images",
+        leave=False,
+        disable=distributed.rank() != 0 or not shown,
+    ) as bar:
         for batch in source:
-            size = 0 if batch.continued else len(batch.labels)
+            if batch.labels is None:
+                raise ValueError(f"{source.name} has no labels to evaluate against")
+            size = len(batch.values)
             yield batch
             del batch  # before the next one is made
             bar.update(size)
 
 
 def new_meter(
-    source: PredictionSource,
+    source: Source,
     num_bins: int = 15,
     *,
     edge_rule: str = "right",
@@ -283,7 +254,7 @@ def new_meter(
         source.ignore_index,
         edge_rule=edge_rule,
         per_image=per_image,
-        class_names=source.class_names,
+        class_names=source.class_names or None,
         region=region,
         multilabel=source.multilabel,
     )
@@ -291,48 +262,35 @@ def new_meter(
 
 def count_batch(
     meters: Sequence[CalibrationMeter],
-    batch: Predictions,
+    batch: Batch,
     inside: Sequence[Tensor | None] | None = None,
 ) -> None:
     """Count a batch of logits or of probabilities, in each meter the pixels inside its mask."""
+    assert batch.labels is not None  # `with_progress` has looked
     update_together(
-        meters,
-        batch.values,
-        batch.labels,
-        inside=inside,
-        names=batch.names,
-        probs=batch.are_probs,
+        meters, batch.values, batch.labels, inside=inside, names=batch.names, probs=batch.are_probs
     )
 
 
 @torch.inference_mode()
-def calibrated(batch: Predictions, calibrator: LogitMap | None) -> Predictions:
+def calibrated(batch: Batch, calibrator: LogitMap | None) -> Batch:
     """The batch with the logits that `calibrator` makes of its own; unchanged if that is None."""
     if calibrator is None:
         return batch
     return batch.with_logits(calibrator(batch.logits, batch.images))
 
 
-def _logit_map(transform: Callable[[Tensor], Tensor] | Calibrator | None) -> LogitMap | None:
-    if transform is None or isinstance(transform, Calibrator):
-        return transform
-    return lambda logits, images: transform(logits)
+def require_pixels(report: Report, what: str) -> Report:
+    """The report itself; a ValueError that names `what` if it counted no labelled pixel."""
+    if not report.protocol.pixels:
+        raise ValueError(f"there are no labelled pixels in {what}")
+    return report
 
 
-def keeps_image_sums(
-    source: PredictionSource, tables: int, protocols: Sequence[str], *, asked: bool
+def _keeps_image_sums(
+    source: Source, tables: int, protocols: Sequence[str], *, asked: bool
 ) -> bool:
-    """Whether meters keep sums of each image: if wanted, and if they fit into memory.
-
-    Args:
-        source: the predictions.
-        tables: how many tables of K numbers per image all meters have.
-        protocols: some need these sums.
-        asked: the caller wants them, for intervals.
-
-    Raises:
-        ValueError: a protocol needs sums that do not fit.
-    """
+    """Whether meters keep sums of each image: if wanted, and if they fit into memory."""
     needed = need_image_sums(protocols)
     if source.num_images is None or not (asked or needed):
         return asked or needed
@@ -341,20 +299,220 @@ def keeps_image_sums(
         return True
     if needed:
         raise ValueError(
-            "Expected sums of each image to fit into memory for the protocols "
-            f"{', '.join(protocols)}, but got too many images"
+            f"the protocols {', '.join(protocols)} need sums of each image, which do not fit "
+            f"into memory: {source.num_images} images of {source.num_classes} classes"
         )
     log.warning(
-        "no intervals: the bootstrap over %d images of %d classes would take %.1f GiB",
-        *(source.num_images, source.num_classes, size / 2**30),
+        "no intervals: the sums of %d images of %d classes would take %.1f GiB",
+        source.num_images,
+        source.num_classes,
+        size / 2**30,
     )
     return False
 
 
-def _share(skipped: dict[str, str]) -> None:
-    """Let every process know what any of them left out."""
-    if distributed.is_distributed():
-        parts: list[dict[str, str]] = [{}] * distributed.world_size()
-        dist.all_gather_object(parts, skipped)
-        for part in parts:
-            skipped.update(part)
+@dataclass
+class Evaluation:
+    """What is known of one network: reports by calibrator and shift, and what a page shows.
+
+    Attributes:
+        name: what tables call the network.
+        reports: by the short name of the calibrator ("none" is the network as it is), and by
+            (calibrator, shift) under shifts: reports["ts"], reports["ts", "fog:3"].
+        calibrators: the fitted calibrators by short name, without "none".
+        meters: the sums behind the reports, by the same keys.
+        keys: digests of what the reports under shift depend on, by the same keys.
+        overlays: panels of some images by calibrator.
+        shift_overlay: the panel of one image, clean and under shifts.
+        skipped: the reason, by name, for each image that was left out.
+        config: the settings behind the network as YAML.
+        history: the log of its training, one record per epoch.
+        notes: sentences for the reader: what was fitted, and what to doubt.
+    """
+
+    name: str
+    reports: dict[Key, Report]
+    calibrators: dict[str, Calibrator] = field(default_factory=dict)
+    meters: Mapping[Key, CalibrationMeter] = field(default_factory=dict, repr=False)
+    keys: dict[Key, str] = field(default_factory=dict, repr=False)
+    overlays: dict[str, list[Overlay]] = field(default_factory=dict, repr=False)
+    shift_overlay: Picture | None = field(default=None, repr=False)
+    skipped: dict[str, str] = field(default_factory=dict)
+    config: str = field(default="", repr=False)
+    history: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def methods(self) -> list[str]:
+        """The short names of the calibrators; "none" is the first."""
+        return [key for key in self.reports if isinstance(key, str)]
+
+    @property
+    def shifts(self) -> list[str]:
+        """The shifts, such as "fog:3"."""
+        return list(dict.fromkeys(key[1] for key in self.reports if isinstance(key, tuple)))
+
+    def rows(self) -> list[PageRow]:
+        """A row of tables and pages for each calibrator."""
+        from segcal.viz import PageRow
+
+        return [
+            PageRow(
+                name=title(self.name, method),
+                report=self.reports[method],
+                history=self.history if method == NONE else (),  # drawn once
+                config=self.config
+                + (
+                    f"# post-hoc: {self.calibrators[method]}\n"
+                    if method in self.calibrators
+                    else ""
+                ),
+                overlays=self.overlays.get(method, []),
+                skipped=self.skipped if method == NONE else {},
+                shifts={
+                    key[1]: report
+                    for key, report in self.reports.items()
+                    if isinstance(key, tuple) and key[0] == method
+                },
+                shift_overlay=self.shift_overlay if method == NONE else None,
+                notes=self.notes if method == NONE else (),
+            )
+            for method in self.methods
+        ]
+
+    def save(self, folder: str | Path, *, static: bool = False) -> Path:
+        """Write reports, states, calibrators, tables and the page; see `segcal.evaluation.folder`.
+
+        What is in the folder is replaced when all is written. Under torch.distributed only the
+        first process writes.
+
+        Args:
+            folder: made if missing.
+            static: write a page without interactive plots and tables, for mail and print.
+
+        Returns:
+            The path of the page.
+        """
+        from segcal.evaluation.folder import save
+
+        return save(self, Path(folder), static=static)
+
+    def _repr_html_(self) -> str:
+        from segcal.viz.tables import score_tables
+
+        rows = {title(self.name, method): self.reports[method] for method in self.methods}
+        return str(score_tables(rows)[0].html())
+
+
+def title(name: str, method: str) -> str:
+    """What tables call a network after a post-hoc method."""
+    return name if method == NONE else f"{name} + {method.upper()}"
+
+
+def evaluate_source(
+    source: Source,
+    *,
+    holdout: Source | None = None,
+    posthoc: Sequence[str] = (),
+    shifts: Sequence[str | Shift] = (),
+    regions: Sequence[str] = (),
+    protocols: Sequence[str] = (),
+    operate: Sequence[Any] = (),
+    conformal: Sequence[Any] = (),
+    num_bins: int = 15,
+    resamples: int = 1000,
+    overlays: str = "worst",
+    num_overlays: int = 8,
+    cache: str | Path | None = None,
+    progress: bool | None = None,
+) -> Evaluation:
+    """Evaluate a source as it is and after each post-hoc method, and under each shift.
+
+    Under torch.distributed every process calls this with the same arguments, counts its share,
+    and returns the numbers of the whole; the first one also draws.
+
+    Args:
+        source: the predictions to evaluate.
+        holdout: the predictions that calibrators, operating points and class sets are chosen on;
+            by default the source's own hold-out.
+        posthoc: short names of post-hoc methods; "none" is always there.
+        shifts: shifts to evaluate under as well, such as "fog:3"; they need a network.
+        regions: names of regions, such as "boundary:3"; see `segcal.metrics.regions`.
+        protocols: other ways to average, such as "image"; see `segcal.metrics.protocols`.
+        operate: targets of operating points, such as "accuracy=0.99".
+        conformal: promised miss rates of class sets, such as 0.1.
+        num_bins: bins of confidence.
+        resamples: resamples over the images, for intervals; 0 for none.
+        overlays: the images to draw: worst, random, none, or names with commas between them.
+        num_overlays: how many images to draw.
+        cache: folder of results under shift: those of the same network, calibrator, settings and
+            images are read from there, and new ones are stored. `Evaluation.save` writes the same
+            files.
+        progress: show bars; by default if stderr is a terminal.
+
+    Raises:
+        ValueError: in one line, what does not fit.
+    """
+    from segcal.evaluation import holdout as choosing
+    from segcal.evaluation import overlays as drawing
+    from segcal.evaluation.shifts import evaluate_shift, open_shifts
+
+    methods = [method for method in dict.fromkeys(posthoc) if method != NONE]
+    shifted = open_shifts(source, shifts)
+    drawing.require_images(overlays, source)
+    settings: dict[str, Any] = {"num_bins": num_bins, "progress": progress}
+    calibrators: dict[str, Calibrator] = {}
+    chosen = None
+    if methods or operate or conformal:
+        holdout = source.holdout() if holdout is None else holdout
+        if holdout is None:
+            raise ValueError(
+                "post-hoc methods, operating points and class sets are chosen on a hold-out, and "
+                "there is none: pass holdout= (--fit-predictions for saved predictions)"
+            )
+        with choosing.recorded(holdout, methods, progress=progress) as recording:
+            calibrators = choosing.fit(methods, recording)
+            chosen = choosing.choose(
+                recording, calibrators, operate, conformal, resamples=resamples, **settings
+            )
+    maps: dict[str, Calibrator | None] = {NONE: None, **calibrators}
+    measured = measure(
+        source,
+        maps,
+        regions=named_regions(regions, source.num_classes, multilabel=source.multilabel),
+        protocols=protocols,
+        observers=None if chosen is None else chosen.observers(),
+        per_image=resamples > 0,
+        **settings,
+    )
+    reports: dict[Key, Report] = {}
+    meters: dict[Key, CalibrationMeter] = {}
+    keys: dict[Key, str] = {}
+    for method, found in measured.items():
+        report = require_pixels(report_of(found, protocols, resamples=resamples), source.name)
+        reports[method] = report if chosen is None else chosen.complete(method, report)
+        meters[method] = found[WHOLE_IMAGE]
+    for shift, changed in shifted.items():
+        for method, (report, meter, key) in evaluate_shift(
+            changed, shift, maps, None if cache is None else Path(cache), resamples, **settings
+        ).items():
+            reports[method, shift], meters[method, shift] = report, meter
+            keys[method, shift] = key
+    evaluation = Evaluation(
+        source.name,
+        reports,
+        calibrators,
+        meters,
+        keys,
+        skipped=dict(source.skipped),
+        config=source.config,
+        history=source.history,
+        notes=[] if chosen is None else choosing.notes(chosen.report, reports, calibrators),
+    )
+    if distributed.rank() == 0:
+        indices = drawing.choose(overlays, num_overlays, source, reports[NONE])
+        evaluation.overlays = drawing.draw(source, indices, maps)
+        which = "random" if overlays == "worst" else overlays  # in the worst, a shift does little
+        for index in drawing.choose(which, min(num_overlays, 1), source, reports[NONE]):
+            evaluation.shift_overlay = drawing.draw_shifts(source, shifted, index, maps)
+    return evaluation

@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from segcal.evaluation.sources import eval_mode, logits_of, resize
 from segcal.files import atomic_write
 from segcal.posthoc import Calibrator
+from segcal.sources.network import eval_mode, logits_of
+from segcal.sources.source import resize
 
 TOLERANCE = 1e-4  # between the probabilities of the file and of PyTorch
 

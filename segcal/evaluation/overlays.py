@@ -1,49 +1,47 @@
-"""Overlays: which images to draw, their panels, and the arrays that these are drawn from."""
+"""Overlays: which images to draw, and the panels of them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from segcal.evaluation.evaluate import LogitMap, calibrated, count_batch, new_meter
-from segcal.evaluation.sources import Kind, NamedPredictions, Predictions
 from segcal.files import BadFile
 from segcal.metrics import Report
+from segcal.sources.source import Batch, Source
 from segcal.viz.overlay import Overlay, Picture, make_overlay, shift_panel
 
 log = logging.getLogger(__name__)
-WORST, RANDOM, _NO_IMAGES = "worst", "random", "none"
 
 
-def require_images(which: str, source: NamedPredictions) -> None:
+def require_images(which: str, source: Source) -> None:
     """Raise if `which` (see `choose`) names images that `source` does not have."""
     for name in _names(which):
         if name not in source.names:
+            example = f" such as {source.names[0]}" if source.names else ""
             raise ValueError(
-                "Expected overlays worst, random, none or names of images such as "
-                f"{source.names[0]}, but got {name}"
+                f"overlays are worst, random, none, or names of images{example}, but not {name}"
             )
 
 
-def choose(which: str, number: int, source: NamedPredictions, report: Report) -> list[int]:
+def choose(which: str, number: int, source: Source, report: Report) -> list[int]:
     """Indices of the images to draw.
 
     Args:
         which: worst (by each image's own ECE), random (always the same ones), none, or the names
             of images, with commas between them.
-        number: how many at most; does not limit names.
+        number: how many at most; names are not limited.
         source: the images.
-        report: of `source`; it knows the worst.
+        report: the report of `source`, which knows the worst.
     """
     index = {name: i for i, name in enumerate(source.names) if name not in source.skipped}
-    if which == _NO_IMAGES or number < 1:
+    if which == "none" or number < 1:
         return []
-    if which == RANDOM:
+    if which == "random":
         order = np.random.default_rng(0).permutation(len(index))
         return [list(index.values())[i] for i in sorted(order[:number])]
     names = _names(which) or [image.name for image in report.worst_images[:number]]
@@ -51,12 +49,12 @@ def choose(which: str, number: int, source: NamedPredictions, report: Report) ->
 
 
 def _names(which: str) -> list[str]:
-    words = [] if which in (WORST, RANDOM, _NO_IMAGES) else which.split(",")
+    words = [] if which in ("worst", "random", "none") else which.split(",")
     return [word.strip() for word in words]
 
 
 def draw(
-    source: NamedPredictions, indices: Sequence[int], calibrators: Mapping[str, LogitMap | None]
+    source: Source, indices: list[int], calibrators: Mapping[str, LogitMap | None]
 ) -> dict[str, list[Overlay]]:
     """The chosen images by name of calibrator, calibrated by each; none for classification.
 
@@ -65,84 +63,52 @@ def draw(
     """
     drawn: dict[str, list[Overlay]] = {name: [] for name in calibrators}
     for index in indices:
-        batch = next(source.parts(index))
-        if batch.values.ndim == 5 and not batch.multilabel:
-            image = _image(source, index)
-            for plane in worst_planes(source, index):
-                shown = None if image is None else _grey(plane.of(image))
-                for name, calibrator in calibrators.items():
-                    cut = plane.cut(source, index, calibrator)
-                    drawn[name].append(_overlay(source, index, shown, cut))
-        elif batch.values.ndim == 4:
-            image = _image(source, index)
-            for name, calibrator in calibrators.items():
-                found = calibrated(batch, calibrator)
-                drawn[name].append(_overlay(source, index, image, found))
+        batch = source[index]
+        volume = batch.values.ndim == 5
+        if batch.values.ndim < 4 or (volume and batch.multilabel):
+            continue
+        image = _image(source, index)
+        places = worst_planes(source, batch) if volume else [None]
+        for name, calibrator in calibrators.items():
+            found = calibrated(batch, calibrator)
+            for place in places:
+                shown, seen = image, found
+                if place is not None:
+                    shown = None if image is None else _grey(np.take(image, place[1], place[0]))
+                    seen = _plane(found, *place)
+                drawn[name].append(_overlay(source, index, shown, seen))
     return drawn
 
 
-@dataclass(frozen=True)
-class Plane:
-    """One plane through a volume.
+def worst_planes(source: Source, batch: Batch) -> list[tuple[int, int]]:
+    """For each axis of a (1, C, D, H, W) volume, (axis, place) of the plane that adds most to ECE.
 
-    Attributes:
-        axis: of (D, H, W) that it is perpendicular to.
-        place: its place along that axis.
+    That is the plane with the largest product of its ECE and its number of voxels.
     """
-
-    axis: int
-    place: int
-
-    def of(self, volume: np.ndarray) -> np.ndarray:
-        """The plane of a (D, H, W, ...) volume."""
-        return np.take(volume, self.place, self.axis)
-
-    def cut(self, source: NamedPredictions, index: int, calibrator: LogitMap | None) -> Predictions:
-        """The predictions of the plane, calibrated."""
-        values, labels, name, start = [], [], "", 0
-        kind: Kind = "logits"
-        for part in source.parts(index):
-            assert part.names is not None
-            name, depth = part.names[0], part.labels.shape[1]
-            place = self.place - start if self.axis == 0 else self.place
-            if self.axis != 0 or 0 <= place < depth:
-                scaled = calibrated(part, calibrator)
-                # Copies, because a view would keep the whole part in memory.
-                values.append(scaled.values.select(self.axis + 2, place).clone())
-                labels.append(scaled.labels.select(self.axis + 1, place).clone())
-                kind = scaled.kind
-            start += depth
-        return Predictions(
-            [f"{name} {'zyx'[self.axis]}={self.place}"],
-            kind,
-            torch.cat(values, 2),
-            torch.cat(labels, 1),
+    assert batch.labels is not None
+    planes = []
+    for axis in range(3):
+        meter = new_meter(source, per_image=True)
+        cut = replace(
+            batch,
+            names=None,
+            values=batch.values[0].movedim(axis + 1, 0),  # (planes, C, *)
+            labels=batch.labels[0].movedim(axis, 0),
         )
+        count_batch([meter], cut)
+        planes.append((axis, int(meter.image_sums().top_gap.abs().sum(1).argmax())))
+    return planes
 
 
-def worst_planes(source: NamedPredictions, index: int) -> list[Plane]:
-    """For each axis, the plane with the largest product of its ECE and its number of voxels."""
-    errors: list[list[Tensor]] = [[], [], []]  # by axis, (planes, bins) sums of the gaps
-    for part in source.parts(index):
-        for axis, found in enumerate(errors):
-            meter = new_meter(source, per_image=True)
-            planes = replace(
-                part,
-                names=None,
-                part=None,
-                values=part.values[0].movedim(axis + 1, 0),  # (planes, C, *)
-                labels=part.labels[0].movedim(axis, 0),
-            )
-            count_batch([meter], planes)
-            gap = meter.image_sums().top_gap
-            if axis == 0 or not found:
-                found.append(gap)
-            else:  # more rows of the same planes
-                found[0] += gap
-    return [
-        Plane(axis, int(torch.cat(found).abs().sum(1).argmax()))
-        for axis, found in enumerate(errors)
-    ]
+def _plane(batch: Batch, axis: int, place: int) -> Batch:
+    """One plane of a volume, perpendicular to an axis of (D, H, W)."""
+    assert batch.labels is not None and batch.names is not None
+    return replace(
+        batch,
+        names=[f"{batch.names[0]} {'zyx'[axis]}={place}"],
+        values=batch.values.select(axis + 2, place),
+        labels=batch.labels.select(axis + 1, place),
+    )
 
 
 def _grey(image: np.ndarray) -> np.ndarray:
@@ -154,38 +120,36 @@ def _grey(image: np.ndarray) -> np.ndarray:
 
 
 def draw_shifts(
-    clean: NamedPredictions,
-    shifted: Mapping[str, NamedPredictions],
+    clean: Source,
+    shifted: Mapping[str, Source],
     index: int,
     calibrators: Mapping[str, LogitMap | None],
 ) -> Picture | None:
     """The panel of one image, clean and under shifts that kept its name and its labels.
 
-    Args:
-        clean: the images as they are.
-        shifted: the same under shifts, by what rows are called.
-        index: of the image in `clean`.
-        calibrators: by name.
-
-    Returns:
-        None for classification.
+    Of a corruption only the middle severity is shown. There is none for classification.
     """
     name, labels = clean.names[index], clean[index].labels
-    if labels.ndim != 3:  # or sigmoid outputs
+    if not shifted or labels is None or labels.ndim != 3:  # or sigmoid outputs
         return None
+    kinds: dict[str, list[str]] = {}
+    for shift in shifted:
+        kind, _, value = shift.partition(":")
+        kinds.setdefault(kind if value.isdecimal() else shift, []).append(shift)
+    chosen = [sorted(same)[len(same) // 2] for same in kinds.values()]
     views = []
-    for title, source in {"clean": clean, **shifted}.items():
+    for heading, source in {"clean": clean, **{shift: shifted[shift] for shift in chosen}}.items():
         if name not in source.names or name in source.skipped:
             continue
         place = list(source.names).index(name)
         batch = source[place]
-        if batch.labels.shape != labels.shape or (batch.labels != labels).any():
+        if batch.labels is None or not torch.equal(batch.labels, labels):
             continue
         probs = {
             method: calibrated(batch, calibrator).probs[0].float().cpu().numpy()
             for method, calibrator in calibrators.items()
         }
-        views.append((title, _image(source, place), probs))
+        views.append((heading, _image(source, place), probs))
     png = shift_panel(
         views,
         labels[0].cpu().numpy(),
@@ -195,7 +159,7 @@ def draw_shifts(
     return Picture(name, png)
 
 
-def _image(source: NamedPredictions, index: int) -> np.ndarray | None:
+def _image(source: Source, index: int) -> np.ndarray | None:
     try:
         return source.image(index)
     except BadFile as error:
@@ -203,10 +167,8 @@ def _image(source: NamedPredictions, index: int) -> np.ndarray | None:
         return None
 
 
-def _overlay(
-    source: NamedPredictions, index: int, image: np.ndarray | None, batch: Predictions
-) -> Overlay:
-    assert batch.names is not None  # images are drawn by name
+def _overlay(source: Source, index: int, image: np.ndarray | None, batch: Batch) -> Overlay:
+    assert batch.names is not None and batch.labels is not None  # images are drawn by name
     meter = new_meter(source)
     count_batch([meter], batch)
     report = meter.compute()

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from segcal.evaluation.sources import resize
 from segcal.metrics import Report
 from segcal.metrics.scores import LOGGED, SCORES
+from segcal.sources.source import resize
 
 
 def missing(package: str, extra: str) -> ImportError:

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from segcal.evaluation.results import write_report
-from segcal.evaluation.sources import logits_of
+from segcal.evaluation.evaluate import Evaluation
 from segcal.integrations import at_labels, chosen_scores, missing, scalars
 from segcal.metrics import CalibrationMeter, Report
+from segcal.sources.network import logits_of
 
 try:
     if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
@@ -133,5 +133,5 @@ class CalibrationCallback(Callback):
         """Write the reports."""
         if self.folder is not None and trainer.is_global_zero:
             for name in sorted(self._unwritten):
-                write_report(self.reports[name], self.folder / name, name=name)
+                Evaluation(name, {"none": self.reports[name]}).save(self.folder / name)
         self._unwritten.clear()

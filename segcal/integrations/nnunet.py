@@ -12,24 +12,17 @@ nnUNetTrainerMDCA = mdca_trainer()
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from segcal.evaluation.saved import (
-    NIFTI,
-    Kind,
-    OpenPrediction,
-    PredictionFolder,
-    whole_numbers,
-)
 from segcal.files import BadFile, Nifti, Npz, naming, read_yaml
 from segcal.integrations import missing
 from segcal.losses import build_loss
+from segcal.sources.saved import NIFTI, Kind, PredictionFolder, whole_numbers
 
 log = logging.getLogger(__name__)
 KEY = "probabilities"
@@ -64,7 +57,7 @@ class NnunetFolder(PredictionFolder):
             raise ValueError(f"{path}: Expected --labels with the format nnunet, but got none")
         known, self._regions, self._ignored = _read_dataset(Path(path) / DATASET)
         kind = "sigmoid_probs" if self._regions else "probs"
-        super().__init__(path, **{**known, **stated, "kind": kind, "labels": labels})
+        super().__init__(path, **{**known, **stated, "axes": "zyx", "kind": kind, "labels": labels})
 
     def _list(self) -> list[Path]:
         files = sorted(file for file in self.path.glob("*.npz") if file.name[0] != ".")
@@ -75,41 +68,36 @@ class NnunetFolder(PredictionFolder):
             )
         return files
 
-    def _npz_key(self, file: Path, arrays: Npz) -> tuple[str, Kind]:
+    def _key(self, file: Path, arrays: Npz) -> tuple[str, Kind]:
         if KEY not in arrays.keys:
             raise BadFile(f"{file}: Expected the key {KEY}, but got {', '.join(arrays.keys)}")
-        return KEY, self._stated_kind(file)
+        assert self.format.kind is not None
+        return KEY, self.format.kind
 
-    def _labels_beside(self, file: Path) -> np.ndarray:
+    def _labels_beside(self, file: Path) -> tuple[np.ndarray, bool]:
         found = _nifti(file, self.format.labels)
         if found is None:
             raise BadFile(f"{file}: Expected its label {file.stem}.nii.gz in {self.format.labels}")
         labels = whole_numbers(found.read(), file)
         if not self._regions:
-            return labels
+            return labels, True
         inside = np.stack([np.isin(labels, region) for region in self._regions]).astype(np.uint8)
         if self._ignored is not None:
             inside[:, labels == self._ignored] = self.ignore_index
-        return inside
+        return inside, True
 
-    @contextmanager
-    def _open(self, file: Path) -> Iterator[OpenPrediction]:
-        with super()._open(file) as found:
+    def _values_in(
+        self, file: Path, arrays: Npz | None
+    ) -> tuple[Kind, tuple[int, ...], Callable[[], np.ndarray]]:
+        kind, shape, read = super()._values_in(file, arrays)
 
-            def complete(values: np.ndarray) -> np.ndarray:
-                with naming(file):
-                    return values if self._regions else _completed(values, file)
+        def values() -> np.ndarray:
+            stored = read()
+            self._check_place(file, None if self._regions else stored)
+            with naming(file):
+                return stored if self._regions else _completed(stored, file)
 
-            def values() -> np.ndarray:
-                stored = found.values()
-                self._check_place(file, None if self._regions else stored)
-                return complete(stored)
-
-            def slabs(depth: int) -> Iterator[np.ndarray]:
-                self._check_place(file, None)
-                return map(complete, found.slabs(depth))
-
-            yield found._replace(values=values, slabs=slabs)
+        return kind, shape, values
 
     def _check_place(self, file: Path, values: np.ndarray | None) -> None:
         """Refuse labels that lie elsewhere than the predictions."""

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from segcal import distributed
-from segcal.evaluation.sources import logits_of
 from segcal.integrations import at_labels, chosen_scores, missing, scalars
 from segcal.losses import build_loss
 from segcal.metrics import CalibrationMeter, Report
+from segcal.sources.network import logits_of
 
 try:
     from transformers import EvalPrediction

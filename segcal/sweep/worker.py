@@ -14,12 +14,11 @@ from typing import Any
 from segcal.data.shift import Shift, parse_shifts
 from segcal.data.splits import missing
 from segcal.distributed import choose_device
-from segcal.evaluation.calibrate import fit_calibrators
-from segcal.evaluation.evaluate import measure, require_pixels
+from segcal.evaluation.evaluate import evaluate_source
 from segcal.files import read_yaml
 from segcal.posthoc import NONE
-from segcal.run import open_run
 from segcal.settings import to_dict
+from segcal.sources.network import RunSource
 from segcal.sweep.plan import Evaluation, Method, Training, value_text
 from segcal.sweep.store import Store, every_run
 from segcal.training import checkpoint
@@ -117,20 +116,23 @@ class TrainingWorker:
         device = choose_device(self.device)
         methods = sorted({evaluation.posthoc for evaluation in evaluations} - {NONE})
         with _output_to(store.folder(run) / OUTPUT):
-            opened = open_run(folder)
-            calibrators = fit_calibrators(
-                methods, lambda: opened.predictions("holdout", device=device)
-            )
-            for shift, limit in dict.fromkeys((e.shift, e.limit) for e in evaluations):
-                together = [e for e in evaluations if (e.shift, e.limit) == (shift, limit)]
-                source = opened.predictions(device=device, shift=to_shift(shift), limit=limit)
-                found = measure(source, {e.posthoc: calibrators[e.posthoc] for e in together})
+            opened = RunSource(folder, device=device)
+            for limit in dict.fromkeys(e.limit for e in evaluations):
+                together = [e for e in evaluations if e.limit == limit]
+                found = evaluate_source(
+                    opened if limit is None else opened.limited(limit),
+                    posthoc=methods,
+                    shifts=[e.shift for e in together if e.shift],
+                    resamples=RESAMPLES,
+                    overlays="none",
+                )
                 for evaluation in together:
-                    measured = found[evaluation.posthoc]
+                    method, shift = evaluation.posthoc, evaluation.shift
+                    key = (method, str(to_shift(shift))) if shift else method
                     path = store.report(run, evaluation)
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    measured.whole.save(path.with_suffix(".npz"))
-                    require_pixels(measured.report(resamples=RESAMPLES), run.name).save(path)
+                    found.meters[key].save(path.with_suffix(".npz"))
+                    found.reports[key].save(path)
 
     def expect_same(self, methods: Sequence[Method], store: Store) -> None:
         """Raise a ValueError if a run in `store` was trained with other settings than planned."""

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from benchmarks.measure import print_ratios, time_and_memory
 from segcal import CalibrationMeter
-from segcal.evaluation.saved import PredictionFolder
+from segcal.sources.saved import PredictionFolder
 
 _HERE = Path(__file__).resolve().parents[2]
 _IGNORE = 255

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from reproduction.figures import FigureMaker, first_folder, first_reports, row_of
 from segcal import viz
 from segcal.data.samples import Samples
-from segcal.evaluation.sources import SplitPredictions
-from segcal.run import open_run
+from segcal.sources.network import NetworkSource, RunSource
 from segcal.sweep.results import Results
 from segcal.sweep.worker import to_shift
 from segcal.viz.plots import new_figure, plain
@@ -42,7 +41,7 @@ class Answers:
         class_names: C names.
     """
 
-    source: SplitPredictions
+    source: NetworkSource
     labels: Tensor
     probs: Mapping[str, Tensor]
     class_names: tuple[str, ...]
@@ -69,14 +68,10 @@ def answers(results: Results, place: int, *, part: str = "test", shifted: bool =
     """What the networks of the first seed say of the test set, under shift, or of the hold-out."""
     probs = {}
     for loss in LOSSES:
-        opened = open_run(folder_of(results, place, loss))
-        shift = "domain:art" if opened.config.data.name == "pacs" else "rotation:15"
-        source = opened.predictions(
-            part,
-            device=torch.device("cpu"),
-            workers=0,
-            shift=to_shift(shift) if shifted else None,
-        )
+        source: NetworkSource = RunSource(folder_of(results, place, loss), split=part, workers=0)
+        if shifted:
+            pacs = source.data_config is not None and source.data_config.name == "pacs"
+            source = source.shifted(to_shift("domain:art" if pacs else "rotation:15"))
         batches = list(source)
         probs[loss] = torch.cat([batch.probs.float() for batch in batches])
     labels = torch.cat([batch.labels for batch in batches])
@@ -146,11 +141,11 @@ def activation_maps(results: Results, images: int = 2) -> Figure:
     figure = new_figure(2.6 * (1 + len(LOSSES)), 2.8 * images)
     axes = figure.subplots(images, 1 + len(LOSSES), squeeze=False)
     for column, loss in enumerate(LOSSES, start=1):
-        opened = open_run(folder_of(results, _MASKS, loss))
-        for row, (index, label) in zip(axes, _objects(opened.data.test, images), strict=True):
-            picture = opened.data.test.image(index)
-            image, target = opened.data.test[index]
-            name = opened.data.class_names[label]
+        opened = RunSource(folder_of(results, _MASKS, loss))
+        for row, (index, label) in zip(axes, _objects(opened.splits.test, images), strict=True):
+            picture = opened.splits.test.image(index)
+            image, target = opened.splits.test[index]
+            name = opened.splits.class_names[label]
             row[0].imshow(picture)
             row[0].set_title(f"label: {plain(name)}")
             row[column].imshow(picture, alpha=0.5)

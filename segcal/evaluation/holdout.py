@@ -1,0 +1,317 @@
+"""What a hold-out decides: post-hoc fits, thresholds of confidence, and class sets.
+
+The network runs once over its hold-out; the fits and the choices read its logits from files.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from segcal import distributed, posthoc
+from segcal.evaluation.evaluate import (
+    Key,
+    measure,
+    report_of,
+    require_pixels,
+    with_progress,
+)
+from segcal.metrics import Report
+from segcal.metrics.scores import SCORES
+from segcal.metrics.triage import (
+    AcceptedPixels,
+    MissRates,
+    SetCounts,
+    Target,
+    check_miss,
+    choose_threshold,
+)
+from segcal.posthoc import NONE, Calibrator
+from segcal.sources.saved import PredictionFolder
+from segcal.sources.source import Batch, Source
+
+log = logging.getLogger(__name__)
+
+
+class Recording(Source):
+    """The predictions of a source that were written to files, read again and again.
+
+    Args:
+        source: what was recorded.
+        folder: of the files.
+        batches: kind and names of each batch.
+        device: where batches are put.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        folder: Path,
+        batches: Sequence[tuple[Any, Sequence[str] | None]],
+        device: torch.device,
+    ) -> None:
+        self.name, self.skipped = f"{source.name}, hold-out", source.skipped
+        self.num_classes, self.class_names = source.num_classes, source.class_names
+        self.ignore_index, self.multilabel = source.ignore_index, source.multilabel
+        self.num_images = source.num_images
+        self._folder, self._batches, self._device = folder, batches, device
+
+    def __iter__(self) -> Iterator[Batch]:
+        for number, (kind, names) in enumerate(self._batches):
+            files = sorted(self._folder.glob(f"{number}.*.npy"))  # logits, labels, images
+            arrays = [torch.from_numpy(np.load(file, allow_pickle=False)) for file in files]
+            yield Batch(names, kind, *(array.to(self._device) for array in arrays))
+
+
+@contextmanager
+def recorded(
+    source: Source, methods: Sequence[str] = (), *, progress: bool | None = None
+) -> Iterator[Source]:
+    """A hold-out that can be read many times, inside the block; its network runs once.
+
+    Saved predictions are read where they are. Others are kept in a temporary folder, at 4 bytes
+    per pixel and class, with the images if one of `methods` reads them.
+    """
+    if isinstance(source, PredictionFolder | Recording):
+        yield source
+        return
+    images = any(posthoc.CALIBRATORS[method].reads_images for method in methods)
+    with tempfile.TemporaryDirectory(prefix="segcal-") as name:
+        folder, device = Path(name), torch.device("cpu")
+        batches: list[tuple[Any, Sequence[str] | None]] = []
+        for batch in with_progress(source, progress):
+            assert batch.labels is not None
+            if not batches:
+                _check_space(source, batch, folder)
+            parts = [batch.logits.float(), batch.labels]
+            if images and batch.images is not None:
+                parts.append(batch.images)
+            for number, part in enumerate(parts):
+                _save(folder / f"{len(batches)}.{number}.npy", part)
+            batches.append(("sigmoid_logits" if batch.multilabel else "logits", batch.names))
+            device = batch.values.device
+            del batch, parts, part  # before the next is made
+        yield Recording(source, folder, batches, device)
+
+
+def _save(path: Path, tensor: Tensor) -> None:
+    try:
+        np.save(path, tensor.cpu().numpy(), allow_pickle=False)
+    except OSError as error:
+        # numpy says of a full disk only how much of the array was written.
+        raise OSError(
+            error.errno or errno.ENOSPC,
+            f"cannot write the logits of the hold-out ({error.strerror or error}), which take 4 "
+            "bytes per pixel and class; set TMPDIR to use another folder",
+            str(path.parent),
+        ) from None
+
+
+def _check_space(source: Source, batch: Batch, folder: Path) -> None:
+    """Raise if the disk is too small for all batches, if they are as large as `batch`."""
+    if source.num_images is None:
+        return
+    batches = source.num_images / distributed.world_size() / len(batch.values)
+    needed = 4 * batch.values.numel() * batches / 2**30
+    free = shutil.disk_usage(folder).free / 2**30
+    if needed > free:
+        raise ValueError(
+            f"the logits of the hold-out take {needed:.1f} GiB, but {folder.parent} has "
+            f"{free:.1f} GiB free; set TMPDIR to use another folder"
+        )
+
+
+def fit(methods: Sequence[str], holdout: Source) -> dict[str, Calibrator]:
+    """The fitted calibrator of each post-hoc method, by its short name.
+
+    A warning of a fit, such as that it improved nothing, is logged in one line.
+
+    Args:
+        methods: short names, without "none".
+        holdout: the predictions to fit on; a network runs over them once.
+    """
+    options = {"ignore_index": holdout.ignore_index, "multilabel": holdout.multilabel}
+    calibrators = {}
+    for method in methods:
+        if method not in posthoc.METHODS:
+            raise ValueError(
+                f"{method!r} is no post-hoc method; choose from {', '.join(posthoc.METHODS)}"
+            )
+        calibrators[method] = posthoc.CALIBRATORS[method](**options)
+    if not methods:
+        return calibrators
+    with recorded(holdout, methods) as recording:
+        for calibrator in calibrators.values():
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                calibrator.fit(_Pairs(recording))
+            for warning in caught:
+                log.warning("%s", warning.message)
+    if holdout.skipped:
+        log.warning("left out %d files of the hold-out that cannot be used", len(holdout.skipped))
+    return calibrators
+
+
+class _Pairs:
+    """A source as batches of (logits, labels) or (logits, labels, images), as fits take them."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __iter__(self) -> Iterator[tuple[Tensor | None, ...]]:
+        for batch in self._source:
+            pair = batch.logits, batch.labels
+            yield pair if batch.images is None else (*pair, batch.images)
+            del batch, pair  # before the next is read
+
+
+@dataclass
+class Choices:
+    """The thresholds and class sets that were chosen on a hold-out, and their counts on test.
+
+    Attributes:
+        report: the hold-out's report of the network as it is.
+        reports: the hold-out's reports by calibrator.
+        accepted: by calibrator and target, the counts at its threshold.
+        sets: by calibrator and promised miss rate, the counts of its class sets.
+        misses: by calibrator and promised miss rate, the mean miss rate of the hold-out.
+    """
+
+    report: Report
+    reports: dict[str, Report] = field(default_factory=dict)
+    accepted: dict[str, dict[Target, AcceptedPixels]] = field(default_factory=dict)
+    sets: dict[str, dict[float, SetCounts]] = field(default_factory=dict)
+    misses: dict[str, dict[float, float]] = field(default_factory=dict)
+
+    def observers(self) -> dict[str, list[AcceptedPixels | SetCounts]]:
+        """What must see the test images, by calibrator; see `measure`."""
+        return {
+            name: [*self.accepted[name].values(), *self.sets[name].values()]
+            for name in self.accepted
+        }
+
+    def complete(self, method: str, report: Report) -> Report:
+        """The report of the test images with the operating points and class sets."""
+        if method not in self.accepted:
+            return report
+        holdout = self.reports[method]
+        images = holdout.protocol.images
+        return replace(
+            report,
+            operating_points=tuple(
+                counts.point(target, holdout.fine, images)
+                for target, counts in self.accepted[method].items()
+            ),
+            class_sets=tuple(
+                counts.sets(alpha, images, self.misses[method][alpha])
+                for alpha, counts in self.sets[method].items()
+            ),
+        )
+
+
+def choose(
+    holdout: Source,
+    calibrators: Mapping[str, Calibrator],
+    operate: Sequence[str | Target] = (),
+    conformal: Sequence[str | float] = (),
+    *,
+    resamples: int = 1000,
+    **settings: Any,
+) -> Choices:
+    """Choose thresholds and class sets after each calibrator, in one pass over the hold-out.
+
+    Raises:
+        ValueError: the hold-out has no labelled pixels, or too few images for a miss rate.
+    """
+    targets = [t if isinstance(t, Target) else Target.parse(t) for t in operate]
+    misses = [m if isinstance(m, float) else check_miss(m) for m in conformal]
+    if misses and holdout.multilabel:
+        raise ValueError("class sets need one class per pixel, but these are sigmoid outputs")
+    ignore, multilabel = holdout.ignore_index, holdout.multilabel
+    maps: dict[str, Calibrator | None] = {NONE: None}
+    if targets or misses:
+        maps |= calibrators
+    rates = {name: [MissRates(ignore)] if misses else [] for name in maps}
+    measured = measure(holdout, maps, observers=rates, per_image=resamples > 0, **settings)
+    reports = {
+        name: require_pixels(
+            report_of(meters, resamples=resamples if name == NONE else 0), "the hold-out"
+        )
+        for name, meters in measured.items()
+    }
+    choices = Choices(reports[NONE], reports)
+    if not (targets or misses):
+        return choices
+    for name, report in reports.items():
+        found = {alpha: rates[name][0].choose(alpha) for alpha in misses}
+        choices.accepted[name] = {
+            t: AcceptedPixels(choose_threshold(report.fine, t), ignore, multilabel=multilabel)
+            for t in targets
+        }
+        choices.sets[name] = {alpha: SetCounts(lam, ignore) for alpha, (lam, _) in found.items()}
+        choices.misses[name] = {alpha: miss for alpha, (_, miss) in found.items()}
+    return choices
+
+
+_SURE = 1.5  # half-widths of 95 % intervals: about 3 standard deviations
+
+
+def notes(
+    holdout: Report, reports: Mapping[Key, Report], calibrators: Mapping[str, Calibrator]
+) -> list[str]:
+    """What was fitted; which fit makes the test worse; and whether the hold-out is one.
+
+    Args:
+        holdout: the report of the network as it is, on the hold-out.
+        reports: those of the test images.
+        calibrators: by short name, fitted on the hold-out.
+    """
+    test, lines = reports[NONE], []
+    nll = SCORES["nll"]
+    for method, calibrator in calibrators.items():
+        fitted = ", ".join(
+            f"{name.rstrip('_')} {value.item():.4g}"
+            for name, value in calibrator.state_dict().items()
+            if not value.ndim
+        )
+        line = f"{method.upper()} was fitted on {holdout.protocol.images} hold-out images"
+        if not calibrator.improved_:
+            line += " and improved nothing there, so it leaves the logits as they are"
+        elif fitted:
+            line += f": {fitted}"
+        lines.append(f"{line}.")
+        found = reports[method]
+        if found.nll > test.nll + 1e-6:
+            lines.append(
+                f"{method.upper()} makes the NLL of the test images worse: "
+                f"{nll.text(found.nll)} instead of {nll.text(test.nll)}."
+            )
+    parts = []
+    for name in ("accuracy", "nll", "mean_confidence"):
+        score, ours, theirs = SCORES[name], getattr(holdout, name), getattr(test, name)
+        both = holdout.intervals.get(name), test.intervals.get(name)
+        if None in both:
+            continue
+        width = sum(((one.high - one.low) / 2) ** 2 for one in both if one) ** 0.5
+        if abs(ours - theirs) > _SURE * width:
+            parts.append(f"{score.label} {score.text(ours)} and {score.text(theirs)}")
+    if parts:
+        better = holdout.accuracy > test.accuracy and holdout.nll < test.nll
+        lines.append(
+            f"Hold-out and test differ by more than chance: {'; '.join(parts)}. What was chosen "
+            "on the hold-out may not suit the test images."
+            + (" Was the network trained on the hold-out?" if better else "")
+        )
+    return lines

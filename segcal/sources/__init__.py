@@ -1,0 +1,49 @@
+"""Sources: where batches of named predictions come from."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from segcal.sources.source import KINDS, Batch, Kind, Source
+
+__all__ = ["KINDS", "Batch", "Kind", "Source", "open_source"]
+
+FORMATS = {  # of saved predictions: the module and the class that read them
+    "segcal": ("segcal.sources.saved", "PredictionFolder"),
+    "nnunet": ("segcal.integrations.nnunet", "NnunetFolder"),
+}
+
+
+def open_source(
+    path: str | Path | Source, data: str | None = None, *, format: str = "segcal", **options: Any
+) -> Source:
+    """Open a source of predictions: a run, or predictions that any framework saved.
+
+    Args:
+        path: the folder of a run, or a folder or a file of predictions.
+        data: the data set of a network that is given by name.
+        format: of saved predictions: segcal, or nnunet for the output of
+            `nnUNetv2_predict --save_probabilities`.
+        **options: of `segcal.sources.network.RunSource` for a run (split, weights, device,
+            batch_size, workers, skip_bad), of `segcal.sources.saved.PredictionFolder` for saved
+            predictions (skip_bad, kind, layout, axes, labels, …).
+
+    Raises:
+        ValueError: in one line, why it cannot be opened.
+    """
+    if isinstance(path, Source):
+        return path
+    path = Path(path)
+    if data is not None:
+        raise ValueError(f"{path} brings its own data: leave out data={data!r}")
+    if format not in FORMATS:
+        raise ValueError(f"the format must be one of {', '.join(FORMATS)}, but is {format!r}")
+    if format == "segcal" and (path / "config.yaml").is_file():
+        from segcal.sources.network import RunSource  # saved predictions need none of it
+
+        return RunSource(path, **options)
+    module, reader = FORMATS[format]
+    source: Source = getattr(import_module(module), reader)(path, **options)
+    return source

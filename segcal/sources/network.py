@@ -1,0 +1,380 @@
+"""Sources that run a network: a module with any loader, a network on a data set, a trained run."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from segcal import data, distributed, models, settings
+from segcal.files import read_checkpoint, read_yaml
+from segcal.pixels import multilabel_labels, resolve_ignore_index
+from segcal.sources.source import Batch, Kind, Source, digest, file_digest, resize
+
+if TYPE_CHECKING:  # a module and a loader need none of these
+    from segcal.data.options import DataConfig
+    from segcal.data.samples import Samples
+    from segcal.data.shift import Shift
+    from segcal.data.splits import Splits
+    from segcal.models.options import ModelConfig
+
+CONFIG, LOG = "config.yaml", "log.jsonl"  # in the folder of a run
+
+
+class LoaderSource(Source):
+    """A network on the batches of any loader, at the resolution of the labels.
+
+    Args:
+        model: as for `segcal.evaluate`; must be in eval mode.
+        loader: gives (inputs, labels) or (inputs, labels, names), this process's share alone.
+        num_classes: C.
+        class_names: C names, or None.
+        ignore_index: the label that is not counted; None: 255, or -100 if 255 is a class.
+        device: where to run; by default where the model's parameters are.
+        names: of all images of the loader, in order, instead of names in the batches.
+        pad_to: as for `segcal.evaluate`.
+        padded: as for `segcal.evaluate`.
+        multilabel: as for `segcal.evaluate`.
+        name: what tables call it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loader: Iterable[Any],
+        *,
+        num_classes: int,
+        class_names: Sequence[str] | None = None,
+        ignore_index: int | None = None,
+        device: torch.device | str | None = None,
+        names: Sequence[str] | None = None,
+        pad_to: int = 1,
+        padded: bool | None = None,
+        multilabel: bool = False,
+        name: str = "model",
+    ) -> None:
+        self.name, self.num_classes = name, num_classes
+        self.class_names = tuple(class_names or ())
+        self.multilabel = multilabel
+        self.ignore_index = resolve_ignore_index(ignore_index, 2 if multilabel else num_classes)
+        self.skipped = {}
+        if not distributed.is_distributed():
+            with suppress(AttributeError, TypeError):  # not a DataLoader, or one over a stream
+                self.num_images = len(loader.dataset)  # type: ignore[attr-defined]
+        self.model, self._loader, self._batch_names = model, loader, names
+        tensors = (t for group in (model.parameters(), model.buffers()) for t in group)
+        found = next(tensors, torch.zeros(0)).device
+        self.device = found if device is None else torch.device(device)
+        self._pad_to, self._padded = pad_to, padded
+
+    def __iter__(self) -> Iterator[Batch]:
+        seen = 0
+        for batch in self._loader:
+            if not isinstance(batch, Sequence) or len(batch) not in (2, 3):
+                raise ValueError(
+                    "the loader must give (inputs, labels) or (inputs, labels, names), "
+                    f"but gave {type(batch).__name__}"
+                )
+            inputs, labels = batch[0], batch[1]
+            names = batch[2] if len(batch) == 3 else None
+            if self._batch_names is not None:
+                names = self._batch_names[seen : seen + len(labels)]
+            seen += len(labels)
+            yield self.predict(inputs, labels, names)
+
+    @torch.inference_mode()
+    def predict(self, inputs: Tensor, labels: Tensor, names: Sequence[str] | None) -> Batch:
+        """What the network makes of a batch."""
+        inputs = inputs.to(self.device, non_blocking=True)
+        labels = labels.to(self.device, non_blocking=True)
+        padded = inputs
+        if self._pad_to > 1 and inputs.ndim >= 4:
+            height, width = inputs.shape[-2:]
+            padded = pad(inputs, (0, -width % self._pad_to, 0, -height % self._pad_to))
+        logits = logits_of(self.model(padded))
+        if self.multilabel and labels.ndim == 3 and self.num_classes == 1:
+            labels = labels.unsqueeze(1)
+        one = labels[:, 0] if self.multilabel and labels.ndim > 1 else labels  # (N, *S)
+        logits = _at_labels(logits, inputs, one, self._pad_to, self._padded)
+        images = inputs if inputs.ndim == 4 else None  # a text is not an image
+        if images is not None and self._padded and one.ndim == 3:
+            images = images[..., : one.shape[1], : one.shape[2]]
+        if self.multilabel:
+            labels = multilabel_labels(logits, labels)
+        kind: Kind = "sigmoid_logits" if self.multilabel else "logits"
+        return Batch(names, kind, logits, labels, images)
+
+
+class NetworkSource(LoaderSource):
+    """A network on a split of a data set, with its hold-out and its shifts.
+
+    Args:
+        model: (N, 3, H, W) images to (N, C, *S) logits; moved to the device, in eval mode.
+        splits: the data set.
+        config: how `splits` were made, for shifts; None if that is not known.
+        split: test or holdout.
+        device: where the network works.
+        batch_size: images at a time; one where images differ in size.
+        workers: processes that read images.
+        name: what tables call it.
+        key: a digest of the network: its weights and settings.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        splits: Splits,
+        *,
+        config: DataConfig | None = None,
+        split: str = "test",
+        device: torch.device | str = "cpu",
+        batch_size: int = 8,
+        workers: int = 2,
+        name: str = "model",
+        key: str = "",
+    ) -> None:
+        super().__init__(
+            model.to(device).eval(),
+            (),
+            num_classes=splits.num_classes,
+            class_names=splits.class_names,
+            ignore_index=splits.ignore_index,
+            device=device,
+            multilabel=splits.multilabel,
+            name=name,
+        )
+        self.splits, self.data_config, self.split, self.key = splits, config, split, key
+        self.batch_size, self.workers = batch_size, workers
+        self.palette = splits.palette
+        self._cuts: tuple[tuple[str, tuple[int, ...]], ...] = ()
+        self._read(getattr(splits, split))
+
+    def _read(self, samples: Samples) -> None:
+        from segcal.data.samples import eval_loader
+
+        self.samples, self.names, self.num_images = samples, samples.names, len(samples)
+        self.skipped = dict(samples.skipped)
+        self._batch_names = samples.names[distributed.rank() :: distributed.world_size()]
+        self._loader = eval_loader(
+            samples,
+            batch_size=self.batch_size if self.splits.uniform else 1,
+            workers=self.workers,
+            pin=self.device.type == "cuda",
+        )
+
+    def __getitem__(self, index: int) -> Batch:
+        image, label = self.samples[index]
+        return self.predict(image[None], label[None], [self.names[index]])
+
+    def image(self, index: int) -> np.ndarray | None:
+        """(H, W, 3) uint8 RGB."""
+        return self.samples.image(index)
+
+    def only(self, indices: Sequence[int]) -> NetworkSource:
+        """The same network on some of the images, by number."""
+        part = copy.copy(self)
+        part._read(self.samples.only(indices))
+        return part
+
+    def limited(self, number: int) -> NetworkSource:
+        """The same network on at most `number` images, evenly spaced."""
+        return self._cut("limited", number)
+
+    def shard(self, k: int, n: int) -> NetworkSource:
+        """The same network on every n-th image from image k on, counted from 0."""
+        return self._cut("shard", k, n)
+
+    def _cut(self, how: str, *numbers: int) -> NetworkSource:
+        part = copy.copy(getattr(super(), how)(*numbers))
+        part._cuts = (*self._cuts, (how, numbers))  # a shift that brings images repeats them
+        return part
+
+    def shifted(self, shift: Shift) -> NetworkSource:
+        """The same network on images that a shift changes, or brings."""
+        from segcal.data.splits import shifted
+
+        if self.data_config is None or self.split != "test":
+            raise ValueError("a shift changes the test images of a data set, and no others")
+        other = copy.copy(self)
+        other.splits = shifted(self.splits, self.data_config, shift)
+        other.name, other._cuts = f"{self.name}, {shift}", ()
+        other._read(other.splits.test)
+        for how, numbers in self._cuts:
+            other = other._cut(how, *numbers)
+        return other
+
+    def holdout(self) -> NetworkSource | None:
+        """The same network on the hold-out of the data set, whole."""
+        if self.split == "holdout":
+            return None
+        other = copy.copy(self)
+        other.split, other._cuts = "holdout", ()
+        other._read(self.splits.holdout)
+        return other
+
+    def fingerprint(self) -> str:
+        """A digest of the network, the settings of the data, and the images."""
+        if not self.key:
+            return ""
+        config = None if self.data_config is None else asdict(self.data_config)
+        return digest(self.key, config, self.samples.fingerprint())
+
+
+class RunSource(NetworkSource):
+    """A trained run: its network on a split of its data.
+
+    Args:
+        folder: of the run, with config.yaml and the weights.
+        split: test or holdout.
+        weights: best or last.
+        device: where the network works.
+        batch_size: images at a time; by default as in training.
+        workers: processes that read images; by default as in training.
+        skip_bad: leave images that cannot be used out; a run may say so itself.
+
+    Attributes:
+        record: the log line of the epoch that the weights are from; None if it was not evaluated.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        split: str = "test",
+        weights: str = "best",
+        device: torch.device | str = "cpu",
+        batch_size: int | None = None,
+        workers: int | None = None,
+        skip_bad: bool = False,
+    ) -> None:
+        folder = Path(folder)
+        path, checkpoint = folder / CONFIG, folder / f"{weights}.pt"
+        if not path.exists():
+            raise FileNotFoundError(f"{folder} is not a run: there is no {CONFIG} in it")
+        config, network, other = _settings(path)
+        state = read_checkpoint(checkpoint)
+        # A run may come from someone else: opening it downloads nothing.
+        config = replace(config, download=False, skip_bad=skip_bad or config.skip_bad)
+        splits = data.build(config)
+        # The checkpoint has all weights: pretrained ones of the encoder are not needed.
+        bare = replace(network, encoder_weights=None)
+        model = models.build(bare, splits.num_classes, words=splits.words)
+        try:
+            model.load_state_dict(state["model"])
+        except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"{checkpoint} does not fit the network in {path}: {reason:.200}"
+            ) from None
+        super().__init__(
+            model,
+            splits,
+            config=config,
+            split=split,
+            device=device,
+            batch_size=batch_size or int(other.get("batch_size", 8)),
+            workers=int(other.get("workers", 2)) if workers is None else workers,
+            name=folder.resolve().name,
+            key=digest(file_digest(checkpoint), asdict(network)),
+        )
+        self.folder, self.record = folder, state.get("record")
+        self.config = path.read_text(encoding="utf-8")
+        self.history = _read_log(folder / LOG)
+
+
+def _settings(path: Path) -> tuple[DataConfig, ModelConfig, dict[str, Any]]:
+    """The data and the network that a config.yaml states, and its other settings."""
+    stated = read_yaml(path)
+    sections = [
+        stated.get(name) if isinstance(stated, dict) else None for name in ("data", "model")
+    ]
+    if not all(isinstance(section, dict) for section in sections):
+        raise ValueError(f"{path} is no config.yaml of a run: it needs the sections data and model")
+    config = settings.build(data.DataConfig, sections[0], f"{path}: data.")
+    return config, settings.build(models.ModelConfig, sections[1], f"{path}: model."), stated
+
+
+def _read_log(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return check_history([json.loads(line) for line in lines])
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{path}: a line must be a JSON object of numbers: {error}") from None
+
+
+def check_history(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The records of a log, one per epoch.
+
+    Raises:
+        TypeError, ValueError or OverflowError: they hold something else than numbers.
+    """
+    for record in records:
+        for value in record.values():
+            if value is not None and not isinstance(value, int | float):
+                raise TypeError(f"{value!r:.60} in the log")
+            float(value or 0)
+    return [dict(record) for record in records]
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[nn.Module]:
+    """The bare network in eval mode; afterwards every submodule has its own mode back."""
+    # A DDP wrapper sends buffers at each forward, so ranks with uneven shares would wait forever.
+    network = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield network
+    finally:
+        for module in training:
+            module.training = True
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits in what a model returned, as torchvision, smp and others wrap them."""
+    if isinstance(output, Mapping):
+        output = output.get("out", output.get("logits"))
+    elif isinstance(output, Sequence):
+        output = output[0]
+    elif not isinstance(output, Tensor):
+        output = getattr(output, "logits", None)
+    if not isinstance(output, Tensor):
+        raise ValueError(
+            "the model must return logits, alone, first in a tuple, or under 'out' or 'logits', "
+            f"but returned {type(output).__name__}"
+        )
+    return output
+
+
+def _at_labels(
+    logits: Tensor, inputs: Tensor, labels: Tensor, pad_to: int, padded: bool | None
+) -> Tensor:
+    """(N, C, *S) logits at the size of the (N, *S) labels: padding cut off, then resized."""
+    if labels.ndim == 4 and logits.ndim == 5:
+        return resize(logits, labels.shape[1:])
+    if labels.ndim != 3 or logits.ndim != 4 or inputs.ndim != 4:
+        return logits  # classification, or something whose sizes the meter checks
+    size = labels.shape[-2:]
+    image = inputs.shape[-2:]
+    if padded is None and (image[0] > size[0] or image[1] > size[1]):
+        raise ValueError(
+            f"the images {tuple(image)} are larger than their labels {tuple(size)}: say "
+            "padded=True if they were padded right and below, padded=False if resized"
+        )
+    full = (image[0] + -image[0] % pad_to, image[1] + -image[1] % pad_to)
+    if full != tuple(image):  # the network saw padding: undo it at the size it was added
+        logits = resize(logits, full)[..., : image[0], : image[1]]
+    if padded:
+        logits = resize(logits, image)[..., : size[0], : size[1]]
+    return resize(logits, size)

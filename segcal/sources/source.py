@@ -1,0 +1,189 @@
+"""What every source of predictions is: batches of named predictions, with or without labels."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+if TYPE_CHECKING:
+    from segcal.data.shift import Shift
+
+Kind = Literal["logits", "probs", "sigmoid_logits", "sigmoid_probs"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The predictions of N images, at the resolution of their labels.
+
+    Attributes:
+        names: N names, or None.
+        kind: whether `values` are logits or probabilities, of a softmax or of C sigmoids.
+        values: (N, C, *S) floating; S = (H, W) for masks, (D, H, W) for volumes, () for
+            classification.
+        labels: (N, *S) int64; (N, C, *S) for sigmoids; None for images without labels.
+        images: (N, channels, *) what the network saw, where it is known.
+    """
+
+    names: Sequence[str] | None
+    kind: Kind
+    values: Tensor
+    labels: Tensor | None
+    images: Tensor | None = None
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether the values are of sigmoid outputs."""
+        return self.kind.startswith("sigmoid_")
+
+    @property
+    def are_probs(self) -> bool:
+        """Whether the values are probabilities."""
+        return self.kind.endswith("probs")
+
+    @property
+    def logits(self) -> Tensor:
+        """(N, C, *S) logits; of probabilities, those whose softmax or sigmoids they are."""
+        if not self.are_probs:
+            return self.values
+        wide = self.values.to(torch.promote_types(self.values.dtype, torch.float32))
+        if self.multilabel:
+            return wide.double().logit(torch.finfo(torch.float64).eps).to(wide)
+        return wide.clamp_min(torch.finfo(wide.dtype).tiny).log()
+
+    @property
+    def probs(self) -> Tensor:
+        """(N, C, *S) probabilities."""
+        if self.are_probs:
+            return self.values
+        return self.values.sigmoid() if self.multilabel else self.values.softmax(1)
+
+    def with_logits(self, logits: Tensor) -> Batch:
+        """The same batch with other (N, C, *S) logits."""
+        kind: Kind = "sigmoid_logits" if self.multilabel else "logits"
+        return replace(self, kind=kind, values=logits)
+
+
+class Source(ABC):
+    """Predictions of images, in batches.
+
+    Iterating gives this process's share, `indices[rank::world_size]`: all processes together give
+    every image once. A subclass sets the attributes below, and may override the methods that need
+    images by number, a network or a data set.
+
+    Attributes:
+        name: what tables call it.
+        num_classes: C.
+        class_names: C names.
+        ignore_index: the label that is not counted.
+        multilabel: whether the outputs are C sigmoids.
+        palette: (C, 3) uint8 colours of the classes, or None.
+        names: the names of all images; empty if they are not known.
+        num_images: how many images there are, over all processes; None if that is not known.
+        skipped: the reason, by name, for each image that was left out.
+        config: the settings behind the predictions as YAML, for the page.
+        history: the log of the training, one record per epoch, for the page.
+    """
+
+    name: str
+    num_classes: int
+    class_names: tuple[str, ...]
+    ignore_index: int
+    multilabel: bool = False
+    palette: np.ndarray | None = None
+    names: Sequence[str] = ()
+    num_images: int | None = None
+    skipped: dict[str, str]
+    config: str = ""
+    history: Sequence[Mapping[str, Any]] = ()
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def __getitem__(self, index: int) -> Batch:
+        """The predictions of one image (or file)."""
+        raise ValueError(f"{self.name} gives no single images")
+
+    def image(self, index: int) -> np.ndarray | None:
+        """(H, W, 3) uint8 RGB at the size of the labels, or None if there is no image.
+
+        Of a volume it is (D, H, W) or (D, H, W, 3) of any numbers.
+        """
+        return None
+
+    def only(self, indices: Sequence[int]) -> Source:
+        """The same source on some of its images, by number."""
+        raise ValueError(f"{self.name} does not know its images by number, so none can be chosen")
+
+    def limited(self, number: int) -> Source:
+        """The same source on at most `number` images, evenly spaced."""
+        if len(self.names) <= number:
+            return self
+        chosen = np.linspace(0, len(self.names) - 1, number).round().astype(int)
+        return self.only(chosen.tolist())
+
+    def shard(self, k: int, n: int) -> Source:
+        """The same source on every n-th image from image k on, counted from 0."""
+        if len(self.names) < n:
+            raise ValueError(
+                f"{self.name} has {len(self.names)} images: too few to divide into {n} shards"
+            )
+        return self.only(range(k, len(self.names), n))
+
+    def shifted(self, shift: Shift) -> Source:
+        """The same network on images that a shift changes."""
+        raise ValueError("--shift needs the network: pass a run or --model, not saved predictions.")
+
+    def holdout(self) -> Source | None:
+        """The predictions to fit calibrators on, where the source has a hold-out of its own."""
+        return None
+
+    def fingerprint(self) -> str:
+        """A digest of all that the predictions depend on; empty if that is not known.
+
+        It covers weights, settings, and the data: files with their sizes and times.
+        """
+        return ""
+
+
+def digest(*parts: Any) -> str:
+    """A digest of plain values."""
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """A digest of the contents of a file."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:  # hashlib.file_digest came with Python 3.11
+        while piece := file.read(2**20):
+            found.update(piece)
+    return found.hexdigest()
+
+
+def resize(logits: Tensor, size: Sequence[int], *, align_corners: bool = False) -> Tensor:
+    """(N, C, *size) logits, by linear interpolation along each axis, in float32 at least.
+
+    Raises:
+        ValueError: the logits have other axes, or there is nothing to interpolate.
+    """
+    if logits.shape[2:] == tuple(size):
+        return logits
+    modes = {1: "linear", 2: "bilinear", 3: "trilinear"}
+    mode = modes.get(len(size)) if len(size) == logits.ndim - 2 else None
+    if mode is None or 0 in (*size, *logits.shape[1:]):
+        raise ValueError(
+            f"logits of shape {tuple(logits.shape)} cannot be resized to {tuple(size)}: "
+            "they must be (N, C, *S) with the same axes"
+        )
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return interpolate(logits.to(wide), size=tuple(size), mode=mode, align_corners=align_corners)
