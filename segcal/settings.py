@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -52,38 +52,41 @@ def read(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> T:
     """An instance of `kind` from several (where, values) of `build`; later ones win."""
     stated: dict[str, Any] = {}  # by dotted name
     for where, values in layers:
-        for name, value in _leaves(kind, values, where).items():
-            if isinstance(value, dict) and isinstance(stated.get(name), dict):
-                value = {**stated[name], **value}
-            stated[name] = value
-    where = layers[0][0] if len(layers) == 1 else ""
+        _collect(kind, values, where, stated)
+    where = layers[0][0] if len(layers) == 1 and layers[0][0] != "--" else ""
     try:
         return _make(kind, stated)
     except ValueError as error:  # from a __post_init__, which names the field
-        raise ValueError(f"{'' if where == '--' else where}{error}") from None
+        raise ValueError(f"{where}{error}") from None
 
 
-def _leaves(
-    kind: type, values: Mapping[str, Any], where: str, prefix: str = "", root: type | None = None
-) -> dict[str, Any]:
-    """The checked values by dotted name."""
-    root = root or kind
+def _collect(
+    kind: type,
+    values: Mapping[str, Any],
+    where: str,
+    stated: dict[str, Any],
+    prefix: str = "",
+    root: type | None = None,
+) -> None:
+    """Put the checked values of `kind`, which is at `prefix` in `root`, into `stated`."""
     hints = get_type_hints(kind)
-    leaves: dict[str, Any] = {}
     for key, value in values.items():
-        name, dot, rest = str(key).partition(".")
-        if name not in {field.name for field in fields(kind)}:
-            raise ValueError(f"{where}{prefix}{key}: {unknown(f'{prefix}{key}', root)}")
-        hint = hints[name]
-        if dot:
-            value = {rest: value}
-        if is_dataclass(hint):
-            if not isinstance(value, Mapping):
-                raise ValueError(f"{where}{prefix}{name}: expected options, but got {value!r:.60}")
-            leaves |= _leaves(hint, value, where, f"{prefix}{name}.", root)  # type: ignore[arg-type]
+        field, dot, rest = str(key).partition(".")
+        if field not in {known.name for known in fields(kind)}:
+            wrong = f"{prefix}{key}"
+            raise ValueError(f"{where}{wrong}: {unknown(wrong, root or kind)}")
+        name, hint = f"{prefix}{field}", hints[field]
+        value = {rest: value} if dot else value
+        if not is_dataclass(hint):
+            value = convert(value, hint, f"{where}{name}")
+            if isinstance(value, dict) and isinstance(stated.get(name), dict):
+                value = {**stated[name], **value}
+            stated[name] = value
+        elif isinstance(value, Mapping):
+            inner = cast("type", hint)
+            _collect(inner, value, where, stated, f"{name}.", root or kind)
         else:
-            leaves[f"{prefix}{name}"] = convert(value, hint, f"{where}{prefix}{name}")
-    return leaves
+            raise ValueError(f"{where}{name}: expected options, but got {value!r:.60}")
 
 
 def _make(kind: type[T], stated: Mapping[str, Any], prefix: str = "", default: Any = None) -> T:

@@ -89,6 +89,11 @@ def partners(samples: int, device: torch.device) -> Tensor:
     return (torch.arange(samples, device=device) ^ 1).clamp_max_(samples - 1)
 
 
+def mixed_share(mixup: float, seed: int, step: int) -> float:
+    """λ ~ Beta(mixup, mixup) of a step, the same in every process, micro-batch and resumed run."""
+    return float(np.random.default_rng((seed, step, _MIXUP)).beta(mixup, mixup))
+
+
 def averaged_weights(model: nn.Module, decay: float) -> Any:
     """An exponential moving average of the weights and buffers of `model`, by timm.
 
@@ -160,10 +165,9 @@ class Learner:
             masses = torch.stack([self.criterion.mass(part) for part in labels])
             distributed.sum_(masses)
             shares = (masses / torch.where(masses.sum() > 0, masses.sum(), 1)).unbind()
-        mixed = None  # λ of mixup: by seed and step alone, the same in every process
-        if options.mixup is not None:
-            generator = np.random.default_rng((options.seed, self.steps, _MIXUP))
-            mixed = float(generator.beta(options.mixup, options.mixup))
+        mixed = (
+            None if options.mixup is None else mixed_share(options.mixup, options.seed, self.steps)
+        )
         totals: dict[str, Tensor] = {}
         for number, (images, _) in enumerate(batches):
             # The last micro-batch reduces the sum of all gradients over the processes.

@@ -10,7 +10,8 @@ import torch
 from scipy.io import savemat
 from torchvision import datasets
 
-from segcal.data import DataConfig, build_data
+from segcal.data import DataConfig
+from segcal.data import build as build_data
 from tests.support.datasets import write_cifar
 
 
@@ -80,16 +81,16 @@ def test_mnist_files(tmp_path, packed):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn", "mnist", "voc2012"])
-@pytest.mark.parametrize("download", [False, True])
-def test_missing_data_says_how_to_get_it(name, download, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["cifar10", "mnist", "voc2012"])
+def test_missing_data_says_how_to_get_it(name, tmp_path, monkeypatch):
     def no_network(*args, **kwargs):
         raise socket.gaierror("Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", no_network)
-    with pytest.raises(ValueError, match=f"Expected .* in {tmp_path}.*data/README.md") as caught:
-        build(name, tmp_path, download=download)
-    assert "\n" not in str(caught.value)
+    for download in (False, True):
+        with pytest.raises(ValueError, match=f"{tmp_path}.*data/README.md") as caught:
+            build(name, tmp_path, download=download)
+        assert "\n" not in str(caught.value)
 
 
 def test_real_mnist(shared_data):

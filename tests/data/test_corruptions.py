@@ -7,7 +7,9 @@ import multiprocessing
 import numpy as np
 import pytest
 from PIL import Image
+from scipy import ndimage
 
+from segcal.data import corruptions
 from segcal.data.corruptions import CORRUPTIONS, LARGE, SEVERITIES, SMALL, corrupt
 
 NAMES = list(CORRUPTIONS)
@@ -44,7 +46,7 @@ def test_severity_0_is_clean_and_others_are_not(name, photographs):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("side", [SMALL, 64, 100])
+@pytest.mark.parametrize("side", [SMALL, 100])
 def test_distance_from_the_clean_image_rises_with_severity(name, side, photographs):
     images = resized(photographs, side)
     repeats = range({"fog": 24, "motion_blur": 12, "snow": 8, "frost": 6}.get(name, 2))
@@ -89,16 +91,14 @@ def test_other_processes_and_orders_give_the_same(photographs):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("size", [(1, 1), (1, 9), (7, 2), (33, 50), (84, 85), (101, 87), (90, 400)])
-@pytest.mark.parametrize("value", [0, 255, None])
-def test_every_size_and_extreme_values(name, size, value):
-    image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
-    if value is not None:
-        image[:] = value
-    for severity in (1, 5):
-        with np.errstate(divide="raise", invalid="raise", over="raise"):
-            changed = corrupt(image, name, severity, key="a")
-        assert changed.shape == image.shape and changed.dtype == np.uint8
+def test_every_size_and_extreme_values(name):
+    for size in ((1, 1), (1, 9), (7, 2), (33, 50), (84, 85), (101, 87), (90, 400)):
+        image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+        for shown in (image, 0 * image, 0 * image + 255):
+            for severity in (1, 5):
+                with np.errstate(divide="raise", invalid="raise", over="raise"):
+                    changed = corrupt(shown, name, severity, key="a")
+                assert changed.shape == shown.shape and changed.dtype == np.uint8
 
 
 def grey(side, value=128):
@@ -192,24 +192,38 @@ def test_fog_is_a_fractal_over_the_image():
     assert 0 <= density.min() < 0.2 and 0.8 < density.max() <= 1.01
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_tables_have_five_severities_for_both_sizes(name):
-    corruption = CORRUPTIONS[name]
-    for table in (corruption.small, corruption.large):
-        assert len(table) == len(set(table)) == 5 and len({len(row) for row in table}) == 1
+def test_tables_have_five_severities_for_both_sizes():
+    for corruption in CORRUPTIONS.values():
+        for table in (corruption.small, corruption.large):
+            assert len(table) == len(set(table)) == 5 and len({len(row) for row in table}) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("rain", 1), "Expected a corruption out of gaussian_noise, .*pixelate, but got 'rain'"),
-        (("fog", 6), "Expected a severity of 1 to 5 for fog, but got 6"),
-        (("fog", -1), "Expected a severity of 1 to 5 for fog, but got -1"),
-    ],
-)
-def test_what_there_is_not(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        corrupt(grey(8), *arguments, key="a")
+def test_filters_equal_those_of_scipy():
+    """Fourier and cosine transforms, against sums over neighbours; the border is mirrored."""
+    rng = np.random.default_rng(0)
+    layer, kernel = rng.random((40, 31)), rng.random((9, 5)).astype(np.float32)
+    expected = ndimage.correlate(layer, kernel, mode="mirror")
+    np.testing.assert_allclose(corruptions._filter(layer, kernel), expected, atol=1e-4)
+    colours = np.stack([layer, layer.T[:31].T, 1 - layer], 2)
+    found = corruptions._filter(colours, kernel)
+    np.testing.assert_allclose(found[..., 0], expected, atol=1e-4)
+    expected = ndimage.gaussian_filter(layer, 3.0, mode="reflect", truncate=8)
+    np.testing.assert_allclose(corruptions._blur(layer, 3.0), expected, atol=1e-3)
+
+
+def test_layers_grow_linearly_and_shrink_to_means_of_areas():
+    layer = np.arange(12.0).reshape(3, 4)
+    assert corruptions._resize(layer, (3, 2)).tolist() == [[0.5, 2.5], [4.5, 6.5], [8.5, 10.5]]
+    grown = corruptions._resize(layer, (3, 8))[0]
+    np.testing.assert_allclose(grown, [0, 0.25, 0.75, 1.25, 1.75, 2.25, 2.75, 3], atol=1e-6)
+    rest = corruptions._resize(layer[:, :3], (3, 2))[0]  # 1.5 pixels each
+    np.testing.assert_allclose(rest, [(0 + 0.5) / 1.5, (0.5 + 2) / 1.5], atol=1e-6)
+
+
+def test_what_there_is_not():
+    for arguments, word in ((("rain", 1), "rain"), (("fog", 6), "severity"), (("fog", -1), "-1")):
+        with pytest.raises(ValueError, match=word):
+            corrupt(grey(8), *arguments, key="a")
     for image in (grey(8)[..., 0], grey(8).astype(float), grey(8)[:0]):
         with pytest.raises(ValueError, match="Expected a .H, W, 3. uint8 image"):
             corrupt(image, "fog", 1, key="a")

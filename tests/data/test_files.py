@@ -1,5 +1,6 @@
 """Data read from files: layouts, palettes, hold-outs, and one clear sentence for each fault."""
 
+import os
 import shutil
 from dataclasses import replace
 
@@ -8,11 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-from segcal.data import DATASETS, DataConfig, build_data
-from segcal.data.build import build_shifted
-from segcal.data.samples import read_class_mask
-from segcal.data.shift import Shift
+from segcal.data import DATASETS, DataConfig
+from segcal.data import build as build_data
 from segcal.data.folders import palette
+from segcal.data.samples import read_class_mask
+from segcal.data.shift import Shift, ShiftedPart
+from segcal.data.splits import shifted as build_shifted
 
 
 def save_pair(image_path, mask_path, *, size=(20, 14), values=(0, 3, 255), seed=0):
@@ -203,9 +205,10 @@ def test_mask_faults_are_named(mask_root):
     save_pair(image, mask, values=(0, 9, 12))
     with pytest.raises(ValueError, match=rf"{mask}: .* 0\.\.3 or ignore_index=255, but got 9, 12$"):
         masks(mask_root).test[1]
-    assert masks(mask_root, ignore_index=9, num_classes=13).test[1][1].unique().tolist() == [
-        0, 9, 12,
-    ]  # fmt: skip
+    found = masks(mask_root, ignore_index=12, num_classes=10).test[1][1]
+    assert found.unique().tolist() == [0, 9, 12]
+    with pytest.raises(ValueError, match="one of the 13 classes"):
+        masks(mask_root, ignore_index=9, num_classes=13)
     Image.new("L", (5, 7)).save(mask)
     with pytest.raises(
         ValueError, match=rf"{mask}: .*20x14 pixels, the size of {image}, but got 5x7"
@@ -333,25 +336,47 @@ def test_hold_out_is_disjoint_and_depends_on_the_split_seed_alone(class_root):
     assert len(others) > 1
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"name": "vocc"}, f"one of {', '.join(DATASETS)}, but got 'vocc'"),
+def test_bad_options_are_refused():
+    for options, word in (
+        ({"name": "vocc"}, ", ".join(DATASETS)),
         ({"holdout": 0.0}, "holdout"),
         ({"holdout": 1.0}, "holdout"),
         ({"limit": 0}, "limit"),
         ({"split_seed": -1}, "seeds"),
         ({"std": (0.5, 0.0, 0.5)}, "std"),
-        ({"num_classes": 5}, "num_classes=11 for scenes, but got 5"),
-        ({"train_split": "trainaug"}, "train_split to be unset for scenes.*it is for voc2012"),
-        ({"holdout_split": "x"}, "holdout_split to be unset for scenes"),
-        ({"resize": 32}, "resize to be unset for scenes, which is segmentation, but got 32"),
-        ({"max_words": 5}, "max_words to be unset for scenes.*it is for newsgroups"),
-    ],
-)
-def test_bad_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        build_data(DataConfig(**options), seed=0)
+        ({"num_classes": 5}, "num_classes=11"),
+        ({"train_split": "trainaug"}, "voc2012"),
+        ({"resize": 32}, "segmentation"),
+        ({"max_words": 5}, "newsgroups"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            build_data(DataConfig(**options))
+
+
+@pytest.mark.parametrize(("kind", "name"), [("mask", "holdout"), ("class", "val")])
+def test_a_folder_of_its_own_is_the_hold_out(kind, name, request):
+    root, read = request.getfixturevalue(f"{kind}_root"), {"mask": masks, "class": folders}[kind]
+    before = read(root)
+    shutil.copytree(root / "test", root / name)
+    data = read(root)
+    assert data.holdout.names == data.test.names
+    assert len(data.train) == len(before.train) + len(before.holdout)
+
+
+def test_a_fingerprint_is_of_names_sizes_and_times(mask_root):
+    first = masks(mask_root).test
+    assert first.fingerprint() == masks(mask_root).test.fingerprint()
+    assert first.fingerprint() != masks(mask_root, limit=1).test.fingerprint()
+    assert first.fingerprint() != masks(mask_root, mean=(0.4, 0.5, 0.5)).test.fingerprint()
+    assert first.fingerprint() != masks(mask_root).holdout.fingerprint()
+    mask, before = mask_root / "test" / "masks" / "1.png", first.fingerprint()
+    os.utime(mask, ns=(0, mask.stat().st_mtime_ns + 1000))
+    assert first.fingerprint() != before
+    for name in ("scenes", "digits"):
+        some, same, other = (build_data(DataConfig(name, limit=n)).test for n in (3, 3, 4))
+        assert some.fingerprint() == same.fingerprint() != other.fingerprint()
+        fog = some.with_part(ShiftedPart(some.part, Shift("fog", 1)))
+        assert fog.fingerprint() != some.fingerprint()
 
 
 def test_real_voc(shared_data):

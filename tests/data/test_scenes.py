@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from segcal.data import DataConfig, build_data, scenes
+from segcal.data import DataConfig, scenes
+from segcal.data import build as build_data
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,7 @@ def test_label_follows_the_ink():
 
 
 def test_another_ignore_index_is_refused():
-    with pytest.raises(ValueError, match="ignore_index=255.*got 0"):
+    with pytest.raises(ValueError, match="data.ignore_index"):
         build_data(DataConfig(ignore_index=0), seed=0)
 
 

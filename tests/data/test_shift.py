@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from segcal.data import DataConfig, build_data
-from segcal.data.build import build_shifted
+from segcal.data import DataConfig
+from segcal.data import build as build_data
 from segcal.data.corruptions import CORRUPTIONS
 from segcal.data.shift import Shift, ShiftedPart, imbalanced, parse_shifts, rotate
+from segcal.data.splits import shifted as build_shifted
 from tests.support.datasets import write_cifar
 
 
@@ -35,8 +36,7 @@ def rotated_literally(image, degrees):
     return out
 
 
-@pytest.mark.parametrize("degrees", [15, 30, 45, 60, 75, -20])
-@pytest.mark.parametrize("size", [(28, 28), (9, 14)])
+@pytest.mark.parametrize(("degrees", "size"), [(15, (28, 28)), (60, (9, 14)), (-20, (9, 14))])
 def test_rotated_images_are_bilinear(degrees, size):
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
     expected = rotated_literally(image, degrees)
@@ -92,31 +92,24 @@ def test_shifts_by_name(text, expected):
     assert len({shift.folder for shift in shifts}) == len(shifts)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "Expected shifts out of all, gaussian_noise, .*, but got ''"),
-        ("fogg", "but got 'fogg'"),
-        ("fog:6", "Expected a severity of 1 to 5 for fog, but got 6"),
-        ("fog:0", "Expected a severity of 1 to 5 for fog, but got 0"),
-        ("fog:1.5", "Expected a severity of 1 to 5 for fog, but got 1.5"),
-        ("fog:1,9", "Expected a severity of 1 to 5 for fog, but got 9"),
-        ("fog,4", "Expected fog:4, but got fog,4"),
-        ("fog:", "Expected a value after 'fog:', but got none"),
-        ("all:x", "Expected a severity of 1 to 5 for all, but got x"),
-        ("rotation", "Expected degrees for rotation, but got ''"),
-        ("rotation:nan", "Expected degrees for rotation, but got 'nan'"),
-        ("domain", "Expected domain:NAME, but got ''"),
-        ("3", "but got '3'"),
-    ],
-)
-def test_shifts_that_there_are_not(text, message):
-    with pytest.raises(ValueError, match=message):
-        parse_shifts(text)
+def test_shifts_that_there_are_not():
+    for text, word in (
+        ("", "gaussian_noise"),
+        ("fogg", "fogg"),
+        *((text, "severity") for text in ("fog:6", "fog:0", "fog:1.5", "fog:1,9", "all:x")),
+        ("fog,4", "fog:4"),
+        ("fog:", "value"),
+        ("rotation", "degrees"),
+        ("rotation:nan", "degrees"),
+        ("domain", "domain:NAME"),
+        ("3", "'3'"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            parse_shifts(text)
 
 
 @pytest.mark.parametrize("name", ["scenes", "digits"])
-@pytest.mark.parametrize("shift", [Shift(name, 4) for name in CORRUPTIONS], ids=str)
+@pytest.mark.parametrize("shift", [Shift(name, 4) for name in ("fog", "snow", "jpeg")], ids=str)
 def test_labels_and_other_parts_stay(name, shift):
     config = DataConfig(name, augment=False, limit=3)
     data = build_data(config, seed=0)
@@ -152,24 +145,17 @@ def test_what_is_random_in_a_shift_depends_on_the_image_not_on_its_place():
     assert torch.equal(mine[1][0], build_shifted(whole, few, noise).test[place][0])
 
 
-@pytest.mark.parametrize(
-    ("options", "shift", "message"),
-    [
-        ({"name": "scenes"}, Shift("rotation", 15), "Expected a shift that leaves masks where"),
-        (
-            {"name": "digits"},
-            Shift("domain", "art"),
-            "domain to be unset for digits, .* for pacs",
-        ),
-    ],
-)
-def test_shifts_that_do_not_fit(options, shift, message):
-    config = DataConfig(**options)
-    with pytest.raises(ValueError, match=message):
-        build_shifted(build_data(config, seed=0), config, shift)
+def test_shifts_that_do_not_fit():
+    for name, shift, word in (
+        ("scenes", Shift("rotation", 15), "masks"),
+        ("digits", Shift("domain", "art"), "pacs"),
+    ):
+        config = DataConfig(name)
+        with pytest.raises(ValueError, match=word):
+            build_shifted(build_data(config, seed=0), config, shift)
 
 
-@pytest.mark.parametrize("factor", [10, 50, 100])
+@pytest.mark.parametrize("factor", [10, 100])
 def test_imbalance_follows_the_paper(factor):
     classes = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 5000))
     chosen = imbalanced(classes, num_classes=10, factor=factor, seed=0)
@@ -205,26 +191,14 @@ def test_imbalanced_cifar(tmp_path, monkeypatch):
         build_data(config, seed=0)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"name": "digits", "imbalance": 0.5}, "Expected imbalance of at least 1, but got 0.5"),
-        ({"name": "digits", "imbalance": 1e4}, "Expected an imbalance of at most 1.., the size"),
-        (
-            {"name": "scenes", "rotation": 15},
-            "Expected rotation to be unset for scenes, which",
-        ),
-        (
-            {"name": "scenes", "imbalance": 10},
-            "Expected imbalance to be unset for scenes, which",
-        ),
-        (
-            {"name": "digits", "domain": "art"},
-            "domain to be unset for digits, .* for pacs",
-        ),
-        ({"name": "digits", "train_domain": "others"}, "Expected train_domain to be unset for"),
-    ],
-)
-def test_options_that_do_not_fit(options, message):
-    with pytest.raises(ValueError, match=message):
-        build_data(DataConfig(**options), seed=0)
+def test_options_that_do_not_fit():
+    for options, word in (
+        ({"name": "digits", "imbalance": 0.5}, "at least 1"),
+        ({"name": "digits", "imbalance": 1e4}, "at most 1"),
+        ({"name": "scenes", "rotation": 15}, "data.rotation"),
+        ({"name": "scenes", "imbalance": 10}, "data.imbalance"),
+        ({"name": "digits", "domain": "art"}, "pacs"),
+        ({"name": "digits", "train_domain": "others"}, "data.train_domain"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            build_data(DataConfig(**options))

@@ -129,17 +129,14 @@ def test_resize_square_averages_when_it_shrinks():
     assert resize_square(image, 9).shape == (9, 9, 3)
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"scale": (2.0, 0.5)}, "low <= high"),
-        ({"scale": (0.0, 1.0)}, "0 < low"),
-        ({"crop_size": 0}, "crop_size"),
-        ({"base_size": -3}, "base_size"),
-        ({"pad": -1}, "pad"),
-        ({"flip": 1.5}, "flip"),
-    ],
-)
-def test_impossible_recipes_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Augmentation(**options)
+def test_impossible_recipes_are_refused():
+    for name, value in (
+        ("scale", (2.0, 0.5)),
+        ("scale", (0.0, 1.0)),
+        ("crop_size", 0),
+        ("base_size", -3),
+        ("pad", -1),
+        ("flip", 1.5),
+    ):
+        with pytest.raises(ValueError, match=name):
+            Augmentation(**{name: value})

@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from segcal.models import MODELS, ModelConfig, build_model
+from segcal.models import MODELS, ModelConfig
+from segcal.models import build as build_model
 from segcal.models.segmentation import PaddedToMultiple
 from segcal.models.weights import load_weights
 
@@ -237,7 +238,7 @@ def test_unreachable_hub_names_the_local_way(config, monkeypatch, tmp_path):
         (ModelConfig("unet", encoder="resnet19"), "resnet18.*but got 'resnet19'"),
         (
             ModelConfig("resnet20", encoder_weights="imagenet"),
-            "unset for resnet20, .* for d",
+            "model.encoder_weights",
         ),
         (ModelConfig(norm="layer"), "one of batch, group, none, but got 'layer'"),
     ],

@@ -6,8 +6,9 @@ import torch
 import torchvision
 from torch import nn
 
+from segcal.models import ModelConfig
+from segcal.models import build as build_model
 from segcal.training.config import parse_train
-from segcal.models import ModelConfig, build_model
 
 WORDS = ("", "the", "moon", "of")
 
@@ -146,17 +147,17 @@ def test_glove_vectors(tmp_path):
 
 
 def test_networks_of_another_kind_are_refused():
-    with pytest.raises(ValueError, match="Expected model name to be gpcnn for text, but got 'res"):
+    with pytest.raises(ValueError, match="gpcnn"):
         build_model(ModelConfig("resnet20"), num_classes=2, words=WORDS)
-    with pytest.raises(ValueError, match="Expected text for model gpcnn, but got images"):
+    with pytest.raises(ValueError, match="reads text"):
         build_model(ModelConfig("gpcnn"), num_classes=2)
     with pytest.raises(
         ValueError,
-        match="freeze to be unset for unet, .* for resnet50_head, gp",
+        match="model.freeze",
     ):
         build_model(ModelConfig("unet", freeze=True), num_classes=2)
 
 
 def test_nothing_random_is_frozen():
-    with pytest.raises(ValueError, match=r"Expected model.encoder_weights with model.freeze"):
+    with pytest.raises(ValueError, match="model.freeze"):
         parse_train(["--model.name", "resnet50_head", "--model.freeze", "true"])

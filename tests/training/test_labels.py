@@ -9,8 +9,8 @@ from PIL import Image
 from segcal.cli import main
 from segcal.data import build as build_data
 from segcal.data.options import DataConfig
-from segcal.training.labels import count_labels
 from segcal.training.log import write_jsonl
+from segcal.training.run import count_labels
 from tests.support.datasets import write_masks
 
 
@@ -69,14 +69,13 @@ def test_counts_are_those_of_the_labels(masks):
     rewrite(masks, lambda mask, n: np.where(mask == 1, 255, 0).astype(np.uint8) if n % 2 else mask)
     config = DataConfig(name="masks", root=str(masks), num_classes=2)
     train = build_data(config, seed=0).train
-    found = count_labels(train, 2, 255)
+    classes, ignored, items = count_labels(train, 2, 255)
     labels = np.stack([train.part.read(index)[1] for index in train.indices])
-    np.testing.assert_array_equal(found.classes, [(labels == 0).sum(), (labels == 1).sum()])
-    assert found.ignored == (labels == 255).sum() and found.items == len(train)
-    assert found.total == labels.size
-    assert count_labels(train, 2, 255, most=3).items == 3
+    np.testing.assert_array_equal(classes, [(labels == 0).sum(), (labels == 1).sum()])
+    assert ignored == pytest.approx((labels == 255).mean()) and items == len(train)
+    assert count_labels(train, 2, 255, most=3)[2] == 3
     digits = build_data(DataConfig(name="digits"), seed=0).train
-    assert count_labels(digits, 10, 255, most=10**6).classes.sum() == len(digits)
+    assert count_labels(digits, 10, 255, most=10**6)[0].sum() == len(digits)
 
 
 def test_masks_of_each_class_are_counted_by_class(tmp_path, capfd):
@@ -92,11 +91,11 @@ def test_masks_of_each_class_are_counted_by_class(tmp_path, capfd):
                 )
     config = DataConfig(name="masks", root=str(root), multilabel=True)
     train = build_data(config, seed=0).train
-    found = count_labels(train, 2, 255, multilabel=True)
+    classes, ignored, _ = count_labels(train, 2, 255, multilabel=True)
     labels = np.stack([train.part.read(index)[1] for index in train.indices])  # (n, 2, H, W)
-    np.testing.assert_array_equal(found.classes, (labels == 1).sum((0, 2, 3)))
-    assert (found.ignored, found.total) == ((labels == 255).sum(), labels.size)
-    assert found.classes[0] and not found.classes[1]
+    np.testing.assert_array_equal(classes, (labels == 1).sum((0, 2, 3)))
+    assert ignored == pytest.approx((labels == 255).mean())
+    assert classes[0] and not classes[1]
     arguments = own(root, tmp_path / "run")
     arguments[arguments.index("--data.num_classes") : arguments.index("--batch_size")] = []
     assert main([*arguments, "--data.multilabel", "true"]) == 0

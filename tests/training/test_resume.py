@@ -6,8 +6,8 @@ import signal
 import pytest
 import torch
 
-from segcal.training.signals import Interrupted
 from segcal.training import checkpoint
+from segcal.training.signals import Interrupted
 from tests.support.small_run import expect_equal, outcome
 from tests.support.tiny import Patches, trainer
 
@@ -51,16 +51,14 @@ def uninterrupted(tmp_path_factory):
     return outcome(folder)
 
 
-@pytest.mark.parametrize("reads", [1, 5, 30, 32, 33, 50, 63, 64])
+@pytest.mark.parametrize("reads", [1, 30, 32, 33, 64])
 def test_cut_while_training(tmp_path, uninterrupted, reads):
     with pytest.raises(Cut):
         trainer(tmp_path, train=Patches(on_read=after(reads, die)), **RUN).fit()
     expect_equal(finish(tmp_path), uninterrupted)
 
 
-@pytest.mark.parametrize(
-    "reads", [2, 15, 20, 29]
-)  # the first read is the trainer's look at a label
+@pytest.mark.parametrize("reads", [2, 15, 29])  # the first is the trainer's look at a label
 def test_cut_while_evaluating(tmp_path, uninterrupted, reads):
     with pytest.raises(Cut):
         trainer(tmp_path, holdout=Patches(14, seed=1, on_read=after(reads, die)), **RUN).fit()
@@ -98,8 +96,7 @@ def test_cut_again_and_again(tmp_path, uninterrupted):
     expect_equal(finish(tmp_path), uninterrupted)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("reads", [3, 40])
+@pytest.mark.parametrize(("number", "reads"), [(signal.SIGINT, 3), (signal.SIGTERM, 40)])
 def test_a_signal_saves_after_the_step(tmp_path, uninterrupted, number, reads):
     data = Patches(on_read=after(reads, lambda: os.kill(os.getpid(), number)))
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
@@ -122,14 +119,14 @@ def test_a_signal_during_evaluation_does_not_wait_for_its_end(tmp_path, uninterr
     expect_equal(finish(tmp_path), uninterrupted)
 
 
-def test_fp16_calibrator_is_restored(tmp_path):
+def test_fp16_scaler_is_restored(tmp_path):
     (tmp_path / "whole").mkdir(), (tmp_path / "cut").mkdir()
     trainer(tmp_path / "whole", precision="fp16", **RUN).fit()
     with pytest.raises(Cut):
         data = Patches(on_read=after(50, die))
         trainer(tmp_path / "cut", precision="fp16", train=data, **RUN).fit()
     resumed = finish(tmp_path / "cut", precision="fp16")
-    assert resumed["last"]["learner"]["calibrator"]["scale"] > 0
+    assert resumed["last"]["learner"]["scaler"]["scale"] > 0
     expect_equal(resumed, outcome(tmp_path / "whole"))
 
 
@@ -145,5 +142,5 @@ def test_other_data_or_fewer_epochs_are_refused(tmp_path):
     state = checkpoint.load_last(tmp_path)
     with pytest.raises(ValueError, match="Expected the 36 training samples .* but got 30"):
         trainer(tmp_path, train=Patches(30)).restore(state)
-    with pytest.raises(ValueError, match="Expected epochs >= 3, which are done, but got 2"):
+    with pytest.raises(ValueError, match="epochs: 3 are done"):
         trainer(tmp_path, epochs=2).restore(state)

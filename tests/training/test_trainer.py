@@ -13,13 +13,12 @@ from torch import nn
 
 import segcal
 from segcal.metrics.scores import LOGGED, SCORES
-from segcal.training.run import seed_everything
 from segcal.training import checkpoint
-from segcal.training.log import Diverged
-from segcal.training.step import lr_factor
 from segcal.training.config import OptimConfig, ScheduleConfig, TrainConfig
+from segcal.training.log import Diverged
 from segcal.training.order import permutation
-from segcal.training.step import partners
+from segcal.training.run import seed_everything
+from segcal.training.step import lr_factor, mixed_share, partners
 from segcal.training.trainer import best_record
 from tests.support.tiny import OPTIONS, Patches, Uneven, network, steady_network, trainer
 
@@ -130,7 +129,7 @@ def test_mixup_mixes_images_and_losses_in_pairs():
     run = trainer(loss="fl+mdca", model=steady_network, mixup=0.4)
     model, criterion = copy.deepcopy(run.learner.model), segcal.build_loss("fl+mdca")
     images, labels = next(batches())
-    share = run.learner._mixed_share()
+    share = mixed_share(0.4, 0, 0)
     terms = run.learner.step([(images, labels)], 1.0)
     partner = [1, 0, 3, 2, 5, 4, 7, 6]
     logits = model(share * images + (1 - share) * images[partner])
@@ -141,17 +140,11 @@ def test_mixup_mixes_images_and_losses_in_pairs():
 
 
 def test_mixup_draws_a_share_from_beta_at_every_step():
-    run = trainer(mixup=0.5)
-    shares = []
-    for step in range(2000):
-        run.learner.steps = step
-        shares.append(run.learner._mixed_share())
+    shares = [mixed_share(0.5, 0, step) for step in range(2000)]
     # The variance of Beta(a, a) is 1 / (4 (2 a + 1)).
     assert statistics.mean(shares) == pytest.approx(0.5, abs=0.03)
     assert statistics.variance(shares) == pytest.approx(1 / 8, abs=0.01)
-    run.learner.steps = 7
-    assert run.learner._mixed_share() == shares[7]
-    assert trainer(mixup=0.5, seed=1).learner._mixed_share() != shares[0]
+    assert mixed_share(0.5, 0, 7) == shares[7] and mixed_share(0.5, 1, 0) != shares[0]
 
 
 def test_mixup_of_an_odd_number_leaves_the_last_alone():
@@ -317,7 +310,7 @@ def test_tensorboard_gets_the_numbers_of_the_log(tmp_path):
 
 def test_rates_of_the_schedule_reach_the_optimiser():
     seen = []
-    run = trainer(schedule=ScheduleConfig(name="multistep", milestones=(1, 2)))
+    run = trainer(schedule=ScheduleConfig(name="multistep", milestones=(1, 2), warmup=0))
     step = run.learner.optimizer.step
     run.learner.optimizer.step = lambda: (
         seen.append(run.learner.optimizer.param_groups[0]["lr"]),

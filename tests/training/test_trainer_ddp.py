@@ -10,8 +10,8 @@ import sys
 import pytest
 import torch
 
-from segcal.training.signals import Interrupted
 from segcal.training import checkpoint
+from segcal.training.signals import Interrupted
 from tests.support import ROOT
 from tests.support.ranks import run_on_ranks
 from tests.support.tiny import Patches, Uneven, network, steady_network, trainer
