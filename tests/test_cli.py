@@ -67,13 +67,13 @@ def test_a_run_and_what_it_says(tmp_path, capsys, monkeypatch):
     # A run is not written over; resuming one that is done changes nothing.
     assert train(*QUICK) == 2
     assert "continue it with --resume, or choose another folder" in capsys.readouterr().err
-    before = checkpoint.load_state(folder / "last.pt")["model"]
+    before = checkpoint.read_checkpoint(folder / "last.pt")["model"]
     assert train("--resume", "--out", folder) == 0
-    after = checkpoint.load_state(folder / "last.pt")["model"]
+    after = checkpoint.read_checkpoint(folder / "last.pt")["model"]
     assert all(torch.equal(before[name], after[name]) for name in before)
     # Its config.yaml is a config: the same run again, elsewhere.
     assert train("--config", folder / "config.yaml", "--out", "again") == 0
-    again = checkpoint.load_state(Path("again/last.pt"))["model"]
+    again = checkpoint.read_checkpoint(Path("again/last.pt"))["model"]
     assert all(torch.equal(before[name], again[name]) for name in before)
 
 
@@ -295,13 +295,13 @@ def test_resume_goes_on_from_the_previous_checkpoint(tmp_path, capfd):
     out = ("--out", tmp_path / "run")
     assert train(*QUICK, *out) == 0
     last = tmp_path / "run" / "last.pt"
-    whole = checkpoint.load_state(last)["model"]
+    whole = checkpoint.read_checkpoint(last)["model"]
     last.write_bytes(last.read_bytes()[:1000])
     capfd.readouterr()
     assert train("--resume", *out) == 0
     out, err = capfd.readouterr()
     assert "last.pt is damaged" in err and "continuing from last.prev.pt" in err
-    resumed = checkpoint.load_state(last)["model"]
+    resumed = checkpoint.read_checkpoint(last)["model"]
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
@@ -340,7 +340,7 @@ def test_killed_processes_end_as_one_that_was_not(tmp_path):
     out, err = resumed.communicate()
     assert resumed.returncode == 0, err
     assert "best by accuracy" in out and "eval_calib.py" in out
-    one, other = (checkpoint.load_state(tmp_path / name / "last.pt") for name in ("whole", "cut"))
+    one, other = (checkpoint.read_checkpoint(tmp_path / name / "last.pt") for name in ("whole", "cut"))
     assert all(torch.equal(one["model"][key], other["model"][key]) for key in one["model"])
     logs = [
         [json.loads(line) for line in (tmp_path / name / "log.jsonl").read_text().splitlines()]

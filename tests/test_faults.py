@@ -364,7 +364,7 @@ def test_disk_full_while_training(small_disk, whole, capsys, monkeypatch):
     monkeypatch.chdir(small_disk)
     assert main(["train", *RUN, "--workers", "0", "--out", "run"]) == 1
     expect_full(capsys, Path("run/last.next.pt"))
-    assert checkpoint.load_state(Path("run/last.pt"))["learner"]["steps"] == 1
+    assert checkpoint.read_checkpoint(Path("run/last.pt"))["learner"]["steps"] == 1
     # With room again, the run goes on to the end that it would have had.
     shutil.copytree("run", small_disk.parent / "run")
     expect_equal(resumed(small_disk.parent), whole[0])

@@ -333,7 +333,7 @@ def test_a_training_of_the_scenes_learns(tmp_path, precision):
     options = ["--data.limit", "64", "--epochs", "4", "--batch_size", "8", "--workers", "2"]
     options += ["--precision", precision, "--device", "cuda"]
     assert main(["train", *options, "--out", str(run)]) == 0
-    history = checkpoint.load_state(run / "last.pt")["history"]
+    history = checkpoint.read_checkpoint(run / "last.pt")["history"]
     assert history[-1]["train/loss"] < 0.8 * history[0]["train/loss"]
     assert main(["eval", str(run), "--device", "cuda", "--posthoc", "none,ts", "--limit", "8"]) == 0
 
@@ -409,6 +409,6 @@ def test_two_gpus_equal_one(two_gpus, tmp_path):
     for name, launcher in (("one", []), ("two", torchrun)):
         command = [sys.executable, *launcher, script, "--out", str(tmp_path / name), *options]
         subprocess.run(command, check=True)
-    one, two = (checkpoint.load_state(tmp_path / n / "last.pt")["model"] for n in ("one", "two"))
+    one, two = (checkpoint.read_checkpoint(tmp_path / n / "last.pt")["model"] for n in ("one", "two"))
     for name, weight in one.items():
         torch.testing.assert_close(two[name], weight, rtol=1e-3, atol=1e-4)

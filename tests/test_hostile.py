@@ -179,7 +179,7 @@ def test_checkpoints(runs, tmp_path, monkeypatch, capsys, case):
 
 
 def test_a_history_that_is_none(runs, tmp_path, capsys):
-    state = checkpoint.load_state(runs / "digits" / "last.pt")
+    state = checkpoint.read_checkpoint(runs / "digits" / "last.pt")
     state.pop("segcal_checkpoint")
     run = tmp_path / "run"
     run.mkdir()

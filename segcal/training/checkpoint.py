@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import random
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,21 +17,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from segcal.files import atomic_write
+from segcal.files import atomic_write, read_checkpoint
 
 log = logging.getLogger(__name__)
 
 LAST, PREVIOUS, BEST = "last.pt", "last.prev.pt", "best.pt"
 _NEXT = "last.next.pt"
-_FORMAT = 1  # to be raised when older files can no longer be read
-_MARK = "segcal_checkpoint"
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
     """Write `state`, tensors, numbers, strings and containers of them, whole or not at all."""
     with atomic_write(path, "wb") as file:
         try:
-            torch.save({_MARK: _FORMAT, **state}, file)
+            torch.save(state, file)
         except RuntimeError as error:
             # After a failed write, say to a full disk, torch closes the file and raises about that.
             if isinstance(error.__context__, OSError):
@@ -48,37 +45,6 @@ def save_last(folder: Path, state: dict[str, Any]) -> None:
     os.replace(folder / _NEXT, folder / LAST)
 
 
-def load_state(path: Path) -> dict[str, Any]:
-    """The state in `path`, on the CPU.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, or is not a checkpoint of segcal.
-    """
-    if not path.exists():
-        raise FileNotFoundError(f"Expected a checkpoint at {path}, but there is none")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()  # torch does not verify the checksums
-        if damaged is not None:
-            raise zipfile.BadZipFile(damaged)
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:  # zipfile and torch raise many kinds for damaged files
-        raise ValueError(
-            f"Expected a checkpoint of segcal, but {path} is damaged or something else"
-        ) from error
-    if not isinstance(state, dict) or _MARK not in state:
-        raise ValueError(f"Expected a checkpoint of segcal, but {path} is something else")
-    if state[_MARK] != _FORMAT:
-        raise ValueError(
-            f"Expected a checkpoint of format {_FORMAT}, but {path} has format {state[_MARK]}; "
-            "it was written by another version of segcal"
-        )
-    return state
-
-
 @contextmanager
 def expect_whole(path: Path) -> Iterator[None]:
     """Turn the errors that a checkpoint with wrong contents causes into one that names the file."""
@@ -87,8 +53,7 @@ def expect_whole(path: Path) -> Iterator[None]:
     except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
         detail = " ".join(str(error).split())
         raise ValueError(
-            f"Expected a checkpoint of this run in {path}, but got {type(error).__name__}: "
-            f"{detail:.200}"
+            f"{path} is no checkpoint of this run: {type(error).__name__}, {detail:.200}"
         ) from error
 
 
@@ -100,7 +65,7 @@ def load_last(folder: Path) -> dict[str, Any] | None:
     paths = [path for path in (folder / LAST, folder / PREVIOUS) if path.exists()]
     for path in paths:
         try:
-            return load_state(path)
+            return read_checkpoint(path)
         except ValueError as error:
             if path == paths[-1]:
                 raise

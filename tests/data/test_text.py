@@ -14,7 +14,7 @@ from segcal.data import build as build_data
 from segcal.data.shift import Shift
 from segcal.data.splits import shifted as build_shifted
 from segcal.data.text import encode, split_words, vocabulary
-from segcal.run import open_run
+from segcal.sources import RunSource
 
 GROUPS = ("alt.atheism", "rec.autos", "sci.space")
 TOPICS = ("belief doubt reason", "engine wheel road", "orbit moon rocket")
@@ -159,9 +159,9 @@ def test_a_run_from_messages_to_report(tmp_path):
     assert main(["train", *options, "--loss", "fl+mdca", "--epochs", "3"]) == 0
     glove.unlink()  # its vectors are in the checkpoint
     assert main(["train", *options, "--loss", "fl+mdca", "--epochs", "8", "--resume"]) == 0
-    run = open_run(tmp_path / "run", weights="last.pt")
+    run = RunSource(tmp_path / "run", weights="last")
     assert run.record["epoch"] == 8 and not run.model.encoder.weight.requires_grad
-    values = {w: run.model.encoder.weight[i] for i, w in enumerate(run.data.words)}
+    values = {w: run.model.encoder.weight[i] for i, w in enumerate(run.splits.words)}
     assert values["caf\xe9"].eq(0).all() and values["moon"].abs().sum() > 0
     rounded = (1000 * run.model.encoder.weight).round() / 1000
     assert torch.allclose(rounded, run.model.encoder.weight, atol=1e-6)  # as in the file

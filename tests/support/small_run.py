@@ -12,7 +12,7 @@ RUN += ["--batch_size", "16", "--save_every", "1", "--workers", "1", "--device",
 
 def outcome(folder):
     """Everything a run leaves behind, but for the times."""
-    last, best = (checkpoint.load_state(folder / name) for name in ("last.pt", "best.pt"))
+    last, best = (checkpoint.read_checkpoint(folder / name) for name in ("last.pt", "best.pt"))
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     for record in (*last["history"], *log, best["record"]):
         record.pop("seconds")

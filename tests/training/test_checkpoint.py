@@ -14,7 +14,7 @@ from segcal.training import checkpoint
 def test_round_trip(tmp_path):
     state = {"weights": {"w": torch.arange(6.0)}, "history": [{"epoch": 1, "x": None}], "n": 3}
     checkpoint.save_state(tmp_path / "a.pt", state)
-    loaded = checkpoint.load_state(tmp_path / "a.pt")
+    loaded = checkpoint.read_checkpoint(tmp_path / "a.pt")
     assert torch.equal(loaded["weights"]["w"], state["weights"]["w"])
     assert loaded["history"] == state["history"] and loaded["n"] == 3
     assert [p.name for p in tmp_path.iterdir()] == ["a.pt"]
@@ -24,8 +24,8 @@ def test_previous_is_kept(tmp_path):
     assert checkpoint.load_last(tmp_path) is None
     for n in range(3):
         checkpoint.save_last(tmp_path, {"n": n})
-    assert checkpoint.load_state(tmp_path / checkpoint.LAST)["n"] == 2
-    assert checkpoint.load_state(tmp_path / checkpoint.PREVIOUS)["n"] == 1
+    assert checkpoint.read_checkpoint(tmp_path / checkpoint.LAST)["n"] == 2
+    assert checkpoint.read_checkpoint(tmp_path / checkpoint.PREVIOUS)["n"] == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["last.prev.pt", "last.pt"]
 
 
@@ -89,38 +89,28 @@ class Malicious:
         return exec, ("raise SystemExit('code in the file was run')",)
 
 
-def foreign_state_dict(path):
-    torch.save({"weight": torch.zeros(3)}, path)
-
-
 def pickled_code(path):
     path.write_bytes(pickle.dumps(Malicious()))
 
 
 def torch_with_code(path):
-    torch.save({"segcal_checkpoint": 1, "x": Malicious()}, path)
-
-
-def other_version(path):
-    torch.save({"segcal_checkpoint": 99}, path)
+    torch.save({"x": Malicious()}, path)
 
 
 def a_list(path):
     torch.save([1, 2], path)
 
 
-@pytest.mark.parametrize(
-    "write", [foreign_state_dict, pickled_code, torch_with_code, other_version, a_list]
-)
+@pytest.mark.parametrize("write", [pickled_code, torch_with_code, a_list])
 def test_foreign_files_are_refused(tmp_path, write):
     write(tmp_path / "x.pt")
-    with pytest.raises(ValueError, match=r"^Expected a checkpoint of .*x\.pt"):
-        checkpoint.load_state(tmp_path / "x.pt")
+    with pytest.raises(ValueError, match=r"x\.pt is"):
+        checkpoint.read_checkpoint(tmp_path / "x.pt")
 
 
 def test_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError, match="nothing.pt"):
-        checkpoint.load_state(tmp_path / "nothing.pt")
+        checkpoint.read_checkpoint(tmp_path / "nothing.pt")
 
 
 def test_generators_come_back_through_a_file(tmp_path):
@@ -133,7 +123,7 @@ def test_generators_come_back_through_a_file(tmp_path):
 
     expected = draw()
     draw()
-    checkpoint.set_rng_state(checkpoint.load_state(tmp_path / "a.pt")["generators"])
+    checkpoint.set_rng_state(checkpoint.read_checkpoint(tmp_path / "a.pt")["generators"])
     assert draw() == expected
 
 

@@ -10,7 +10,7 @@ from segcal.cli import main
 from segcal.data import build as build_data
 from segcal.data.options import DataConfig
 from segcal.data.transforms import Augmentation, Augmenter
-from segcal.run import open_run
+from segcal.sources import RunSource
 from segcal.training.config import parse_train
 
 SIDE = 16
@@ -94,17 +94,16 @@ def test_a_run_learns_and_is_evaluated(run, tmp_path):
     report = segcal.Report.load(tmp_path / "eval" / "report.json")
     assert report.protocol.multilabel and report.class_names == ("green", "red")
     assert report.miou > 0.6  # squares are a quarter of the image; overlap counts in both classes
-    opened = open_run(run)
+    opened = RunSource(run)
     meter = segcal.CalibrationMeter(2, multilabel=True)
     with torch.no_grad():
-        for image, label in opened.data.test:
+        for image, label in opened.splits.test:
             meter.update(opened.model(image[None]), label[None])
     assert report.nll == pytest.approx(meter.compute().nll, rel=1e-5)
 
 
 def test_settings_are_kept(run):
-    config = open_run(run).config
-    assert config.data.multilabel
+    assert RunSource(run).multilabel
     arguments = ["--data.name", "masks", "--data.multilabel", "true"]
     assert parse_train(arguments)[0].data == parse_train([*arguments[:2], "--multilabel"])[0].data
 

@@ -104,7 +104,7 @@ def test_a_signal_saves_after_the_step(tmp_path, uninterrupted, number, reads):
         trainer(tmp_path, train=data, **RUN).fit()
     assert stop.value.signal == number
     assert handlers == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
-    assert checkpoint.load_state(tmp_path / "last.pt")["learner"]["steps"] == -(-reads // 8)
+    assert checkpoint.read_checkpoint(tmp_path / "last.pt")["learner"]["steps"] == -(-reads // 8)
     expect_equal(finish(tmp_path), uninterrupted)
 
 

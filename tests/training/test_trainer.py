@@ -197,7 +197,7 @@ def test_log_and_best_checkpoint_agree(tmp_path):
     terms = {f"train/{name}" for name in ("fl", "mdca", "loss")}
     scores = {f"holdout/{name}" for name in ("nll", "accuracy", "miou", "ece", "sce")}
     assert terms | scores | {"epoch", "step", "lr", "seconds", "best"} == set(lines[0])
-    best = checkpoint.load_state(tmp_path / "best.pt")
+    best = checkpoint.read_checkpoint(tmp_path / "best.pt")
     assert best["record"] == max(history, key=lambda r: r["holdout/accuracy"])
     model = network()
     model.load_state_dict(best["model"])
@@ -220,7 +220,7 @@ def test_selection_knows_which_way_is_better(select, epoch):
 def test_evaluation_can_be_rarer_but_never_misses_the_end(tmp_path):
     history = trainer(tmp_path, epochs=5, eval_every=2).fit()
     assert [r["epoch"] for r in history if "holdout/nll" in r] == [2, 4, 5]
-    assert checkpoint.load_state(tmp_path / "best.pt")["record"]["epoch"] in (2, 4, 5)
+    assert checkpoint.read_checkpoint(tmp_path / "best.pt")["record"]["epoch"] in (2, 4, 5)
 
 
 def test_what_can_be_selected_is_logged():
@@ -256,7 +256,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, value):
     run = trainer(tmp_path, model=lambda: nn.Sequential(network(), Bomb(7, value)))
     with pytest.raises(Diverged, match=r"loss term '(fl|mdca)' is no longer finite at step 7"):
         run.fit()
-    state = checkpoint.load_state(tmp_path / "last.pt")  # the end of the first epoch, untouched
+    state = checkpoint.read_checkpoint(tmp_path / "last.pt")  # the end of the first epoch, untouched
     assert state["learner"]["steps"] == 4
     assert all(w.isfinite().all() for w in state["model"].values())
 

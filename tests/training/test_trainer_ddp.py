@@ -105,7 +105,7 @@ def test_torchrun_gives_the_loss_curve_of_one_process(tmp_path):
         assert done.stdout.count("best by accuracy") == 1  # said once, not by every process
         text = (tmp_path / name / "log.jsonl").read_text()
         logs[name] = [json.loads(line) for line in text.splitlines()]
-        weights[name] = checkpoint.load_state(tmp_path / name / "last.pt")["model"]
+        weights[name] = checkpoint.read_checkpoint(tmp_path / name / "last.pt")["model"]
     for one, two in zip(logs["one"], logs["two"], strict=True):
         one.pop("seconds"), two.pop("seconds")
         assert two == pytest.approx(one, rel=1e-4, abs=1e-6)
