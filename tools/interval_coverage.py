@@ -1,10 +1,10 @@
 """Measure how often 95 % intervals hold, and print the tables of docs/intervals.md.
 
-nice python tools/interval_coverage.py scores   # one model, and the difference of two: 5 minutes
-nice python tools/interval_coverage.py seeds    # models trained with several seeds: 10 minutes
-nice python tools/interval_coverage.py groups   # images correlated within groups: 1 minute
+nice python tools/interval_coverage.py scores --voc FOLDER  # one model, and two: 5 minutes
+nice python tools/interval_coverage.py seeds                # models of several seeds: 10 minutes
+nice python tools/interval_coverage.py groups               # correlated images: 1 minute
 nice python tools/interval_coverage.py miou --voc FOLDER    # against other intervals: 1 minute
-nice python tools/interval_coverage.py triage bands         # thresholds, class sets, bins
+nice python tools/interval_coverage.py triage bands         # thresholds, bins: 5 minutes
 nice python tools/interval_coverage.py scores --population A.npz B.npz    # your own two states
 
 Every table draws many data sets, with replacement, from a population of images whose true scores
@@ -172,9 +172,12 @@ def seeds_of_a_network(spread: float, *, seeds: int = 48, images: int = 1500) ->
     return found
 
 
-def voc(folder: Path) -> ImageArrays:
-    """The images of a real network on VOC; logits33 (N, 33, 33, 21) are enlarged to the labels."""
-    meter = CalibrationMeter(21, ignore_index=IGNORE, per_image=True)
+def voc(folder: Path) -> Population:
+    """A real network on VOC, and the same with softer logits.
+
+    logits33 (N, 33, 33, 21) are enlarged to the size of the labels.
+    """
+    meters = [CalibrationMeter(21, ignore_index=IGNORE, per_image=True) for _ in range(2)]
     for path in sorted(folder.glob("*.npz")):
         with np.load(path) as arrays:
             for logits, labels in zip(arrays["logits33"], arrays["labels"], strict=True):
@@ -182,8 +185,9 @@ def voc(folder: Path) -> ImageArrays:
                 large = torch.nn.functional.interpolate(
                     small, size=labels.shape, mode="bilinear", align_corners=True
                 )
-                meter.update(large, torch.from_numpy(labels.astype(np.int64))[None])
-    return sorted_sums(meter.image_sums(), meter.names)[1]
+                for meter, factor in zip(meters, (1.0, 0.7), strict=True):
+                    meter.update(factor * large, torch.from_numpy(labels.astype(np.int64))[None])
+    return [sorted_sums(meter.image_sums(), meter.names)[1] for meter in meters]
 
 
 def objects(spread: float) -> ImageArrays:
@@ -269,6 +273,8 @@ def sources(options: argparse.Namespace) -> Iterator[tuple[str, Population]]:
     if options.population:
         yield "saved states", saved(options.population)
         return
+    if options.voc:
+        yield "VOC: a network, × 0.7", voc(options.voc)
     yield "× 1.15 and × 0.8751", two_models((1.15, 0.8751))
     yield "× 1.15 and × 0.8751, correlated", two_models((1.15, 0.8751), correlated=True)
     yield "× 1.15 and × 0.8751, uneven sizes", two_models((1.15, 0.8751), uneven=True)
@@ -390,7 +396,7 @@ def print_miou(options: argparse.Namespace) -> None:
         "11 classes, sizes vary by 4.5": objects(1.5),
     }
     if options.voc:
-        whole = voc(options.voc)
+        whole = voc(options.voc)[0]
         for least in (20, 10):
             common = np.flatnonzero((whole["truth"] > 0).sum(0) >= least)
             kept = {n: whole[n][:, common] for n in ("intersection", "predicted", "truth")}
@@ -583,7 +589,7 @@ def main() -> None:
     parser.add_argument("tables", nargs="+", choices=TABLES)
     parser.add_argument("--images", type=int, nargs="+", help="of a data set (groups: groups)")
     parser.add_argument("--data-sets", type=int, default=300, help="for each cell of the tables")
-    parser.add_argument("--voc", type=Path, help="folder of npz with logits33 and labels")
+    parser.add_argument("--voc", type=Path, help="folder of npz with logits33 and labels of VOC")
     parser.add_argument("--population", nargs="+", metavar="STATE", help="one state, or two")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -118,6 +118,7 @@ def paired_differences(
         )
     sums, models, unit = _by_seed([*first, *second])
     parts = models[: len(first)], models[len(first) :]  # (seeds, shifts) of each side
+    # In a bin where the models of a pair are equal, they differ by exactly 0, whatever the images.
     apart = not (same_trainings or fixed) and len(models) > 2
     pairs = [models] if apart or len(first) != len(second) else np.stack(parts, 1)
     equal = all(_same_predictions([sums[m] for m in at]) for pair in pairs for at in pair.T)
