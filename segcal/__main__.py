@@ -1,6 +1,8 @@
 """Runs the `segcal` command as `python -m segcal`, also where no script is installed."""
 
-from segcal.cli import leave, main
+import sys
+
+from segcal.cli import main
 
 if __name__ == "__main__":
-    leave(main(prog="python -m segcal"))
+    sys.exit(main(prog="python -m segcal"))

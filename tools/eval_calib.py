@@ -15,6 +15,6 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works without installation
-    from segcal.cli import eval_command, leave, run_command
+    from segcal.cli import main
 
-    leave(run_command(eval_command, sys.argv[1:], f"python {sys.argv[0]}"))
+    sys.exit(main(command="eval", prog=f"python {sys.argv[0]}"))

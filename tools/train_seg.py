@@ -14,6 +14,6 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works without installation
-    from segcal.cli import leave, run_command, train_command
+    from segcal.cli import main
 
-    leave(run_command(train_command, sys.argv[1:], f"python {sys.argv[0]}"))
+    sys.exit(main(command="train", prog=f"python {sys.argv[0]}"))

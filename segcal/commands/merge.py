@@ -1,92 +1,51 @@
-"""`segcal merge`: adds up the states of parts of a data set, and reports on the whole."""
+"""Add up the states of evaluations of parts of a data set."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-from collections.abc import Sequence
-from functools import reduce
-from operator import add
 from pathlib import Path
 
-from segcal.evaluation.evaluate import NONE, Evaluation, require_pixels
-from segcal.evaluation.folder import load_evaluation, require_writable, state_file
-from segcal.metrics import CalibrationMeter
-from segcal.viz.tables import counted, describe_report
+from segcal.commands.options import add_page, add_resamples, show
 
 
-def merge_states(options: argparse.Namespace) -> None:
-    """Add up states that `segcal eval --save-state` or `CalibrationMeter.save` wrote."""
-    paths = [state_file(path) for path in options.states]
-    _require_places(paths, options.out, options.report)
-    meters = [CalibrationMeter.load(path) for path in paths]
-    _require_alike(paths, meters)
-    _require_disjoint(paths, meters)
-    _require_different(paths, meters)
-    merged = reduce(add, meters)
-    report = require_pixels(merged.compute(resamples=options.resamples), "the states")
-    beside = [path.with_name("report.json") for path in paths]
-    known = [load_evaluation(path) for path in beside if path.is_file()]
-    name = known[0].name if known else (options.out or paths[0]).stem
-    result = Evaluation(name, {NONE: report}, meters={NONE: merged})
-    print(f"{name}: {describe_report(report)}")
-    protocol = report.protocol
-    total = f"{protocol.pixels} {counted(report)}"
-    print(f"{protocol.images} images, {total} from {len(paths)} states")
-    if options.report is not None:
-        result.save(options.report, static=options.static)
-    if options.out is not None:  # after the report, whose folder may be the same
-        merged.save(options.out)
-        print(f"state: {options.out}")
-    if options.report is not None:
-        print(f"report: {options.report / 'report.html'}")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to add up, and where to write it."""
+    add = parser.add_argument
+    add(
+        "states",
+        nargs="+",
+        type=Path,
+        metavar="STATE",
+        help="a state.npz that `segcal eval --save-state` or `CalibrationMeter.save` wrote, or its "
+        "folder: the state of a part of the images",
+    )
+    add("--out", type=Path, metavar="FILE", help="file of the merged state, .npz")
+    add("--report", type=Path, metavar="DIR", help="folder of the page and tables")
+    add_page(parser)
+    add_resamples(parser)
 
 
-def _require_places(states: Sequence[Path], out: Path | None, report: Path | None) -> None:
-    """Raise if the results cannot be written, or would replace what they are made of."""
-    for folder in filter(None, (report, out and out.parent)):
+def run(options: argparse.Namespace) -> None:
+    """Merge, print the scores, and write what is asked for."""
+    from segcal.evaluation.folder import require_writable, state_file
+    from segcal.evaluation.states import merge_states
+    from segcal.viz.tables import counted, describe_report
+
+    for folder in filter(None, (options.report, options.out and options.out.parent)):
         require_writable(folder)
-    if out is not None and out.is_dir():
-        raise ValueError(f"Expected a file for the merged state, but {out} is a folder")
-    for state in states:
-        if report is not None and report.resolve() in state.resolve().parents:
-            raise ValueError(
-                f"Expected another folder for the report than {report}, which holds {state}"
-            )
-
-
-def _require_alike(paths: Sequence[Path], meters: Sequence[CalibrationMeter]) -> None:
-    for path, meter in zip(paths, meters, strict=True):
-        try:
-            meters[0].settings.require_equal(meter.settings)
-        except ValueError as error:
-            raise ValueError(f"{error} ({paths[0]} and {path})") from None
-
-
-def _require_disjoint(paths: Sequence[Path], meters: Sequence[CalibrationMeter]) -> None:
-    """Refuse to count an image twice, as far as names can tell."""
-    seen: dict[str, Path] = {}
-    for path, meter in zip(paths, meters, strict=True):
-        # Within one state, images may share a name: their meter was given them so.
-        for name in set(filter(None, meter.names)):
-            if name in seen:
-                raise ValueError(
-                    f"Expected states of different images, but {name} is in {seen[name]} and {path}"
-                )
-            seen[name] = path
-
-
-def _require_different(paths: Sequence[Path], meters: Sequence[CalibrationMeter]) -> None:
-    """Refuse to count a state twice, which images without names would not tell."""
-    seen: dict[bytes, Path] = {}
-    for path, meter in zip(paths, meters, strict=True):
-        state = meter.state_dict()
-        digest = b"".join(
-            hashlib.sha256(name.encode() + tensor.numpy().tobytes()).digest()
-            for name, tensor in sorted(state.items())
-        )
-        if digest in seen and state["top_count"].any():
-            raise ValueError(
-                f"Expected states of different images, but {seen[digest]} and {path} are the same"
-            )
-        seen[digest] = path
+    if options.out is not None and options.out.is_dir():
+        raise ValueError(f"--out {options.out} is a folder: name a file")
+    for state in map(state_file, options.states):
+        if options.report is not None and options.report.resolve() in state.resolve().parents:
+            raise ValueError(f"--report {options.report} holds {state}: name another folder")
+    merged = merge_states(options.states, resamples=options.resamples)
+    report, protocol = merged.reports["none"], merged.reports["none"].protocol
+    print(f"{merged.name}: {describe_report(report)}")
+    pixels = f"{protocol.pixels} {counted(report)}"
+    print(f"{protocol.images} images, {pixels} from {len(options.states)} states")
+    page = options.report and merged.save(options.report, static=options.static)
+    if options.out is not None:  # after the report, whose folder may be the same
+        merged.meters["none"].save(options.out)
+        print(f"state: {options.out}")
+    if page is not None:
+        show(page, browser=options.open)

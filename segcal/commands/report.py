@@ -1,20 +1,36 @@
-"""`segcal report`: makes pages, tables and figures again from reports alone."""
+"""Write pages, tables and figures again from reports, without a network."""
 
 from __future__ import annotations
 
 import argparse
-import webbrowser
+from pathlib import Path
 
-from segcal.evaluation.folder import load_evaluation, require_writable, write_comparison
+from segcal.commands.options import add_page, show
 
 
-def rewrite_pages(options: argparse.Namespace) -> None:
-    """Write the page, tables and figures of reports, without any network."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which reports, and where to write."""
+    parser.add_argument(
+        "reports",
+        nargs="+",
+        type=Path,
+        metavar="REPORT",
+        help="a report.json, or the folder of an evaluated run, which has several",
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder to write; default: comparison, beside the first input"
+    )
+    add_page(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Write one page of all."""
+    from segcal.evaluation.folder import load_evaluation, require_writable, write_comparison
+
     folder = options.out or options.reports[0].parent / "comparison"
     require_writable(folder)
     evaluations = [load_evaluation(path) for path in options.reports]
-    title = evaluations[0].name if len(evaluations) == 1 else "Comparison"
+    names = list(dict.fromkeys(evaluation.name for evaluation in evaluations))
+    title = names[0] if len(names) == 1 else "Comparison"
     page = write_comparison(evaluations, folder, title=title, static=options.static)
-    print(f"report: {page}")
-    if options.open:
-        webbrowser.open(page.resolve().as_uri())
+    show(page, browser=options.open)

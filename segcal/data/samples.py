@@ -447,7 +447,7 @@ class MapDataset(Protocol):
     def __getitem__(self, key: Any, /) -> Batch: ...
 
 
-class WorkerDied(RuntimeError):
+class WorkerDied(ChildProcessError):
     """A worker of a data loader ended without an error of its own: killed, or out of memory."""
 
 

@@ -20,7 +20,7 @@ from segcal.viz.tables import describe_scores
 Record = dict[str, Any]  # one epoch: plain numbers by name, e.g. "train/loss", "holdout/ece"
 
 
-class Diverged(Exception):
+class Diverged(ArithmeticError):
     """A loss term or a weight is no longer finite."""
 
 

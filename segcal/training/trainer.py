@@ -141,7 +141,7 @@ class Trainer:
                     progress.say(describe_epoch(record, self.options.epochs))
                     if tensorboard is not None:
                         tensorboard.write(record)
-        except RuntimeError:
+        except (RuntimeError, OSError):
             # The signal also ended the workers, and the loader raises because of that. The step may
             # be incomplete: the last checkpoint counts.
             if self._stop.received:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from segcal.evaluation import results
+from segcal.evaluation import folder
 
 QUICK = ["--resamples", "20", "--workers", "0", "--device", "cpu"]
 
@@ -13,8 +13,8 @@ def _write_text(entries, path, *, title, **_):
 
 def draw_nothing(replace=setattr):
     """Leave out pages and figures, which take seconds; `replace` is setattr or monkeypatch's."""
-    replace(results, "write_figures", lambda entries, folder, **_: None)
-    replace(results, "write_page", _write_text)
+    replace(folder, "write_figures", lambda *_, **__: None)
+    replace(folder, "write_page", _write_text)
 
 
 @pytest.fixture

@@ -1,0 +1,292 @@
+"""Evaluate runs, or predictions saved by any framework: report, diagrams, overlays, page."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from segcal.commands.options import (
+    add_network,
+    add_page,
+    add_posthoc,
+    add_resamples,
+    at_least,
+    checked,
+    names,
+    show,
+)
+
+if TYPE_CHECKING:
+    from segcal.evaluation.evaluate import Evaluation
+    from segcal.sources import Source
+
+# Options of saved predictions, which are fields of `segcal.sources.saved.PredictionFormat` too.
+_FORMAT = ("kind", "layout", "axes", "labels", "images", "num_classes", "class_names")
+_FORMAT += ("ignore_index", "align_corners")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to evaluate, and how."""
+    add = parser.add_argument
+    add(
+        "inputs",
+        nargs="*",
+        type=Path,
+        metavar="RUN",
+        help="folder of a run, or a report.json; several are compared",
+    )
+    add("--names", type=names, default=(), metavar="A,B", help="what tables call the inputs")
+    add_network(parser)
+    add(
+        "--split",
+        choices=("test", "holdout"),
+        default="test",
+        help="part of the data to evaluate a run on; default: test",
+    )
+    add(
+        "--limit",
+        type=at_least(1),
+        metavar="N",
+        help="evaluate only N images, evenly spaced; post-hoc fits still use all",
+    )
+    add(
+        "--shift",
+        action="append",
+        default=[],
+        metavar="SHIFTS",
+        help="also evaluate runs under shifts of the test images, separated by commas: fog:3, "
+        "fog:1,3,5, all (every corruption at severity 3), all:1,3,5, rotation:45, domain:sketch",
+    )
+    add(
+        "--shift-data",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="ROOT",
+        help="also evaluate runs on the test images of this folder, in the layout of their data",
+    )
+    add_posthoc(parser, "METHODS", "post-hoc methods to fit on the hold-out, separated by commas")
+    add(
+        "--out",
+        type=Path,
+        help="folder of the results; default: eval in the folder of the run; for several inputs, "
+        "comparison beside the first",
+    )
+    add(
+        "--shard",
+        type=checked(_shard),
+        metavar="K/N",
+        help="evaluate only every N-th image from the K-th on; segcal merge adds up the shards",
+    )
+    add("--skip-bad", action="store_true", help="leave out files that cannot be used, list them")
+    add(
+        "--regions",
+        type=names,
+        default=(),
+        metavar="REGIONS",
+        help="regions to evaluate as well, separated by commas: boundary:W (pixels with another "
+        "label within W rows and columns), interior:W (all others), classes:A+B (pixels with these "
+        "labels), foreground (all but class 0)",
+    )
+    add(
+        "--protocol",
+        type=names,
+        default=(),
+        metavar="PROTOCOLS",
+        help="protocols of other papers to compute as well, separated by commas: pooled (all "
+        "pixels together, the default), image (mean over images), foreground (pooled without "
+        "class 0), batch:N (mean over batches of N images, weighted by pixels)",
+    )
+    add(
+        "--operate",
+        type=names,
+        default=(),
+        metavar="TARGETS",
+        help="targets accuracy=A, risk=R or coverage=C, separated by commas: choose the confidence "
+        "threshold that reaches each on the hold-out, and check it on the test images",
+    )
+    add(
+        "--conformal",
+        type=names,
+        default=(),
+        metavar="miss=A",
+        help="class sets that miss the label in at most a share A of the pixels of an image, on "
+        "average over images: chosen on the hold-out, and checked on the test images",
+    )
+    add("--num-bins", type=at_least(1), default=15, help="bins of confidence; default: 15")
+    add_resamples(parser)
+    add(
+        "--overlays",
+        default="worst",
+        help="images to draw: worst, random, none, or names separated by commas; default: worst",
+    )
+    add("--num-overlays", type=at_least(0), default=4, help="how many images to draw; default: 4")
+    add_page(parser)
+    _add_predictions(parser)
+
+
+def _add_predictions(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("saved predictions", "docs/predictions.md has the format.")
+    add = group.add_argument
+    add(
+        "--predictions",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="DIR",
+        help="saved predictions to evaluate; several are compared",
+    )
+    add(
+        "--fit-predictions",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="DIR",
+        help="saved predictions to fit --posthoc on, one for each of --predictions",
+    )
+    add(
+        "--format",
+        choices=("segcal", "nnunet"),
+        default="segcal",
+        help="format of the files; nnunet: of nnUNetv2_predict --save_probabilities, with --labels",
+    )
+    add(
+        "--kind",
+        choices=("logits", "probs", "sigmoid_logits", "sigmoid_probs"),
+        help="content of the files, of a softmax or of K sigmoids; default: from the keys of .npz",
+    )
+    add("--layout", choices=("chw", "hwc"), help="order of the axes of an image; default: chw")
+    add("--axes", choices=("xyz", "zyx"), help="order of the axes of a volume's predictions")
+    add("--labels", type=Path, metavar="DIR", help="folder of the labels")
+    add("--images", type=Path, metavar="DIR", help="folder of images to draw on")
+    add("--num-classes", type=at_least(1), help="number of classes; default: of the first file")
+    add("--class-names", type=names, metavar="A,B,...", help="names of the classes, in order")
+    add("--ignore-index", type=int, help="ignored label; default: 255 (-100 if that is a class)")
+    add(
+        "--align-corners",
+        action="store_const",
+        const=True,
+        help="resize small predictions with align_corners=True, as in torch's interpolate",
+    )
+
+
+def _shard(text: str) -> tuple[int, int]:
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise ValueError(f"{text} is no shard K/N such as 1/4, the first of four parts")
+    return int(number) - 1, int(count)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Evaluate each input, save and print what was found, and compare several."""
+    from segcal import distributed
+    from segcal.evaluation.evaluate import evaluate_source
+    from segcal.evaluation.folder import load_evaluation, require_writable, write_comparison
+    from segcal.viz.tables import distinct_names
+
+    inputs = [*options.inputs, *options.predictions]
+    fits = options.fit_predictions or [None] * len(options.predictions)
+    if not inputs:
+        raise ValueError("name the folder of a run, or --predictions DIR; see segcal eval --help")
+    if len(fits) != len(options.predictions):
+        raise ValueError("--fit-predictions needs one folder for each of --predictions")
+    if [path.suffix for path in inputs] == [".json"]:
+        raise ValueError(f"{inputs[0]} is a report already: segcal report writes its page")
+    titles = options.names or distinct_names(inputs)
+    if len(set(titles)) < len(titles) or len(titles) != len(inputs):
+        raise ValueError(f"--names needs {len(inputs)} different names, one for each input")
+    folders = [_folder(path, options, alone=len(inputs) == 1) for path in inputs]
+    comparison = options.out or inputs[0].parent / "comparison"
+    places = [*folders, comparison] if len(inputs) > 1 else folders
+    for i, place in enumerate(places):
+        require_writable(place)
+        if place.resolve() in [other.resolve() for other in places[:i]]:
+            raise ValueError(f"two results would be in {place}: evaluate one at a time, with --out")
+    device = distributed.choose_device(options.device)
+    with distributed.process_group(device):
+        evaluations: list[Evaluation] = []
+        for index, (path, name, folder) in enumerate(zip(inputs, titles, folders, strict=True)):
+            if path.suffix == ".json":
+                evaluations.append(load_evaluation(path))
+                continue
+            source = _open(path, options, device)
+            source.name = name
+            fit = None
+            if index >= len(options.inputs) and (known := fits[index - len(options.inputs)]):
+                fit = _open(known, options, device)
+            evaluation = evaluate_source(
+                _part(source, options),
+                holdout=fit,
+                posthoc=options.posthoc,
+                shifts=[*options.shift, *(f"data:{root}" for root in options.shift_data)],
+                regions=options.regions,
+                protocols=options.protocol,
+                operate=options.operate,
+                conformal=options.conformal,
+                num_bins=options.num_bins,
+                resamples=options.resamples,
+                overlays=options.overlays,
+                num_overlays=options.num_overlays,
+                cache=folder,
+            )
+            evaluations.append(evaluation)
+            page = evaluation.save(folder, static=options.static)
+            if distributed.rank() == 0:
+                _say(evaluation)
+                show(page, browser=options.open and len(inputs) == 1)
+        if len(inputs) > 1:
+            page = write_comparison(evaluations, comparison, static=options.static)
+            if distributed.rank() == 0:
+                show(page, browser=options.open)
+
+
+def _folder(path: Path, options: argparse.Namespace, *, alone: bool) -> Path:
+    """Where the results of an input go."""
+    if path.suffix == ".json":
+        return path
+    if alone and options.out is not None:
+        return options.out
+    name = "eval" if options.limit is None else f"eval-limit-{options.limit}"
+    if options.shard is not None:
+        name += f"-{options.shard[0] + 1}-of-{options.shard[1]}"
+    return (path.parent if path.is_file() else path) / name
+
+
+def _open(path: Path, options: argparse.Namespace, device: Any) -> Source:
+    from segcal.sources import open_source
+
+    if path in options.inputs:
+        keys = ("split", "weights", "batch_size", "workers", "skip_bad")
+        return open_source(path, device=device, **{key: getattr(options, key) for key in keys})
+    stated = {key: getattr(options, key) for key in (*_FORMAT, "skip_bad")}
+    return open_source(path, format=options.format, **stated)
+
+
+def _part(source: Source, options: argparse.Namespace) -> Source:
+    if options.limit is not None:
+        source = source.limited(options.limit)
+    return source if options.shard is None else source.shard(*options.shard)
+
+
+def _say(evaluation: Evaluation) -> None:
+    from segcal.evaluation.evaluate import title
+    from segcal.viz.tables import CLEAN, describe_report, shift_text
+
+    reports = evaluation.reports
+    for key, report in reports.items():
+        method, shift = key if isinstance(key, tuple) else (key, "")
+        name = f"{evaluation.name}, {shift}" if shift else evaluation.name
+        print(f"{title(name, method)}: {describe_report(report)}")
+    print(*evaluation.notes, sep="\n", end="\n" * bool(evaluation.notes))
+    if evaluation.shifts:
+        table = {
+            title(evaluation.name, m): {
+                CLEAN: reports[m],
+                **{s: reports[m, s] for s in evaluation.shifts},
+            }
+            for m in evaluation.methods
+        }
+        print(f"\n{shift_text(table)}\n")
+    if evaluation.skipped:
+        print(f"left out {len(evaluation.skipped)} files; the report lists them")

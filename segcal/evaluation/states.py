@@ -1,0 +1,134 @@
+"""Saved states of evaluations: added up, and compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import Any
+
+from segcal.evaluation.evaluate import NONE, Evaluation, require_pixels, title
+from segcal.evaluation.folder import REPORT, STATE, load_evaluation, state_file
+from segcal.metrics import CalibrationMeter, Difference, paired_differences
+
+Rows = dict[str, dict[str, Difference]]  # differences by row and score
+
+
+def merge_states(states: Sequence[str | Path], *, resamples: int = 1000) -> Evaluation:
+    """The evaluation of all images whose parts were evaluated apart.
+
+    Args:
+        states: files that `CalibrationMeter.save` wrote, or folders of results with a state.npz.
+        resamples: resamples over the images, for intervals; 0 for none.
+
+    Raises:
+        ValueError: they do not go together, or an image is in two of them.
+    """
+    paths = [state_file(Path(state)) for state in states]
+    meters = [CalibrationMeter.load(path) for path in paths]
+    images: dict[str, Path] = {}
+    contents: dict[bytes, Path] = {}
+    for path, meter in zip(paths, meters, strict=True):
+        try:
+            meters[0].settings.require_equal(meter.settings)
+        except ValueError as error:
+            raise ValueError(f"{error} ({paths[0]} and {path})") from None
+        for name in {*filter(None, meter.names)}:  # within a state, images may share a name
+            if name in images:
+                raise ValueError(
+                    f"the states must be of different images, but {name} is in {images[name]} "
+                    f"and {path}"
+                )
+            images[name] = path
+        tensors = sorted(meter.state_dict().items())
+        parts = [(name, tensor.numpy().tobytes()) for name, tensor in tensors]
+        content = hashlib.sha256(repr(parts).encode()).digest()
+        if content in contents and meter.compute(resamples=0).protocol.pixels:
+            raise ValueError(
+                f"the states must be of different images, but {contents[content]} and {path} "
+                "are the same"
+            )
+        contents[content] = path
+    described = [_described(path) for path in paths]
+    methods = {about["method"]: path for about, path in zip(described, paths, strict=True) if about}
+    if len(methods) > 1:
+        shown = " and ".join(f"{method} in {path}" for method, path in methods.items())
+        raise ValueError(f"the states must be of one post-hoc method, but are of {shown}")
+    merged = reduce(add, meters)
+    report = require_pixels(merged.compute(resamples=resamples), "the states")
+    skipped: dict[str, str] = {}
+    for about in described:
+        skipped |= about.get("skipped", {})
+    name = next((title(a["name"], a["method"]) for a in described if a), paths[0].stem)
+    return Evaluation(name, {NONE: report}, meters={NONE: merged}, skipped=skipped)
+
+
+def _described(path: Path) -> dict[str, Any]:
+    """What the report beside a state says of it, if an evaluation wrote one."""
+    beside = path.with_name(REPORT)
+    if path.name != STATE or not beside.is_file():
+        return {}
+    about = json.loads(beside.read_text(encoding="utf-8")).get("about", {})
+    return about if {"name", "method"} <= about.keys() else {}
+
+
+def compare_states(
+    states: Sequence[str | Path], *, shift: bool = False, resamples: int = 1000
+) -> dict[str, Rows]:
+    """How models differ from the first on the same images, by the title of a table.
+
+    Args:
+        states: of the models, the first to compare with; as for `merge_states`. With `shift`,
+            folders of results under shift.
+        shift: compare under each shift, and in the mean over shifts where they have the same
+            images; a table for each model.
+        resamples: resamples over the images.
+
+    Raises:
+        ValueError: they counted other images, or the models have other shifts.
+    """
+    first, *others = map(str, states)
+    if not shift:
+        one = CalibrationMeter.load(state_file(Path(first)))
+        rows = {}
+        for other in others:
+            meter = CalibrationMeter.load(state_file(Path(other)))
+            rows[other] = _differences([one], [meter], f"{first} and {other}", resamples)
+        return {f"Differences from {first}": rows}
+    tables = {}
+    mine = _shifted(first)
+    for other in others:
+        theirs = _shifted(other)
+        if odd := sorted(mine.keys() ^ theirs.keys()):
+            raise ValueError(
+                f"{first} and {other} must have the same shifts, but {odd[0]} is in one alone"
+            )
+        both = f"{first} and {other}"
+        rows = {
+            name: _differences([mine[name]], [theirs[name]], f"{both} under {name}", resamples)
+            for name in mine
+        }
+        if len({tuple(sorted(meter.names)) for meter in mine.values()}) == 1:
+            pair = [list(mine.values())], [[theirs[name] for name in mine]]
+            rows[f"mean over {len(mine)} shifts"] = _differences(*pair, both, resamples)
+        tables[f"Differences of {other} from {first}"] = rows
+    return tables
+
+
+def _shifted(folder: str) -> Mapping[str, CalibrationMeter]:
+    """The meters of the network as it is, or of the method of the folder, by shift."""
+    evaluation = load_evaluation(folder)
+    found = {key[1]: meter for key, meter in evaluation.meters.items() if key[0] == NONE}
+    if not found:
+        raise ValueError(f"there are no results under shift in {folder}: run segcal eval --shift")
+    return found
+
+
+def _differences(first: Any, second: Any, what: str, resamples: int) -> dict[str, Difference]:
+    try:
+        return paired_differences(first, second, resamples=resamples)
+    except ValueError as error:
+        raise ValueError(f"{error} ({what})") from None
