@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from segcal.losses import describe
 from segcal.metrics.scores import SCORES
 from segcal.viz.tables import put_into
 
@@ -22,7 +23,15 @@ def scores() -> str:
     return "\n".join(lines) + "\n"
 
 
-TABLES = {("docs/conventions.md", "scores"): scores}  # by file and mark
+def losses() -> str:
+    """Every loss with its hyper-parameters and its usual weight."""
+    return f"{describe()}\n"
+
+
+TABLES = {  # by file and mark
+    ("docs/conventions.md", "scores"): scores,
+    ("docs/choosing.md", "losses"): losses,
+}
 
 
 def write_tables(root: Path) -> None:

@@ -1,101 +1,130 @@
-"""A sweep as a YAML file defines it: what to train, how to choose, what to evaluate and show."""
+"""A sweep as a YAML file defines it: what to train, how to choose, what to evaluate and show.
+
+Each method has a small grid of hyper-parameters. The first seed tries all of it; the best on the
+hold-out is reported, and the other seeds take its choice.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from segcal.data.shift import parse_shifts
-from segcal.files import one_line, read_yaml
-from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES, build_loss, parse_spec
+from segcal.data.shift import Shift, parse_shifts
+from segcal.files import read_yaml
+from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES, build_loss, hyper_names, parse_spec
 from segcal.metrics.scores import LOGGED, SCORES
 from segcal.posthoc import NONE, method_names
-from segcal.sweep.plan import (
-    Evaluation,
-    Method,
-    Options,
-    OptionValue,
-    combinations,
-    merge_methods,
-    value_text,
-)
+from segcal.settings import build
+from segcal.training.config import RECIPES
+from segcal.viz.tables import distinct_names
 
-_KEYS = {"title", "config", "options", "vary", "seeds", "select", "posthoc", "shift", "limit"}
-_KEYS |= {"methods", "grid", "scores", "compare", "draw", "by_shift", "by_class", "small"}
-_LOSSES = [*BASE_LOSSES.values(), *AUXILIARY_LOSSES.values()]
-_HYPER = {name for loss in _LOSSES for name in loss.hyper} - {"seed"} | {"beta"}
+Changes = tuple[tuple[str, Any], ...]  # (dotted name, value) of settings
 _MAX_SEEDS = 1000
-_CLASS_SCORES = [name for name, score in SCORES.items() if score.scope == "classes"]
-_PIXEL_SCORES = [name for name in SCORES if name not in _CLASS_SCORES]
-_METHOD_KEYS = {"loss", "name", "seeds", "posthoc", "shift", "options"} | _HYPER
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row of the tables of a sweep.
+class Training:
+    """One training: a config, and the settings that replace some of its own."""
 
-    Attributes:
-        name: what tables call it: METHOD / POSTHOC.
-        method: what it shows.
-        posthoc: short name of the post-hoc method.
-    """
+    config: str  # a YAML file, or the name of a recipe
+    changes: Changes  # the loss, its hyper-parameters, other settings, the seed
 
-    name: str
-    method: Method
-    posthoc: str
-
-
-@dataclass(frozen=True)
-class Variation:
-    """What the trainings of one table share: a config, and settings of `vary`."""
-
-    config: str
-    options: Options = ()
+    @property
+    def label(self) -> str:
+        """What it is called: small_scenes-fl-gamma3-seed0."""
+        path = Path(self.config)
+        words = [path.stem if path.suffix == ".yaml" else self.config]
+        for name, value in self.changes:
+            words.append(("" if name == "loss" else name) + shown(value))
+        return "-".join(re.sub(r"[^\w.+=-]+", "_", word) for word in words)
 
 
 @dataclass(frozen=True)
-class MethodEntry:
-    """A method of a sweep.
+class Method:
+    """A method of a sweep, as one line of its file states it.
 
     Attributes:
         name: what tables call it.
         loss: the training loss.
-        hyper: values to choose from, by the name of a hyper-parameter.
+        hyper: the values to choose from, by the name of a hyper-parameter.
         seeds: one training per seed.
-        posthoc: short names of the post-hoc methods it is evaluated with.
-        shifts: shifts of the test images, as in fog:3.
+        posthoc: short names of the calibrators it is evaluated with.
+        shifts: the shifts of the test images it is evaluated under.
         options: settings of this method alone.
     """
 
     name: str
     loss: str
-    hyper: Mapping[str, tuple[OptionValue, ...]]
+    hyper: tuple[tuple[str, tuple[Any, ...]], ...]
     seeds: tuple[int, ...]
     posthoc: tuple[str, ...]
-    shifts: tuple[str, ...]
-    options: Options
+    shifts: tuple[Shift, ...]
+    options: Changes
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The trainings of a method with one config; the score `rule` chooses what is reported."""
+
+    method: Method
+    config: str
+    grid: tuple[Changes, ...]  # hyper-parameters to choose from
+    options: Changes
+    rule: str
+    limit: int | None  # images under shift
+
+    def candidates(self) -> list[Training]:
+        """The trainings, all of the first seed, that the hyper-parameters are chosen by."""
+        return [self._training(hyper, self.method.seeds[0]) for hyper in self.grid]
+
+    def chosen(self, hyper: Changes) -> list[Training]:
+        """The trainings that are reported, one per seed."""
+        return [self._training(hyper, seed) for seed in self.method.seeds]
+
+    def _training(self, hyper: Changes, seed: int) -> Training:
+        loss = ("loss", self.method.loss)
+        return Training(self.config, (loss, *hyper, *self.options, ("seed", seed)))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the tables: a method after one calibrator, METHOD / POSTHOC."""
+
+    name: str
+    tuning: Tuning
+    posthoc: str
+
+
+@dataclass(frozen=True)
+class Variation:
+    """What the trainings of one table share: a config, and values of the settings that vary."""
+
+    config: str
+    options: Changes
+    title: str  # what tells it from the others; empty if it is alone
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A grid of trainings and what its tables show.
+    """A grid of trainings and what its tables show; docs/sweeps.md describes the file.
 
     Attributes:
-        name: name of its files.
+        name: the name of its files.
         title: what it shows.
-        configs: YAML files of settings, or names of such in configs/: every method is trained with
-            each.
-        entries: the methods.
+        configs: YAML files, or names of recipes: every method is trained with each.
+        methods: the methods.
         options: settings that replace those of the configs.
         vary: settings with several values: every method is trained with each.
-        select: scores on the hold-out that choose hyper-parameters; tables show the choice of the
+        select: scores on the hold-out that choose hyper-parameters. Tables show the choice of the
             first, and that of the others where it differs.
-        limit: number of images under shift; None for all.
+        limit: the number of images under shift; None for all.
         scores: the columns of the tables.
         compare: pairs of rows whose differences are shown.
-        draw: rows in the reliability diagram.
+        draw: rows in the diagrams.
         by_shift: scores that are shown for each shift by itself.
         by_class: scores of classes that are shown for each class.
     """
@@ -103,9 +132,9 @@ class Sweep:
     name: str
     title: str
     configs: tuple[str, ...]
-    entries: tuple[MethodEntry, ...]
-    options: Options = ()
-    vary: tuple[tuple[str, tuple[OptionValue, ...]], ...] = ()
+    methods: tuple[Method, ...]
+    options: Changes = ()
+    vary: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     select: tuple[str, ...] = ("accuracy",)
     limit: int | None = None
     scores: tuple[str, ...] = ("accuracy", "miou", "ece", "sce")
@@ -115,69 +144,106 @@ class Sweep:
     by_class: tuple[str, ...] = ()
 
     def variations(self) -> list[Variation]:
-        """Each config with each combination of `vary`."""
-        options = combinations(dict(self.vary))
-        return [
-            Variation(config, each) for config in dict.fromkeys(self.configs) for each in options
-        ]
+        """Each config with each combination of the values of `vary`."""
+        configs = list(dict.fromkeys(self.configs))
+        names = [Path(each).stem if each.endswith(".yaml") else each for each in configs]
+        if len(set(names)) < len(names):
+            names = distinct_names(configs)
+        found = []
+        for config, name in zip(configs, names, strict=True):
+            for options in _combinations(self.vary):
+                words = [f"{key} {shown(value)}" for key, value in options]
+                title = ", ".join([*[name] * (len(configs) > 1), *words])
+                found.append(Variation(config, options, title))
+        return found
 
-    def in_words(self, variation: Variation) -> str:
-        """What tells a variation from the others, with commas between; nothing if it is alone."""
-        several = len(set(self.configs)) > 1
-        settings = (f"{name} {value_text(value)}" for name, value in variation.options)
-        config = variation.config
-        name = Path(config).stem if config.endswith(".yaml") else config
-        return ", ".join([*[name] * several, *settings])
+    def tuning(self, method: Method, variation: Variation, rule: str) -> Tuning:
+        """The trainings of a method in a variation, chosen by `rule`."""
+        taken = hyper_names(method.loss)
+        varied = {name: (value,) for name, value in variation.options if name in taken}
+        grid = _combinations(sorted({**dict(method.hyper), **varied}.items()))
+        others = [(name, value) for name, value in variation.options if name not in taken]
+        options = {**dict(self.options), **dict(method.options), **dict(others)}
+        return Tuning(method, variation.config, grid, tuple(options.items()), rule, self.limit)
 
     def rows(self, variation: Variation, rule: str) -> list[Row]:
         """The rows of a variation, with hyper-parameters chosen by `rule`."""
         return [
-            Row(f"{entry.name} / {posthoc}", self.method(entry, variation, rule), posthoc)
-            for entry in self.entries
-            for posthoc in entry.posthoc
+            Row(f"{method.name} / {posthoc}", self.tuning(method, variation, rule), posthoc)
+            for method in self.methods
+            for posthoc in method.posthoc
         ]
 
-    def methods(self) -> list[Method]:
+    def tunings(self) -> list[Tuning]:
         """All that is to be trained and evaluated."""
-        return merge_methods(
-            row.method
+        return [
+            self.tuning(method, variation, rule)
             for variation in self.variations()
+            for method in self.methods
             for rule in self.select
-            for row in self.rows(variation, rule)
-        )
+        ]
 
-    def shifts(self) -> list[str]:
+    def shifts(self) -> list[Shift]:
         """The shifts of all methods, in order."""
-        return list(dict.fromkeys(shift for entry in self.entries for shift in entry.shifts))
+        return list(dict.fromkeys(shift for method in self.methods for shift in method.shifts))
 
-    def method(self, entry: MethodEntry, variation: Variation, rule: str) -> Method:
-        """The trainings and evaluations of a method, chosen by `rule`."""
-        where = [("", None), *((shift, self.limit) for shift in entry.shifts)]
-        varied = {name: value for name, value in variation.options if name in _HYPER}
-        hyper = {**entry.hyper, **{name: (value,) for name, value in varied.items()}}
-        others = [pair for pair in variation.options if pair[0] not in varied]
-        return Method(
-            config=variation.config,
-            loss=entry.loss,
-            grid=combinations({name: hyper[name] for name in sorted(hyper)}),
-            seeds=entry.seeds,
-            evaluations=frozenset(Evaluation(p, *at) for p in entry.posthoc for at in where),
-            options=tuple({**dict(self.options), **dict(entry.options), **dict(others)}.items()),
-            select=rule,
-        )
+    def changed(self, *, seeds: int | None = None, tune: bool = True) -> Sweep:
+        """The same with the seeds 0 to `seeds` - 1, or without choosing: first values alone."""
+        methods = self.methods
+        if seeds is not None:
+            methods = tuple(replace(m, seeds=tuple(range(seeds))) for m in methods)
+        if not tune:
+            methods = tuple(
+                replace(m, hyper=tuple((name, values[:1]) for name, values in m.hyper))
+                for m in methods
+            )
+        return replace(self, methods=methods)
 
-    def untuned(self) -> Sweep:
-        """The same with nothing to choose: of each list of hyper-parameters the first value."""
-        firsts = (
-            replace(entry, hyper={name: values[:1] for name, values in entry.hyper.items()})
-            for entry in self.entries
-        )
-        return replace(self, entries=tuple(firsts))
 
-    def with_seeds(self, count: int) -> Sweep:
-        """The same with the seeds 0 to `count` - 1 for every method."""
-        seeds = tuple(range(count))
-        return replace(self, entries=tuple(replace(entry, seeds=seeds) for entry in self.entries))
+@dataclass(frozen=True)
+class _File:
+    """The keys of a sweep's file."""
+
+    config: tuple[str, ...]
+    methods: tuple[Any, ...]
+    title: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    vary: dict[str, Any] = field(default_factory=dict)
+    seeds: int | tuple[int, ...] = 1
+    select: tuple[str, ...] = Sweep.select
+    posthoc: tuple[str, ...] = (NONE,)
+    shift: tuple[str, ...] = ()
+    limit: int | None = None
+    grid: dict[str, dict[str, Any]] = field(default_factory=dict)
+    scores: tuple[str, ...] = Sweep.scores
+    compare: tuple[tuple[str, str], ...] = ()
+    draw: tuple[str, ...] = ()
+    by_shift: tuple[str, ...] = ()
+    by_class: tuple[str, ...] = ()
+    small: Any = None
+
+
+@dataclass(frozen=True)
+class _Line:
+    """The keys of a method but for its hyper-parameters."""
+
+    loss: str
+    name: str
+    seeds: int | tuple[int, ...]
+    posthoc: tuple[str, ...]
+    shift: tuple[str, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def find_sweep(
+    name: str, *, small: bool = False, at_hand: Callable[[str], bool] = lambda config: True
+) -> Sweep:
+    """`read_sweep` of a file, or of the name of a sweep that comes with segcal."""
+    ours = RECIPES / "sweeps" / f"{name}.yaml"
+    path = ours if ours.exists() and not Path(name).exists() else Path(name)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no sweep {name}: neither a file nor one of segcal's")
+    return read_sweep(path, small=small, at_hand=at_hand)
 
 
 def read_sweep(
@@ -188,199 +254,136 @@ def read_sweep(
     Args:
         path: the YAML file.
         small: take what the file says under `small` in place of its own keys.
-        at_hand: whether the data of a config is there: the first small version whose data is there
+        at_hand: whether the data of a config is there. The first small version whose data is there
             is taken, or else the last.
 
     Raises:
         ValueError: in one line, what is wrong with it.
     """
-    if not path.exists():
-        raise FileNotFoundError(f"Expected the YAML file of a sweep at {path}, but there is none")
     stated = read_yaml(path)
-    try:
-        sweep, *smaller = (_beside(path, one) for one in _versions(stated, path))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    except TypeError as error:  # a number where a list is meant, or a list as a name
-        raise ValueError(f"{path}: Expected a sweep, but got {one_line(error)}") from None
+    if not isinstance(stated, dict):
+        raise ValueError(f"{path}: expected a sweep (key: value), but got {stated!r:.60}")
+    whole = {key: value for key, value in stated.items() if key != "small"}
+    sweep = _sweep(whole, path.stem, path)
+    versions = _listed(stated.get("small", []))
+    smaller = []
+    for changes in versions:
+        if not isinstance(changes, dict):
+            raise ValueError(f"{path}: small: expected keys of a sweep, but got {changes!r:.60}")
+        title = {"title": f"{sweep.title}, small version"}
+        merged = {**whole, **title, **versions[0], **changes}
+        smaller.append(_sweep(merged, f"{path.stem}_small", path))
     if not small:
         return sweep
     if not smaller:
-        raise ValueError(f"Expected small, what a small version changes, in {path}, but got none")
+        raise ValueError(f"{path} has no small version: it needs the key small")
     return next((one for one in smaller if all(map(at_hand, one.configs))), smaller[-1])
 
 
-def _versions(stated: Any, path: Path) -> list[Sweep]:
-    """The sweep, then its small versions; what the first of these says holds for the others."""
-    _expect_keys(stated, _KEYS, {"config", "methods"}, "a sweep")
-    whole = {key: value for key, value in stated.items() if key != "small"}
-    found = [_sweep(whole, path.stem)]
-    changes = _listed(stated.get("small", []))
-    for change in changes:
-        _expect_keys(change, _KEYS - {"small"}, set(), "a small version")
-        small = {**whole, "title": f"{found[0].title}, small version", **changes[0], **change}
-        found.append(_sweep(small, f"{path.stem}_small"))
-    return found
-
-
-def _beside(path: Path, sweep: Sweep) -> Sweep:
-    """The sweep with paths for the configs that lie beside its file."""
-    beside = (path.parent / config for config in sweep.configs)
-    configs = (
-        str(file) if file.is_file() else config
-        for file, config in zip(beside, sweep.configs, strict=True)
-    )
-    return replace(sweep, configs=tuple(configs))
-
-
-def _sweep(stated: Any, name: str) -> Sweep:
-    if not isinstance(stated["methods"], list) or not stated["methods"]:
-        raise ValueError(f"Expected a list of methods, but got {stated['methods']!r:.60}")
-    sweep = Sweep(
+def _sweep(stated: Mapping[str, Any], name: str, path: Path) -> Sweep:
+    where = f"{path}: "
+    file = build(_File, {**stated, "shift": _text(stated.get("shift", []))}, where)
+    try:
+        methods = tuple(_method(line, file) for line in file.methods)
+        scores = [score for score in SCORES if SCORES[score].scope != "classes"]
+        of_classes = [score for score in SCORES if SCORES[score].scope == "classes"]
+        _expect("select", file.select, [score.name for score in LOGGED])
+        _expect("scores", file.scores, scores)
+        _expect("by_shift", file.by_shift, scores)
+        _expect("by_class", file.by_class, of_classes)
+        if not (file.config and methods and file.select):
+            raise ValueError("config, methods and select must not be empty")
+        if file.limit is not None and file.limit < 1:
+            raise ValueError(f"limit: expected at least 1, but got {file.limit}")
+        varied = _flat(file.vary)
+        rows = [f"{method.name} / {posthoc}" for method in methods for posthoc in method.posthoc]
+        if twice := [row for row in rows if rows.count(row) > 1]:
+            raise ValueError(f"two methods are called {twice[0]}: give one of them another name")
+        _expect("compare and draw", [*(n for pair in file.compare for n in pair), *file.draw], rows)
+    except ValueError as error:
+        raise ValueError(f"{where}{error}") from None
+    beside = [path.parent / config for config in file.config]
+    return Sweep(
         name=name,
-        title=str(stated.get("title", name)),
-        configs=_configs(stated["config"]),
-        entries=tuple(_entry(entry, stated) for entry in stated["methods"]),
-        options=_options(stated.get("options", {})),
-        vary=tuple(
-            (name, _values(values)) for name, values in _flat(stated.get("vary", {})).items()
+        title=file.title or name,
+        configs=tuple(
+            str(near) if near.is_file() else config
+            for near, config in zip(beside, file.config, strict=True)
         ),
-        select=_among("select", stated.get("select", "accuracy"), [s.name for s in LOGGED]),
-        limit=_limit(stated.get("limit")),
-        scores=_among("scores", stated.get("scores", list(Sweep.scores)), _PIXEL_SCORES),
-        compare=tuple(_pair(pair) for pair in stated.get("compare", ())),
-        draw=tuple(stated.get("draw", ())),
-        by_shift=_among("by_shift", stated.get("by_shift", []), _PIXEL_SCORES),
-        by_class=_among("by_class", stated.get("by_class", []), _CLASS_SCORES),
+        methods=methods,
+        options=_flat(file.options),
+        vary=tuple((name, tuple(_listed(values))) for name, values in varied),
+        **{
+            key: getattr(file, key)
+            for key in ("select", "limit", "scores", "compare", "draw", "by_shift", "by_class")
+        },
     )
-    _expect_rows(sweep)
-    return sweep
 
 
-def _entry(stated: Any, whole: Mapping[str, Any]) -> MethodEntry:
-    stated = {"loss": stated} if isinstance(stated, str) else stated
-    _expect_keys(stated, _METHOD_KEYS, {"loss"}, "a method")
-    default = {**whole, **stated}
-    hyper = {
-        **_grid_of(str(stated["loss"]), whole.get("grid", {})),
-        **{name: stated[name] for name in stated if name in _HYPER},
-    }
-    posthoc = default.get("posthoc", NONE)
-    listed = posthoc if isinstance(posthoc, list) else str(posthoc).split(",")
-    known = method_names(",".join(map(str, listed)))
-    shift = default.get("shift") or []
-    shifts = parse_shifts(",".join(shift if isinstance(shift, list) else [shift])) if shift else ()
-    entry = MethodEntry(
-        name=str(stated.get("name", stated["loss"])),
-        loss=str(stated["loss"]),
-        hyper={name: _values(hyper[name]) for name in sorted(hyper)},
-        seeds=_seeds(default.get("seeds", 1)),
-        posthoc=tuple(p for p in (NONE, *known) if p in known or NONE in map(str, listed)),
-        shifts=tuple(map(str, shifts)),
-        options=_options(stated.get("options", {})),
-    )
-    for combination in combinations(entry.hyper):
-        chosen: dict[str, Any] = dict(combination)
-        build_loss(entry.loss, **chosen)  # complains of what does not fit
-    return entry
-
-
-def _grid_of(loss: str, stated: Any) -> dict[str, Any]:
-    """What `grid` says of the terms of a loss."""
-    _expect_keys(stated, {*BASE_LOSSES, *AUXILIARY_LOSSES}, set(), "grid")
-    for values in stated.values():
-        _expect_keys(values, _HYPER, set(), "a term's grid")
+def _method(line: Any, file: _File) -> Method:
+    stated = {"loss": line} if isinstance(line, str) else line
+    if not isinstance(stated, dict) or "loss" not in stated:
+        raise ValueError(f"methods: expected a loss, or keys with a loss, but got {line!r:.60}")
+    loss = str(stated["loss"])
+    keys = {f.name for f in fields(_Line)}
+    usual = {"name": loss, "seeds": file.seeds, "posthoc": file.posthoc, "shift": file.shift}
+    found = {**usual, **{key: value for key, value in stated.items() if key in keys}}
+    read = build(_Line, {**found, "shift": _text(found["shift"])}, f"{loss}: ")
     base, auxiliaries = parse_spec(loss)
-    return {name: v for part in (base, *auxiliaries) for name, v in stated.get(part, {}).items()}
+    _expect("grid", file.grid, [*BASE_LOSSES, *AUXILIARY_LOSSES])
+    hyper = {k: v for term in (base, *auxiliaries) for k, v in file.grid.get(term, {}).items()}
+    hyper |= {key: value for key, value in stated.items() if key not in keys}
+    axes = tuple((key, tuple(_listed(hyper[key]))) for key in sorted(hyper))
+    for combination in _combinations(axes):
+        build_loss(loss, **dict(combination))  # raises if a value does not fit
+    count = read.seeds if isinstance(read.seeds, int) else len(read.seeds)
+    if not 0 < count <= _MAX_SEEDS:
+        raise ValueError(f"seeds: expected 1 to {_MAX_SEEDS} of them, but got {count}")
+    seeds = tuple(range(count)) if isinstance(read.seeds, int) else read.seeds
+    known = method_names(",".join(read.posthoc))
+    plain = (NONE,) if NONE in read.posthoc or not known else ()
+    shifts = parse_shifts(",".join(read.shift)) if read.shift else ()
+    return Method(
+        *(read.name, loss, axes, tuple(dict.fromkeys(seeds)), (*plain, *known), shifts),
+        options=_flat(read.options),
+    )
 
 
-def _expect_keys(stated: Any, known: set[str], needed: set[str], what: str) -> None:
-    if not isinstance(stated, dict):
-        raise ValueError(f"Expected {what} (key: value), but got {stated!r:.60}")
-    for key in needed - stated.keys():
-        raise ValueError(f"Expected {key} in {what}, but there is none")
-    for key in stated.keys() - known:
-        raise ValueError(
-            f"Expected keys of {what} out of {', '.join(sorted(known))}, but got {key}"
-        )
+def _text(shift: Any) -> str:
+    """A list of shifts as one text, whose commas `parse_shifts` understands."""
+    return ",".join(map(str, shift)) if isinstance(shift, list | tuple) else str(shift or "")
 
 
-def _expect_rows(sweep: Sweep) -> None:
-    names = [row.name for row in sweep.rows(sweep.variations()[0], sweep.select[0])]
+def _expect(key: str, names: Sequence[str] | Mapping[str, Any], known: Sequence[str]) -> None:
     for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"Expected methods with different names, but got two {name}")
-    for name in (*(name for pair in sweep.compare for name in pair), *sweep.draw):
-        if name not in names:
-            raise ValueError(f"Expected rows out of {', '.join(names)}, but got {name}")
+        if name not in known:
+            raise ValueError(f"{key}: expected names out of {', '.join(known)}, but got {name}")
 
 
-def _flat(stated: Any, prefix: str = "") -> dict[str, Any]:
-    """Options nested as in a config, by dotted name."""
-    if not isinstance(stated, dict):
-        raise ValueError(f"Expected options (key: value), but got {stated!r:.60}")
-    found: dict[str, Any] = {}
+def _combinations(axes: Sequence[tuple[str, Sequence[Any]]]) -> tuple[Changes, ...]:
+    """Every combination of one value for each name; one empty one if there are no names."""
+    return tuple(product(*([(name, value) for value in values] for name, values in axes)))
+
+
+def _flat(stated: Mapping[str, Any], prefix: str = "") -> Changes:
+    """Settings nested as in a config, by dotted name."""
+    found: list[tuple[str, Any]] = []
     for name, value in stated.items():
-        found |= (
-            _flat(value, f"{prefix}{name}.")
-            if isinstance(value, dict)
-            else {f"{prefix}{name}": value}
-        )
-    return found
-
-
-def _options(stated: Any) -> Options:
-    return tuple((name, _text(value)) for name, value in _flat(stated).items())
-
-
-def _text(value: Any) -> OptionValue:
-    """A value as the command line of training takes it."""
-    if value is None:
-        return "null"
-    return str(value) if isinstance(value, list) else value
+        if isinstance(value, dict):
+            found += _flat(value, f"{prefix}{name}.")
+        else:
+            found.append((f"{prefix}{name}", tuple(value) if isinstance(value, list) else value))
+    return tuple(found)
 
 
 def _listed(stated: Any) -> list[Any]:
-    return stated if isinstance(stated, list) else [stated]
+    return list(stated) if isinstance(stated, list | tuple) else [stated]
 
 
-def _configs(stated: Any) -> tuple[str, ...]:
-    configs = _listed(stated)
-    if not configs or not all(isinstance(config, str) for config in configs):
-        raise ValueError(f"Expected a config or a list of configs, but got {stated!r:.60}")
-    return tuple(configs)
-
-
-def _values(stated: Any) -> tuple[OptionValue, ...]:
-    values = _listed(stated)
-    if not values or not all(isinstance(value, float | int | str | bool) for value in values):
-        raise ValueError(f"Expected a value or a list of values, but got {stated!r:.60}")
-    return tuple(values)
-
-
-def _seeds(stated: Any) -> tuple[int, ...]:
-    count = type(stated) is int and 0 < stated <= _MAX_SEEDS
-    seeds = list(range(stated)) if count else stated
-    if not isinstance(seeds, list) or not seeds or not all(type(s) is int for s in seeds):
-        raise ValueError(f"Expected seeds as a number of them or a list, but got {stated!r:.60}")
-    return tuple(dict.fromkeys(seeds))
-
-
-def _limit(stated: Any) -> int | None:
-    if stated is not None and (type(stated) is not int or stated < 1):
-        raise ValueError(f"Expected limit as a whole number of at least 1, but got {stated!r:.60}")
-    return stated
-
-
-def _among(key: str, stated: Any, known: Iterable[str]) -> tuple[str, ...]:
-    names = _listed(stated)
-    for name in names:
-        if name not in known:
-            raise ValueError(f"Expected {key} out of {', '.join(known)}, but got {name}")
-    return tuple(names)
-
-
-def _pair(stated: Any) -> tuple[str, str]:
-    if not isinstance(stated, list) or len(stated) != 2:
-        raise ValueError(f"Expected two rows to compare, but got {stated!r:.60}")
-    return str(stated[0]), str(stated[1])
+def shown(value: Any) -> str:
+    """A value as file names and tables spell it."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, list | tuple):
+        return ",".join(map(shown, value))
+    return f"{value:.12g}" if isinstance(value, float) else str(value)

@@ -1,25 +1,21 @@
-"""Pools of workers: this process alone, several on this machine, or a Ray cluster."""
+"""Pools that work on the tasks of a sweep: this process, several on this machine, or Ray."""
 
 from __future__ import annotations
 
-import argparse
+import logging
 import multiprocessing
 import os
 import signal
-from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
+import socket
+import sys
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 
-from segcal.data.samples import WorkerDied
-from segcal.runtime import RETRIES, join_ray
-from segcal.sweep.runner import OpenTask, Pool, Worker, do
-from segcal.sweep.store import Store
+from segcal.sweep.runner import Outcome, Pool, Runs, Task
+from segcal.training.signals import Interrupted
 
-Outcome = Future[str | None]  # of `do`
 _SAVING = 300  # seconds that runs on Ray have to save themselves when the sweep is stopped
 
 
@@ -28,187 +24,211 @@ class Alone:
 
     size = 1
 
-    def has_room(self, under_way: int) -> bool:
-        """For one task."""
-        return not under_way
+    def __init__(self, runs: Runs) -> None:
+        self.runs = runs
+        self._done: list[tuple[Task, Outcome]] = []
 
-    def submit(self, task: OpenTask, store: Store, worker: Worker) -> Outcome:
+    def start(self, task: Task) -> None:
         """Do the task."""
-        future: Outcome = Future()
-        future.set_result(do(task, store, worker))
-        return future
+        self._done.append((task, self.runs.do(task)))
 
-    def wait(self, handles: Sequence[Outcome]) -> list[tuple[Outcome, str | None]]:
-        """All are done."""
-        return [(future, future.result()) for future in handles]
+    def wait(self) -> list[tuple[Task, Outcome]]:
+        """The task that was done."""
+        done, self._done = self._done, []
+        return done
 
-    def stop(self, handles: Sequence[Outcome]) -> None:
+    def stop(self, signal: int) -> None:
         """Nothing is under way."""
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Nothing is held."""
 
 
 class Processes:
-    """Tasks in `size` new processes, which share the machine's cores."""
+    """Each task in a new process, `size` at a time, which share the machine's cores."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._executor = ProcessPoolExecutor(
-            size,
-            multiprocessing.get_context("spawn"),
-            _prepare,
-            (max((os.cpu_count() or 1) // size, 1),),
-        )
+    def __init__(self, runs: Runs, size: int) -> None:
+        self.runs, self.size = runs, size
+        self._under_way: dict[Connection, tuple[Task, Any]] = {}
 
-    def has_room(self, under_way: int) -> bool:
-        """For as many tasks as there are processes: none waits where it cannot be stopped."""
-        return under_way < self.size
+    def start(self, task: Task) -> None:
+        """Start a process for the task."""
+        spawn = multiprocessing.get_context("spawn")
+        ours, theirs = spawn.Pipe(duplex=False)
+        threads = max((os.cpu_count() or 1) // self.size, 1)
+        process = spawn.Process(target=_work, args=(self.runs, task, theirs, threads))
+        process.start()
+        theirs.close()
+        self._under_way[ours] = task, process
 
-    def submit(self, task: OpenTask, store: Store, worker: Worker) -> Outcome:
-        """Give the task to a process."""
-        return self._executor.submit(_do, task, store, worker)
+    def wait(self) -> list[tuple[Task, Outcome]]:
+        """Wait for the first; a process that died has failed."""
+        found = []
+        for ours in wait(list(self._under_way)):
+            assert isinstance(ours, Connection)
+            task, process = self._under_way[ours]
+            try:
+                outcome = ours.recv()
+            except EOFError:
+                process.join()
+                outcome = Outcome(
+                    None,
+                    f"its process ended with status {process.exitcode}, killed or out of memory; "
+                    "the same command continues from its last checkpoint",
+                )
+            process.join()
+            del self._under_way[ours]
+            found.append((task, outcome))
+        return found
 
-    def wait(self, handles: Sequence[Outcome]) -> list[tuple[Outcome, str | None]]:
-        """Wait for the first; what it raised becomes its reason."""
-        done, _ = wait(handles, return_when=FIRST_COMPLETED)
-        return [(future, _outcome(future)) for future in done]
-
-    def stop(self, handles: Sequence[Outcome]) -> None:
-        """Ask every process to save its run, and wait until all have ended."""
-        processes = multiprocessing.active_children()
-        for process in processes:
-            process.terminate()
+    def stop(self, number: int) -> None:
+        """Wait until every process has saved its run; a further signal ends them at once."""
+        processes = [process for _, process in self._under_way.values()]
+        if number != signal.SIGINT:  # Ctrl-C reaches all processes of a terminal by itself
+            for process in processes:
+                process.terminate()
         try:
-            self.close()
-        except KeyboardInterrupt:  # a second signal
+            for process in processes:
+                process.join()
+        except KeyboardInterrupt:
             for process in processes:
                 process.kill()
             raise
 
     def close(self) -> None:
-        """End the processes."""
-        self._executor.shutdown(cancel_futures=True)
+        """Nothing is held."""
 
 
-def _prepare(threads: int) -> None:
-    """Begin a process of the pool.
-
-    Signals interrupt its tasks alone: a process that died between two of them would take the
-    others with it, before they have saved their runs.
-    """
+def _work(runs: Runs, task: Task, result: Connection, threads: int) -> None:
     torch.set_num_threads(threads)
-    _set_signals(signal.SIG_IGN)
-
-
-def _do(task: OpenTask, store: Store, worker: Worker) -> str | None:
-    _set_signals(signal.default_int_handler)
+    folder = runs.folder(task.training)
+    folder.mkdir(parents=True, exist_ok=True)
+    # What several processes print would be mixed up.
+    sys.stdout = sys.stderr = (folder / "output.txt").open("a", encoding="utf-8")
     try:
-        return do(task, store, worker)
-    finally:
-        _set_signals(signal.SIG_IGN)
+        result.send(runs.do(task))
+    except KeyboardInterrupt:  # the run was saved
+        raise SystemExit(1) from None
 
 
-def _set_signals(handler: Any) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handler)
+class OnRay:
+    """Tasks of a Ray cluster, whose nodes see the files of the sweep at the same paths.
 
-
-def _outcome(future: Outcome) -> str | None:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        raise WorkerDied(
-            "a process of the grid died: killed, or out of memory; the same command goes on from "
-            "its checkpoints"
-        ) from None
-    except Exception as error:
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-class RayPool:
-    """Tasks of a Ray cluster, which sees the files of the grid at the same paths.
-
-    They are tried again where a worker or a node dies.
+    A task whose worker or node dies is tried again, and goes on from its last checkpoint.
 
     Args:
+        runs: does the tasks.
         address: of the cluster, or auto; "" starts one on this machine, for this process alone.
-        cpus: of a run.
-        gpus: of a run; None for one if the cluster has any.
-        retries: of a run whose worker or node died.
+        cpus: CPU cores of a task.
+        gpus: GPUs of a task; None for one if the cluster has any.
+        retries: how often a task is tried again.
     """
 
     def __init__(
         self,
+        runs: Runs,
         address: str = "",
         *,
         cpus: float = 1,
         gpus: float | None = None,
-        retries: int = RETRIES,
+        retries: int = 5,
     ) -> None:
-        self._ray, self._leave = join_ray(address)
+        self._ray = _join(address)
         has = self._ray.cluster_resources()
-        gpus = float(bool(has.get("GPU"))) if gpus is None else gpus
-        self._needs = {"CPU": cpus, "GPU": gpus}
-        for name, needed in self._needs.items():
+        needs = {"CPU": cpus, "GPU": float(bool(has.get("GPU"))) if gpus is None else gpus}
+        for name, needed in needs.items():
             if needed > has.get(name, 0):
-                self.close()
                 raise ValueError(
-                    f"Expected a cluster with {needed:g} {name} for a run, but it has "
-                    f"{has.get(name, 0):g}"
+                    f"a run needs {needed:g} {name}, but the cluster has {has.get(name, 0):g}"
                 )
-        self._do = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=retries)(_do_on_ray)
+        self.size = 10**6  # Ray has a queue of its own, by which a cluster may grow
+        self._do = self._ray.remote(num_cpus=cpus, num_gpus=needs["GPU"], max_retries=retries)(
+            _work_on_ray
+        )
+        self._runs = self._ray.put(runs)
+        self._under_way: dict[Any, Task] = {}
 
-    @property
-    def size(self) -> int:
-        """Runs at a time on the nodes that there are now."""
-        has = self._ray.cluster_resources()
-        return max(min(int(has.get(n, 0) / need) for n, need in self._needs.items() if need), 1)
-
-    def has_room(self, under_way: int) -> bool:
-        """Always: Ray has a queue, by which a cluster may grow."""
-        return True
-
-    def submit(self, task: OpenTask, store: Store, worker: Worker) -> Any:
+    def start(self, task: Task) -> None:
         """Give the task to the cluster."""
-        return self._do.options(name=task.run.name).remote(task, store, worker, os.getcwd())
+        handle = self._do.options(name=task.training.label).remote(self._runs, task, os.getcwd())
+        self._under_way[handle] = task
 
-    def wait(self, handles: Sequence[Any]) -> list[tuple[Any, str | None]]:
+    def wait(self) -> list[tuple[Task, Outcome]]:
         """Wait for the first."""
-        done, _ = self._ray.wait(list(handles), num_returns=1)
-        return [(handle, self._outcome(handle)) for handle in done]
-
-    def _outcome(self, handle: Any) -> str | None:
+        (handle, *_), _ = self._ray.wait(list(self._under_way), num_returns=1)
         try:
-            return self._ray.get(handle)
-        except self._ray.exceptions.TaskCancelledError:
-            raise KeyboardInterrupt from None
+            outcome = self._ray.get(handle)
         except self._ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None) or error
             lines = str(cause).strip().splitlines() or [""]
-            return f"{type(cause).__name__}: {lines[0]}"
+            outcome = Outcome(None, f"{type(cause).__name__}: {lines[0]}")
+        return [(self._under_way.pop(handle), outcome)]
 
-    def stop(self, handles: Sequence[Any]) -> None:
-        """Interrupt every run, which saves it, and wait until all have ended."""
+    def stop(self, number: int) -> None:
+        """Interrupt every task, which saves its run, and wait until all have ended."""
+        handles = list(self._under_way)
         for handle in handles:
             self._ray.cancel(handle, force=False)
         if handles:
-            self._ray.wait(list(handles), num_returns=len(handles), timeout=_SAVING)
+            self._ray.wait(handles, num_returns=len(handles), timeout=_SAVING)
 
     def close(self) -> None:
         """Leave the cluster; one that was started for this process ends."""
-        self._leave()
+        self._ray.shutdown()
 
 
-def _do_on_ray(task: OpenTask, store: Store, worker: Worker, folder: str) -> str | None:
-    """`do`, where paths mean what they mean to the driver."""
-    if Path(folder).is_dir():
+def _work_on_ray(runs: Runs, task: Task, folder: str) -> Outcome:
+    if os.path.isdir(folder):  # paths mean what they mean to the command
         os.chdir(folder)
-    return do(task, store, worker)
+    return runs.do(task)
 
 
-def open_pool(options: argparse.Namespace) -> Pool:
-    """The pool that a command line asks for."""
-    if options.ray is not None:
-        return RayPool(options.ray, cpus=options.cpus_per_run, gpus=options.gpus_per_run)
-    return Alone() if options.jobs == 1 else Processes(options.jobs)
+def _join(address: str) -> Any:
+    """The module `ray`, connected to a cluster."""
+    try:
+        import ray
+    except ImportError:
+        raise ValueError('--ray needs Ray: pip install "segcal[ray]"') from None
+    if ray.is_initialized():
+        return ray
+    if address not in ("", "auto", "local"):  # Ray would try for minutes where nothing answers
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        if not (host and port.isdecimal() and 0 < int(port) < 2**16):
+            raise ValueError(f"--ray takes auto or HOST:PORT, but got {address!r:.200}")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+        except (OSError, ValueError) as error:
+            raise ValueError(f"there is no Ray cluster at {address}: {error}") from None
+    own = {"include_dashboard": False, "object_store_memory": 200 * 2**20}
+    try:
+        ray.init(
+            address or "local",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **({} if address else own),
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"there is no Ray cluster at {address or 'this machine'}: {reason}"
+        ) from None
+    return ray
+
+
+def open_pool(
+    runs: Runs,
+    jobs: int = 1,
+    ray: str | None = None,
+    *,
+    cpus: float = 1,
+    gpus: float | None = None,
+) -> Pool:
+    """A pool of `jobs` processes, or of a Ray cluster; SIGTERM then stops it as Ctrl-C does."""
+
+    def stop(number: int, _: Any) -> None:
+        raise Interrupted(number)
+
+    signal.signal(signal.SIGTERM, stop)
+    if ray is not None:
+        return OnRay(runs, ray, cpus=cpus, gpus=gpus)
+    return Alone(runs) if jobs == 1 else Processes(runs, jobs)

@@ -1,167 +1,498 @@
-"""Runs a grid on a pool of workers; it can be stopped and resumed at any time."""
+"""Trains and evaluates the runs of a sweep; it can be stopped and continued at any time.
+
+A training is known by its settings, not by the name of its folder: `Runs.identity` has all that it
+learns from, with the folder of its data. The files of the data, with their sizes and times, are
+kept in the folder of the run and compared before anything of it is used. An evaluation is stored
+under a key of all that it depends on, and made again where the key is another.
+"""
 
 from __future__ import annotations
 
+import json
+import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from signal import SIGINT
+from typing import Protocol
 
+import segcal
+from segcal import settings
+from segcal.data import DATASETS, DataConfig
+from segcal.data import build as build_data
+from segcal.data.shift import Shift
+from segcal.data.splits import Splits, missing, shifted
+from segcal.distributed import choose_device
+from segcal.evaluation.evaluate import evaluate_source
+from segcal.evaluation.folder import REPORT, STATE, place, store
+from segcal.evaluation.shifts import FORMAT
+from segcal.files import atomic_write, one_line
+from segcal.losses import hyper_names
+from segcal.metrics import CalibrationMeter, Report
 from segcal.metrics.scores import SCORES
-from segcal.sweep.plan import Evaluation, Method, Training
-from segcal.sweep.store import GridProgress, Store, failures, in_time
-from segcal.training.signals import Interrupted
+from segcal.sources.network import RunSource
+from segcal.sources.source import digest, file_digest
+from segcal.sweep.definition import Changes, Training, Tuning, shown
+from segcal.training.checkpoint import BEST
+from segcal.training.config import CONFIG, TrainConfig, header, load_config, recipe_path
+from segcal.training.run import train_run
+from segcal.training.trainer import LOG
 
-
-class Worker(Protocol):
-    """What makes a run. `segcal.sweep.worker.TrainingWorker` is the real one."""
-
-    def train(self, run: Training, store: Store) -> dict[str, Any]:
-        """Train or resume `run` in its folder; the hold-out scores of its best epoch."""
-
-    def evaluate(self, run: Training, store: Store, evaluations: Sequence[Evaluation]) -> None:
-        """Write the report of each evaluation to its place in `store`."""
+RESAMPLES = 1000
+DATA = "data.json"  # in the folder of a run: the fingerprint of its training and hold-out images
+# Settings that say where and how fast a run is made, not what it learns.
+_ELSEWHERE = ("out", "device", "workers", "save_every", "tensorboard")
+Scores = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class OpenTask:
-    """A run that can be worked on now, and the evaluations it then needs."""
+class Needs:
+    """The evaluations that tables need of a run: each calibrator, clean and under each shift."""
 
-    run: Training
-    evaluations: tuple[Evaluation, ...]
+    posthoc: frozenset[str] = frozenset()
+    shifts: tuple[Shift, ...] = ()
+    limit: int | None = None  # of the images under shift
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run that is to be trained, if it is not yet, and evaluated."""
+
+    training: Training
+    needs: tuple[Needs, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a task: the hold-out scores of the best epoch, or why there are none."""
+
+    scores: Scores | None
+    failure: str = ""
 
 
 class Pool(Protocol):
-    """Where tasks are worked on."""
+    """Where tasks are worked on; each is given to `Runs.do`."""
 
-    @property
-    def size(self) -> int:
-        """How many tasks it works on at a time."""
+    size: int  # tasks at a time
 
-    def has_room(self, under_way: int) -> bool:
-        """Whether to submit another task while so many are under way."""
+    def start(self, task: Task) -> None:
+        """Begin a task."""
 
-    def submit(self, task: OpenTask, store: Store, worker: Worker) -> Any:
-        """Begin `do`; a handle for `wait`."""
+    def wait(self) -> list[tuple[Task, Outcome]]:
+        """Wait until a task is done; those that are."""
 
-    def wait(self, handles: Sequence[Any]) -> list[tuple[Any, str | None]]:
-        """Wait until at least one is done; those that are, with what `do` returned.
-
-        A task that raised is done too: what it raised is the reason.
-        """
-
-    def stop(self, handles: Sequence[Any]) -> None:
-        """Save and end the tasks under way."""
+    def stop(self, signal: int) -> None:
+        """Wait until the tasks under way are saved and ended, because a signal came."""
 
     def close(self) -> None:
-        """End the workers, when nothing is under way."""
+        """Free what the pool holds."""
 
 
-def open_tasks(methods: Sequence[Method], store: Store) -> Iterator[OpenTask]:
-    """What is not done yet and can be started, in order; each run once."""
-    seen: dict[Training, list[Evaluation]] = {}
-    for run, evaluations in (task for method in methods for task in _of_method(method, store)):
-        if store.failure(run) is None:
-            known = seen.setdefault(run, [])
-            known += [evaluation for evaluation in evaluations if evaluation not in known]
-    yield from (OpenTask(run, tuple(evaluations)) for run, evaluations in seen.items())
+class Runs:
+    """The runs of a sweep: their settings and folders, what they learned and what was measured.
+
+    Args:
+        root: the folder of the folders of new runs, and of all evaluations.
+        data: the folder that stands in for data/ in the configs; None for data/ itself.
+        device: see `TrainConfig`.
+        elsewhere: folders with complete runs to reuse; nothing is written there.
+        moved: by the folder where data is now, the folder where it was when runs were trained on
+            it: the user says that it is the same data. Of data whose times alone have changed both
+            are one folder.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        data: Path | None = None,
+        device: str = "auto",
+        elsewhere: Sequence[Path] = (),
+        moved: Mapping[Path, Path] | None = None,
+    ) -> None:
+        self.root, self.data, self.device, self.moved = root, data, device, dict(moved or {})
+        self._configs: dict[Training, TrainConfig] = {}
+        self.known: dict[Training, Scores] = {}  # hold-out scores of the trained ones
+        self.failures: dict[Training, str] = {}
+        self.measured: dict[Training, list[Needs]] = {}
+        self.found: dict[str, Path] = {}  # folders of runs by `identity`
+        for top in (root, *elsewhere):
+            for path in (top / CONFIG, *sorted(top.glob(f"*/{CONFIG}"))):
+                if path.is_file():
+                    self._find(path, whole=top != root)
+
+    def _find(self, path: Path, *, whole: bool) -> None:
+        try:
+            config = load_config(path)
+        except ValueError:  # of another version: no run of this one
+            return
+        if not whole or holdout_scores(path.parent, config) is not None:
+            self.found.setdefault(self.identity(config), path.parent)
+
+    def identity(self, config: TrainConfig) -> str:
+        """A digest of all settings that a run learns from, with the folder of its data."""
+        stated = settings.to_dict(config)
+        for name in _ELSEWHERE:
+            del stated[name]
+        del stated["data"]["download"]
+        embedded = DATASETS[config.data.name].embedded
+        stated["data"]["root"] = "" if embedded else str(self._earlier(config.data.root)[0])
+        weights = config.model.encoder_weights
+        stated["model"]["encoder_weights"] = weights and Path(weights).name
+        return digest(stated)
+
+    def _earlier(self, root: str) -> tuple[Path, bool]:
+        """Where data was when runs were trained on it, and whether the user said so."""
+        place = Path(root).resolve()
+        for now, before in self.moved.items():
+            if place.is_relative_to(now.resolve()):
+                return before.resolve() / place.relative_to(now.resolve()), True
+        return place, False
+
+    def config(self, training: Training) -> TrainConfig:
+        """The settings of a training; `out` is the folder of its run.
+
+        Raises:
+            ValueError: in one line, what is wrong with them.
+        """
+        if training in self._configs:
+            return self._configs[training]
+        own = load_config(recipe_path(training.config))
+        changes = dict(training.changes)
+        if self.data is not None:  # in the configs, data/NAME is NAME in this folder
+            weights = own.model.encoder_weights
+            for name, place in (("data.root", own.data.root), ("model.encoder_weights", weights)):
+                parts = Path(place or "").parts
+                if parts[:1] == ("data",):
+                    changes.setdefault(name, str(self.data.joinpath(*parts[1:])))
+        hyper = hyper_names(dict(training.changes)["loss"]) - {"beta"}
+        stated = {f"hyper.{k}" if k in hyper else k: v for k, v in changes.items()}
+        layers = [("", settings.to_dict(own)), ("", {**stated, "device": self.device})]
+        config = settings.read(TrainConfig, layers)
+        key = self.identity(config)
+        folder = self.found.get(key, self._own(training, key))
+        self._configs[training] = replace(config, out=str(folder))
+        return self._configs[training]
+
+    def folder(self, training: Training) -> Path:
+        """Where the evaluations of a run are: its own folder, unless it was found elsewhere."""
+        return self._own(training, self.identity(self.config(training)))
+
+    def _own(self, training: Training, key: str) -> Path:
+        return self.root / f"{training.label}-{key[:8]}"
+
+    def scores(self, training: Training) -> Scores | None:
+        """The hold-out scores of the best epoch; None while the training is not complete."""
+        if training not in self.known:
+            config = self.config(training)
+            found = holdout_scores(config.folder, config)
+            if found is None:
+                return None
+            self.known[training] = found
+        return self.known[training]
+
+    def choice(self, tuning: Tuning) -> Changes | None:
+        """The hyper-parameters that are best on the hold-out; None until all are trained.
+
+        Equally good ones are told apart by their NLL. Candidates that failed do not count; if all
+        did, there is no choice.
+        """
+        if len(tuning.grid) == 1:
+            return tuning.grid[0]
+        ranks = {}
+        for training, hyper in zip(tuning.candidates(), tuning.grid, strict=True):
+            scores = self.scores(training)
+            if scores is not None:
+                sign = 1 if SCORES[tuning.rule].higher else -1
+                ranks[hyper] = (sign * scores[tuning.rule], -scores["nll"])
+            elif training not in self.failures:
+                return None
+        return max(ranks, key=ranks.__getitem__) if ranks else None
+
+    def chosen(self, tuning: Tuning) -> list[Training]:
+        """The trainings that are reported; none while there is no choice."""
+        hyper = self.choice(tuning)
+        return [] if hyper is None else tuning.chosen(hyper)
+
+    def do(self, task: Task) -> Outcome:
+        """Train and evaluate as a task says.
+
+        Raises:
+            KeyboardInterrupt: a signal stopped it; the run was saved.
+        """
+        try:
+            config = self.config(task.training)
+            self.require_same_data(config)
+            scores = holdout_scores(config.folder, config)
+            if scores is None:
+                train_run(config, resume=True)
+                scores = holdout_scores(config.folder, config)
+            for needs in task.needs:
+                self.evaluate(task.training, config, needs)
+            return Outcome(scores)
+        except (ValueError, ArithmeticError, RuntimeError, OSError) as error:
+            return Outcome(None, one_line(error) or type(error).__name__)
+
+    def weights_remark(self, tuning: Tuning) -> str:
+        """Which epoch is evaluated, in a sentence for the tables."""
+        config = self.config(tuning.candidates()[0])
+        if config.eval_every >= config.epochs:
+            return "The weights of the last epoch are evaluated."
+        select = config.select
+        return f"The weights of the epoch with the best {select} on the hold-out are evaluated."
+
+    def at_hand(self, config: str) -> bool:
+        """Whether the data of a config is on the disk."""
+        found = self.config(Training(config, (("loss", "nll"),)))
+        return missing(found.data) is None
+
+    def require_data(self, tunings: Iterable[Tuning]) -> None:
+        """Raise a ValueError if a training cannot be, or if its data or a shift's is missing."""
+        data: dict[DataConfig, None] = {}
+        for tuning in tunings:
+            for training in tuning.candidates():
+                own = self.config(training).data
+                others = [s.configure(own) for s in tuning.method.shifts if s.brings_images]
+                data |= dict.fromkeys([own, *others])
+        for config in data:
+            if not config.download and (reason := missing(config)) is not None:
+                raise ValueError(reason)
+
+    def require_same_data(self, config: TrainConfig) -> None:
+        """Note what a new run is trained on; raise a ValueError if that of an old one changed."""
+        splits, path = _splits(config.data), config.folder / DATA
+        now = digest(splits.train.fingerprint(), splits.holdout.fingerprint())
+        if path.is_file():
+            stated = self._earlier(config.data.root)[1]
+            if not stated and json.loads(path.read_text(encoding="utf-8")) != now:
+                raise ValueError(
+                    f"the images in {config.data.root} are not those that the run in "
+                    f"{config.folder} was trained on: remove its folder to train it again, or say "
+                    f"--same-data {config.data.root} if only their times have changed"
+                )
+        elif config.folder.parent == self.root:
+            config.folder.mkdir(parents=True, exist_ok=True)
+            with atomic_write(path) as file:
+                json.dump(now, file)
+
+    def evaluate(self, training: Training, config: TrainConfig, needs: Needs) -> None:
+        """Evaluate a trained run, as far as no stored result still holds."""
+        splits = _splits(config.data)
+        stated = settings.to_dict(config)
+        network = {k: v for k, v in stated["model"].items() if k != "encoder_weights"}
+        data = {k: v for k, v in stated["data"].items() if k not in ("root", "download")}
+        weights = file_digest(config.folder / BEST)
+        run = (FORMAT, segcal.__version__, RESAMPLES, weights, network, data)
+        source = None
+        for limit, shifts in {None: ("",), needs.limit: ("", *needs.shifts)}.items():
+            if limit is not None:
+                shifts = shifts[1:]
+            folder = self._evaluations(training, limit)
+            missing: dict[Path, str] = {}
+            for shift in shifts:
+                test = shifted(splits, config.data, shift).test if shift else splits.test
+                images = digest(test.limited(limit).fingerprint(), splits.holdout.fingerprint())
+                for method in needs.posthoc:
+                    key = digest(*run, images, str(shift), method)
+                    if not _is_stored(folder / place(method, str(shift)), key):
+                        missing[folder / place(method, str(shift))] = key
+            if not missing:
+                continue
+            source = source or RunSource(config.folder, device=choose_device(self.device))
+            found = evaluate_source(
+                source if limit is None else source.limited(limit),
+                posthoc=tuple(needs.posthoc),
+                shifts=[shift for shift in shifts if shift],
+                resamples=RESAMPLES,
+                overlays="none",
+            )
+            for at, report in found.reports.items():
+                method, shift = at if isinstance(at, tuple) else (at, "")
+                path = folder / place(method, shift)
+                if path in missing:
+                    store(path, report, found.meters[at], {"key": missing[path]})
+
+    def report(
+        self, training: Training, posthoc: str, shift: str, limit: int | None
+    ) -> Report | None:
+        """The report of one evaluation; None unless this process has seen it made or kept."""
+        path = self._evaluated(training, posthoc, shift, limit)
+        return None if path is None else Report.load(path / REPORT)
+
+    def meter(
+        self, training: Training, posthoc: str, shift: str, limit: int | None
+    ) -> CalibrationMeter | None:
+        """The sums behind `report`."""
+        path = self._evaluated(training, posthoc, shift, limit)
+        return None if path is None else CalibrationMeter.load(path / STATE)
+
+    def _evaluated(
+        self, training: Training, posthoc: str, shift: str, limit: int | None
+    ) -> Path | None:
+        for needs in self.measured.get(training, ()):
+            under = limit == needs.limit and shift in map(str, needs.shifts)
+            if posthoc in needs.posthoc and (under or not shift):
+                folder = self._evaluations(training, limit if shift else None)
+                return folder / place(posthoc, shift)
+        return None
+
+    def _evaluations(self, training: Training, limit: int | None) -> Path:
+        return self.folder(training) / ("eval" if limit is None else f"eval-limit-{limit}")
 
 
-def _of_method(method: Method, store: Store) -> Iterator[tuple[Training, list[Evaluation]]]:
-    hyper = store.choice(method)
-    if hyper is None:
-        yield from ((run, []) for run in method.candidates() if store.trained(run) is None)
-        return
-    for run in method.chosen(hyper):
-        missing = store.missing(run, method)
-        if missing or store.trained(run) is None:
-            yield run, missing
+def holdout_scores(folder: Path, config: TrainConfig) -> dict[str, float] | None:
+    """The scores of the best epoch in the log of a run, and the seconds that all epochs took.
+
+    None while the run is not complete: the log is written after the weights.
+    """
+    path = folder / LOG
+    if not path.is_file():
+        return None
+    log = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    if len(log) < config.epochs:
+        return None
+    best = [record for record in log if record["best"]][-1]
+    scores = {k.removeprefix("holdout/"): v for k, v in best.items() if k.startswith("holdout/")}
+    return {**scores, "seconds": sum(record["seconds"] for record in log)}
+
+
+@cache
+def _splits(config: DataConfig) -> Splits:
+    return build_data(config)
+
+
+def _is_stored(folder: Path, key: str) -> bool:
+    try:
+        about = json.loads((folder / REPORT).read_text(encoding="utf-8"))["about"]
+        return about["key"] == key and (folder / STATE).is_file()
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # there is none, or it is damaged
+
+
+def needs_of(tuning: Tuning) -> Needs:
+    """What the tables show of a tuning's chosen runs."""
+    method = tuning.method
+    return Needs(frozenset(method.posthoc), method.shifts, tuning.limit if method.shifts else None)
 
 
 def work(
-    methods: Sequence[Method],
-    store: Store,
-    worker: Worker,
+    tunings: Iterable[Tuning],
+    runs: Runs,
     pool: Pool,
     *,
     train: bool = True,
     say: Callable[[str], None] = lambda _: None,
-) -> list[str]:
+) -> dict[Training, str]:
     """Do every task, as hyper-parameters are chosen, until nothing is left.
 
     Args:
-        methods: of the grid.
-        store: its files.
-        worker: makes the runs.
-        pool: where.
+        tunings: what to train, choose and evaluate.
+        runs: where it is kept; what was measured is noted there.
+        pool: where it is done.
         train: whether to train what is not trained yet, or only to evaluate what is.
         say: called with a line for each task that is done.
 
     Returns:
-        `failures`.
+        The runs that could not be made, each with the reason in one line.
 
     Raises:
         KeyboardInterrupt: a signal stopped the work; every run under way was saved.
     """
-    under_way: dict[Any, OpenTask] = {}
+    undecided = list(dict.fromkeys(tunings))
+    wanted: dict[Training, list[Needs]] = {}  # all that is known to be needed of each run
+    open_: dict[Training, None] = {}  # what is to be started
+    under_way: set[Training] = set()
+    done, started = 0, time.monotonic()
+
+    def want(training: Training, needs: Needs | None) -> None:
+        news = needs is not None and needs not in wanted.get(training, ())
+        if news or training not in wanted:
+            wanted.setdefault(training, []).extend([needs] if needs is not None and news else [])
+            if training not in runs.failures and (train or runs.scores(training) is not None):
+                open_[training] = None
+
+    def decide() -> None:
+        for tuning in list(undecided):
+            if runs.choice(tuning) is not None:
+                undecided.remove(tuning)
+                for training in runs.chosen(tuning):
+                    want(training, needs_of(tuning))
+
+    for tuning in undecided:
+        if len(tuning.grid) > 1:
+            for training in tuning.candidates():
+                if runs.scores(training) is None:
+                    want(training, None)
+    decide()
     try:
-        while True:
-            busy = {task.run for task in under_way.values()}
-            for task in open_tasks(methods, store):
-                can_start = train or store.trained(task.run) is not None
-                if can_start and task.run not in busy and pool.has_room(len(under_way)):
-                    under_way[pool.submit(task, store, worker)] = task
-            if not under_way:
-                return failures(methods, store)
-            for handle, reason in pool.wait(list(under_way)):
-                task = under_way.pop(handle)
-                if reason is not None:
-                    store.set_failure(task.run, reason)
-                say(_line(task, reason, methods, store, pool.size))
-    except KeyboardInterrupt:
-        pool.stop(list(under_way))
+        while open_ or under_way:
+            for training in [t for t in open_ if t not in under_way][: pool.size - len(under_way)]:
+                del open_[training]
+                under_way.add(training)
+                pool.start(Task(training, tuple(wanted[training])))
+            for task, outcome in pool.wait():
+                training = task.training
+                under_way.remove(training)
+                done += 1
+                if outcome.scores is None:
+                    runs.failures[training] = outcome.failure
+                    open_.pop(training, None)
+                    said = f"failed: {outcome.failure}"
+                else:
+                    runs.known[training] = outcome.scores
+                    runs.measured[training] = list(task.needs)
+                    said = ", ".join(
+                        f"{SCORES[name].label} {SCORES[name].brief(outcome.scores[name])}"
+                        for name in ("accuracy", "ece")
+                    )
+                    said = f"hold-out {said}"
+                decide()
+                later = sum(len(tuning.method.seeds) - 1 for tuning in undecided)
+                left = len(open_) + len(under_way) + later
+                seconds = (time.monotonic() - started) / done * left
+                after = f"; about {in_time(seconds)} left" if left else ""
+                trained = sum(t in runs.known or t in runs.failures for t in wanted)
+                count = f"[{trained}/{len(wanted) + later}]"
+                say(f"{count} {training.label}: {said}{after}")
+    except KeyboardInterrupt as stopped:
+        pool.stop(getattr(stopped, "signal", SIGINT))
         raise
+    return runs.failures
 
 
-def do(task: OpenTask, store: Store, worker: Worker) -> str | None:
-    """Train and evaluate as a task says; None, or in one line why it cannot be done.
+def plan(tunings: Iterable[Tuning], runs: Runs) -> list[str]:
+    """Lines that say how many trainings there are and what is left, with their commands."""
+    known: dict[Training, None] = {}
+    later = 0
+    for tuning in dict.fromkeys(tunings):
+        known |= dict.fromkeys(tuning.candidates() if len(tuning.grid) > 1 else ())
+        known |= dict.fromkeys(runs.chosen(tuning))
+        later += len(tuning.method.seeds) - 1 if runs.choice(tuning) is None else 0
+    done = [scores for training in known if (scores := runs.scores(training)) is not None]
+    left = [training for training in known if runs.scores(training) is None]
+    count = len(left) + later
+    lines = [f"{len(known) + later} trainings{' at most' if later else ''}, {len(done)} done"]
+    if done and count:
+        mean = sum(scores["seconds"] for scores in done) / len(done)
+        lines.append(f"about {in_time(count * mean)} of training left, as the done ones took")
+    elif count:
+        for path in dict.fromkeys(recipe_path(training.config) for training in left):
+            costs = [text for text in header(path) if text.startswith("cost: ")] or ["cost unknown"]
+            lines.append(f"one training, by {path}: {costs[0].removeprefix('cost: ')}")
+    for training in left:
+        own = settings.to_dict(load_config(recipe_path(training.config)))
+        stated = settings.differences(own, settings.to_dict(runs.config(training)))
+        words = ["--config", str(recipe_path(training.config))]
+        for name, value in stated.items():
+            words += [f"--{name}", shown(value)]
+        lines.append(shlex.join(["segcal", "train", *words, "--resume"]))
+    return lines
 
-    Raises:
-        KeyboardInterrupt: a signal stopped it; the run was saved.
-    """
-    run = task.run
-    try:
-        started = time.monotonic()
-        scores = store.trained(run)
-        if scores is None:
-            scores = worker.train(run, store)
-            store.set_trained(run, {"seconds": round(time.monotonic() - started, 1), **scores})
-        missing = [e for e in task.evaluations if not store.report(run, e).exists()]
-        if missing:
-            started = time.monotonic()
-            worker.evaluate(run, store, missing)
-            if unwritten := [e.name for e in missing if not store.report(run, e).exists()]:
-                raise RuntimeError(f"no report was written for {', '.join(unwritten)}")
-            each = round((time.monotonic() - started) / len(missing), 2)
-            store.set_trained(run, {**(store.trained(run) or {}), "seconds_per_report": each})
-    except Interrupted:
-        raise KeyboardInterrupt from None
-    except (ValueError, ArithmeticError, RuntimeError, OSError) as error:
-        return " ".join(str(error).split()) or type(error).__name__
-    return None
 
-
-def _line(
-    task: OpenTask, reason: str | None, methods: Sequence[Method], store: Store, size: int
-) -> str:
-    now = GridProgress.of(methods, store)
-    start = f"[{now.done}/{now.total}] {task.run.name}: "
-    if reason is not None:
-        return f"{start}failed: {reason}"
-    scores, count = store.trained(task.run) or {}, len(task.evaluations)
-    return (
-        f"{start}hold-out accuracy {SCORES['accuracy'].brief(scores['accuracy'])}, "
-        f"ECE {SCORES['ece'].brief(scores['ece'])}"
-        + (f", {count} report{'s' * (count > 1)}" if count else "")
-        + (f"; about {in_time(now.seconds / size)} left" if now.seconds else "")
-    )
+def in_time(seconds: float) -> str:
+    """A time as people say it: 40 s, 12 min, 3.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,41 +1,66 @@
-"""A worker of grids whose training is a count of steps, each kept in a file when it is done."""
+"""Runs of sweeps that train nothing: counted in memory, or as steps in a file."""
 
-import json
 import os
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
+from segcal.sweep.runner import Outcome, Runs
 from segcal.training.signals import Interrupted, StopSignals
 
 STEPS = 4
 
 
-@dataclass(frozen=True)
-class Stepwise:
-    """Trains in `STEPS` steps of `seconds`, and logs each as "RUN STEP PROCESS NODE".
+class Counted(Runs):
+    """Runs whose scores are in memory.
 
-    Attributes:
+    Args:
+        root: their folder, in which nothing is written.
+        kept: scores by label, which other objects may share.
+        fail: labels of the runs that fail.
+        stop_at: the number of trainings after which Ctrl-C comes.
+    """
+
+    def __init__(self, root, kept=None, fail=(), stop_at=None):
+        super().__init__(root)
+        self.kept = {} if kept is None else kept
+        self.trained, self.evaluated = [], []
+        self.fail, self.stop_at = fail, stop_at
+
+    def scores(self, training):
+        return self.kept.get(training.label)
+
+
+class Stepwise(Runs):
+    """Trains in `STEPS` steps, and logs each as "RUN STEP PROCESS NODE".
+
+    Args:
+        root: folder of the runs.
         log: file of the steps of all runs.
-        seconds: of a step.
         dies: run whose process kills itself, once, after the second step.
         gate: file that a run waits for after its first step.
         slow: run that is half a second behind the others after each step.
         fails: by run, the exception that it raises, or "dies" for a process that always dies.
     """
 
-    log: Path
-    seconds: float = 0.0
-    dies: str = ""
-    gate: Path | None = None
-    slow: str = ""
-    fails: tuple[tuple[str, object], ...] = ()
+    def __init__(self, root, log, *, dies="", gate=None, slow="", fails=()):
+        super().__init__(Path(root))
+        self.log, self.dies, self.gate, self.slow, self.fails = log, dies, gate, slow, dict(fails)
 
-    def train(self, run, store):
-        folder = store.folder(run)
+    def folder(self, training):
+        return self.root / training.label
+
+    def scores(self, training):
+        path = self.root / training.label / "steps"
+        done = path.exists() and int(path.read_text()) == STEPS
+        gamma = dict(training.changes).get("gamma", 0)
+        return {"accuracy": 0.5 + gamma / 10, "nll": 1.0, "ece": 0.1} if done else None
+
+    def do(self, task):
+        label = task.training.label
+        folder = self.root / label
         folder.mkdir(parents=True, exist_ok=True)
-        why = dict(self.fails).get(run.name)
+        why = self.fails.get(label)
         if why == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         if why is not None:
@@ -46,23 +71,15 @@ class Stepwise:
                 if stop.received:
                     (folder / "saved").touch()
                     raise Interrupted(stop.received)
-                time.sleep(self.seconds)
                 kept.write_text(str(step + 1))
                 with self.log.open("a") as file:
-                    file.write(f"{run.name} {step} {os.getpid()} {node()}\n")
+                    file.write(f"{label} {step} {os.getpid()} {node()}\n")
                 while self.gate and not self.gate.exists() and not stop.received:
                     time.sleep(0.02)
-                time.sleep(0.5 if run.name == self.slow else 0)
-                if run.name == self.dies and step == 1:
+                time.sleep(0.5 if label == self.slow else 0)
+                if label == self.dies and step == 1:
                     os.kill(os.getpid(), signal.SIGKILL)
-        gamma = dict(run.hyper).get("gamma", 0)
-        return {"accuracy": 0.5 + gamma / 10, "nll": 1.0, "ece": 0.1}
-
-    def evaluate(self, run, store, evaluations):
-        for evaluation in evaluations:
-            path = store.report(run, evaluation)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"run": run.name}))
+        return Outcome(self.scores(task.training))
 
 
 def node():

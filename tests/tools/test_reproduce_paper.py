@@ -5,11 +5,11 @@ from statistics import fmean
 
 import pytest
 from reproduction import paper
+from segcal.sweep.plan import combinations
 
-from segcal.training.config import RECIPES
 from segcal.metrics.scores import SCORES, UNITS
 from segcal.sweep.definition import read_sweep
-from segcal.sweep.plan import combinations
+from segcal.training.config import RECIPES
 
 LABELS = [
     "tab:sel-config",

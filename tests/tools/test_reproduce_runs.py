@@ -12,16 +12,16 @@ import yaml
 from PIL import Image
 from reproduction import command, figures, opening, paper
 from reproduction.render import numbers
+from segcal.sweep.store import Store
+from segcal.sweep.worker import TrainingWorker
 
 from segcal import viz
 from segcal.commands.sweep import find_sweep, worker_of
-from segcal.training.config import RECIPES, load_config, parse_train
 from segcal.metrics import CalibrationMeter, Report, mean_intervals
 from segcal.sweep import worker
 from segcal.sweep.definition import read_sweep
 from segcal.sweep.results import Results
-from segcal.sweep.store import Store
-from segcal.sweep.worker import TrainingWorker
+from segcal.training.config import RECIPES, load_config, parse_train
 
 TINY = """
 data: {name: DATA, limit: 16}

@@ -44,7 +44,7 @@ def training_flops(config: TrainConfig) -> float:
     bare = replace(config.model, encoder_weights=None)
     batch = (2, *shape)  # normalisation over a batch cannot train on one sample
     with torch.device("meta"):
-        model = build_model(bare, num_classes=classes, words=words).train()
+        model = build_model(bare, classes, words=words).train()
         inputs = torch.zeros(batch, dtype=torch.int64) if text else torch.empty(batch)
     with FlopCounterMode(display=False) as counter:
         model(inputs).sum().backward()

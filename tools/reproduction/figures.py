@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -17,8 +16,7 @@ from segcal import viz
 from segcal.metrics import Report
 from segcal.metrics.scores import SCORES
 from segcal.sweep.definition import Row, Sweep, Variation
-from segcal.sweep.plan import Evaluation
-from segcal.sweep.results import CLEAN_IMAGES, Results
+from segcal.sweep.results import CLEAN, Results
 from segcal.training.trainer import LOG
 from segcal.viz.plots import new_figure
 from segcal.viz.style import run_style
@@ -46,9 +44,9 @@ def compared(parts: Parts, draw: Callable[[Sequence[Results]], Figure]) -> Figur
     """A figure that compares losses, whose runs are those of the table of auxiliaries."""
 
     def part(sweep: Sweep, place: int, losses: tuple[str, ...]) -> Sweep:
-        entries = {entry.loss: entry for entry in sweep.entries}
-        chosen = tuple(entries[loss] for loss in losses)
-        return replace(sweep, configs=(sweep.configs[place],), entries=chosen)
+        methods = {method.loss: method for method in sweep.methods}
+        chosen = tuple(methods[loss] for loss in losses)
+        return replace(sweep, configs=(sweep.configs[place],), methods=chosen)
 
     return FigureMaker(
         "auxiliaries",
@@ -59,16 +57,15 @@ def compared(parts: Parts, draw: Callable[[Sequence[Results]], Figure]) -> Figur
 
 def row_of(results: Results, config: str, loss: str) -> Row:
     """The row of a loss, without post-hoc calibration."""
-    (row,) = [r for r in results.rows(Variation(config)) if r.name == f"{loss} / none"]
+    (row,) = [r for r in results.rows(Variation(config, (), "")) if r.name == f"{loss} / none"]
     return row
 
 
 def first_reports(results: Results, place: int = 0) -> dict[str, Report]:
     """The report of the first seed for each loss, trained with the config at `place`."""
     config = results.sweep.configs[place]
-    losses = [entry.loss for entry in results.sweep.entries]
-    rows = {loss: row_of(results, config, loss) for loss in losses}
-    return {loss: results.reports(row, Evaluation())[0] for loss, row in rows.items()}
+    rows = {m.loss: row_of(results, config, m.loss) for m in results.sweep.methods}
+    return {loss: results.reports(row)[0] for loss, row in rows.items()}
 
 
 def diagrams_and_histograms(results: Sequence[Results]) -> Figure:
@@ -101,24 +98,20 @@ def wrong_confidences(results: Sequence[Results]) -> Figure:
 def convergences(results: Sequence[Results]) -> Figure:
     """ECE and SCE on the hold-out against the epoch."""
     sweep = results[0].sweep
-    rows = [row_of(results[0], sweep.configs[0], entry.loss) for entry in sweep.entries]
-    histories = {row.method.loss: _log(results[0], row) for row in rows}
+    histories = {}
+    for method in sweep.methods:
+        path = first_folder(results[0], row_of(results[0], sweep.configs[0], method.loss)) / LOG
+        lines = path.read_text(encoding="utf-8").splitlines()
+        histories[method.loss] = [json.loads(line) for line in lines]
     figure = new_figure(9, 3.4)
     for ax, score in zip(figure.subplots(1, 2), ("ece", "sce"), strict=True):
         viz.convergence(histories, ax, score=score)
     return figure
 
 
-def _log(results: Results, row: Row) -> list[dict[str, Any]]:
-    path = first_folder(results, row) / LOG
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def first_folder(results: Results, row: Row) -> Path:
     """The folder of the first seed's run."""
-    hyper = results.store.choice(row.method)
-    assert hyper is not None
-    return results.store.trained_folder(row.method.chosen(hyper)[0])
+    return results.runs.config(results.runs.chosen(row.tuning)[0]).folder
 
 
 def against(setting: str, sweep: str) -> FigureMaker:
@@ -133,9 +126,9 @@ def against(setting: str, sweep: str) -> FigureMaker:
             for variation in found.sweep.variations():
                 ((_, at),) = variation.options
                 for row in found.rows(variation):
-                    mean = found.number(row, score, CLEAN_IMAGES, "", interval=False).mean
+                    mean = found.number(row, score, CLEAN, "", interval=False).mean
                     assert mean is not None
-                    lines.setdefault(row.method.loss, {})[float(at)] = mean
+                    lines.setdefault(row.tuning.method.loss, {})[float(at)] = mean
             for index, (loss, line) in enumerate(lines.items()):
                 style = run_style(index)
                 ax.plot(list(line), list(line.values()), label=loss, markersize=4, **style)

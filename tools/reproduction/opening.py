@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from reproduction.figures import FigureMaker, first_folder, first_reports, row_of
 from segcal import viz
 from segcal.data.samples import Samples
+from segcal.data.shift import parse_shifts
 from segcal.sources.network import NetworkSource, RunSource
 from segcal.sweep.results import Results
-from segcal.sweep.worker import to_shift
 from segcal.viz.plots import new_figure, plain
 from segcal.viz.style import run_style
 
@@ -68,10 +68,11 @@ def answers(results: Results, place: int, *, part: str = "test", shifted: bool =
     """What the networks of the first seed say of the test set, under shift, or of the hold-out."""
     probs = {}
     for loss in LOSSES:
-        source: NetworkSource = RunSource(folder_of(results, place, loss), split=part, workers=0)
+        source = RunSource(folder_of(results, place, loss), split=part, workers=0)
         if shifted:
             pacs = source.data_config is not None and source.data_config.name == "pacs"
-            source = source.shifted(to_shift("domain:art" if pacs else "rotation:15"))
+            (shift,) = parse_shifts("domain:art" if pacs else "rotation:15")
+            source = source.shifted(shift)
         batches = list(source)
         probs[loss] = torch.cat([batch.probs.float() for batch in batches])
     labels = torch.cat([batch.labels for batch in batches])
@@ -141,15 +142,15 @@ def activation_maps(results: Results, images: int = 2) -> Figure:
     figure = new_figure(2.6 * (1 + len(LOSSES)), 2.8 * images)
     axes = figure.subplots(images, 1 + len(LOSSES), squeeze=False)
     for column, loss in enumerate(LOSSES, start=1):
-        opened = RunSource(folder_of(results, _MASKS, loss))
-        for row, (index, label) in zip(axes, _objects(opened.splits.test, images), strict=True):
-            picture = opened.splits.test.image(index)
-            image, target = opened.splits.test[index]
-            name = opened.splits.class_names[label]
+        source = RunSource(folder_of(results, _MASKS, loss))
+        for row, (index, label) in zip(axes, _objects(source.samples, images), strict=True):
+            picture = source.image(index)
+            image, target = source.samples[index]
+            name = source.class_names[label]
             row[0].imshow(picture)
             row[0].set_title(f"label: {plain(name)}")
             row[column].imshow(picture, alpha=0.5)
-            row[column].imshow(grad_cam(opened.model, image, target == label, label), alpha=0.5)
+            row[column].imshow(grad_cam(source.model, image, target == label, label), alpha=0.5)
             row[column].set_title("nll, nll + ts" if loss == "nll" else loss)
     for ax in axes.flat:
         ax.set_axis_off()

@@ -8,9 +8,9 @@ from statistics import fmean
 from reproduction.paper import AVERAGE, Table, titles
 from segcal.metrics.scores import SCORES, UNITS
 from segcal.sweep.definition import Sweep, Variation
-from segcal.sweep.results import Results, conditions_of
-from segcal.viz import tables
+from segcal.sweep.results import Results, conditions
 from segcal.viz.tables import Cell, Number, Sheet
+from segcal.viz.tables import Table as PlainTable
 
 
 def make_sheet(
@@ -30,9 +30,9 @@ def make_sheet(
         for name, config in zip(table.experiments, sweep.configs, strict=True)
         if name in titles()
     }
-    shown = [_table(table, metric, numbers, names) for metric in table.units]
+    tables = [_beside(table, metric, numbers, names) for metric in table.units]
     said = [*remarks, *verdicts(table, numbers)]
-    return Sheet(table.name, sweep.title, command, said, shown, numbers, table.notes)
+    return Sheet(table.name, sweep.title, command, said, tables, numbers, table.notes)
 
 
 def numbers(table: Table, results: Results) -> list[Number]:
@@ -40,8 +40,8 @@ def numbers(table: Table, results: Results) -> list[Number]:
 
     Experiments, shifts and classes go by their order: at a small scale others take their places.
     """
-    sweep, conditions = results.sweep, conditions_of(results.sweep)
-    rows = {(c, row.name): row for c in sweep.configs for row in results.rows(Variation(c))}
+    sweep, places = results.sweep, conditions(results.sweep)
+    rows = {(c, r.name): r for c in sweep.configs for r in results.rows(Variation(c, (), ""))}
 
     def seeds(metric: str, row: str, column: str) -> tuple[float, ...]:
         want = table.want(row, column)
@@ -53,7 +53,7 @@ def numbers(table: Table, results: Results) -> list[Number]:
         found = results.number(
             rows[sweep.configs[table.experiments.index(want.experiment)], want.row],
             metric,
-            conditions[0 if clean is None else place + clean],
+            places[0 if clean is None else place + clean],
             column,
             interval=False,
             of_class=None if want.of_class is None else place,
@@ -72,24 +72,22 @@ def numbers(table: Table, results: Results) -> list[Number]:
     ]
 
 
-def _table(
+def _beside(
     table: Table, metric: str, numbers: Sequence[Number], names: Mapping[str, str]
-) -> tables.Table:
+) -> PlainTable:
     """One metric, in its unit of this table: the paper does not always print the usual one."""
     found = {(n.row, n.column): n for n in numbers if n.metric == metric}
     heading = f"{SCORES[metric].title} ({table.units[metric]})"
-    return tables.Table(
+    rows = []
+    for row in table.rows:
+        shown = [found[row, column] for column in table.columns]
+        cells = [Cell(number.text, f"({number.printed:g})") for number in shown]
+        rows.append((names.get(row, row), cells))
+    return PlainTable(
         f"{heading}, {SCORES[metric].better} is better: ours (the paper's)",
-        [table.row_kind, *(names.get(column, column) for column in table.columns)],
-        [
-            (names.get(row, row), [_beside(found[row, column]) for column in table.columns])
-            for row in table.rows
-        ],
+        ["", *(names.get(column, column) for column in table.columns)],
+        rows,
     )
-
-
-def _beside(number: Number) -> Cell:
-    return Cell(number.text, f"({number.printed:g})")
 
 
 def verdicts(table: Table, numbers: Sequence[Number]) -> list[str]:
