@@ -63,10 +63,9 @@ def mbls(batch: LossBatch, *, margin: float = 10.0) -> Tensor:
         z = pixels.dense.to(torch.promote_types(pixels.dense.dtype, torch.float32))
         top, first = z.max(1, keepdim=True)
         excess = (top - margin).sub(z).clamp_min_(0)  # (N, K, L)
-        excess.masked_fill_(~pixels.valid.unsqueeze(1), 0)
-        value, slope = excess.mean(1), (excess > 0).to(z.dtype)
+        value, slope = excess.mean(1), excess.gt_(0)  # in place: 0 or 1
         slope.neg_().scatter_add_(1, first, -slope.sum(1, keepdim=True)).div_(z.shape[1])
-    return batch.mean(with_slope(pixels.dense, value, slope))
+    return batch.mean(torch.where(pixels.valid, with_slope(pixels.dense, value, slope), 0))
 
 
 def mmce(
@@ -286,13 +285,13 @@ class _Moments(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (probs,) = ctx.saved_tensors
         slope, twice = grad[1].to(probs.dtype), 2 * grad[2].to(probs.dtype)
-        parts = []
+        out = torch.empty_like(probs)
         for classes in _class_slices(probs):
             p = probs[:, classes]
             place = _place(p, ctx.bins, ctx.soft)
             part = slope[:, classes].gather(2, place)
-            parts.append(part + twice[:, classes].gather(2, place) * p if ctx.soft else part)
-        return torch.cat(parts, 1), None, None
+            out[:, classes] = part + twice[:, classes].gather(2, place) * p if ctx.soft else part
+        return out, None, None
 
 
 def _class_slices(probs: Tensor) -> list[slice]:

@@ -40,7 +40,7 @@ STATISTICS = (
 
 # What the backward pass of a statistic reads besides probs.
 _NEEDED = {
-    "entropy": "log_probs",  # (N, C, L); finite, 0 where ignored
+    "entropy": "log_probs",  # (N, C, L); finite
     "confidence": "predicted",  # (N, L) int64
     "correct": "predicted",
     "below_true": "below",  # (N, L) int64, the class of the largest p_ic below p_iy
@@ -155,9 +155,7 @@ class _SoftmaxStatistics(torch.autograd.Function):
         out["probs"] = probs.masked_fill_(ignored.unsqueeze(1), 0)
         if "entropy" in names:
             # p log p is 0 at p = 0: no −inf may meet that zero, and ignored pixels may hold NaN.
-            least = torch.finfo(dtype).min
-            log_probs.masked_fill_(ignored.unsqueeze(1), 0).nan_to_num_(0, 0, least)
-            out["log_probs"] = log_probs
+            out["log_probs"] = log_probs.nan_to_num_(0, 0, torch.finfo(dtype).min)
             out["entropy"] = (probs * log_probs).sum(1).neg_()
         if "square_sum" in names:
             out["square_sum"] = probs.square().sum(1).masked_fill_(ignored, 1)

@@ -63,10 +63,9 @@ def nacl(batch: LossBatch) -> Tensor:
         gap = _window_counts(pixels).to(z.dtype)
         gap /= gap.sum(1, keepdim=True)
         gap -= z
-        gap.masked_fill_(~pixels.valid.unsqueeze(1), 0)
         slope = gap.sign().div_(-z.shape[1])
         value = gap.abs_().mean(1)
-    return batch.mean(with_slope(pixels.dense, value, slope))
+    return batch.mean(torch.where(pixels.valid, with_slope(pixels.dense, value, slope), 0))
 
 
 def _check_axes(pixels: Pixels, name: str, limit: str) -> None:
