@@ -584,11 +584,12 @@ def believed_accuracy(models: ShiftedReports, ax: Axes | None = None) -> Axes:
         ax: axes to draw on; those of a new figure if None.
     """
     ax = _axes(ax, "", height=3.6)
-    low = 100.0
+    accuracy, confidence = SCORES["accuracy"], SCORES["mean_confidence"]
+    low = top = accuracy.scale
     for index, (name, reports) in enumerate(models.items()):
         ordered = [reports[CLEAN], *(r for shift, r in reports.items() if shift != CLEAN)]
-        true = [100 * report.accuracy for report in ordered]
-        believed = [100 * report.mean_confidence for report in ordered]
+        true = [top * report.accuracy for report in ordered]
+        believed = [top * report.mean_confidence for report in ordered]
         low = min([low, *true, *believed])
         style = {**run_style(index), "linestyle": "none"}
         ax.plot(true, believed, label=plain(name), markersize=4, **style)
@@ -596,8 +597,8 @@ def believed_accuracy(models: ShiftedReports, ax: Axes | None = None) -> Axes:
         ax.plot(true[:1], believed[:1], linestyle="none", **ring)
     low = max(0.0, 10 * math.floor((low - 1) / 10))
     color = mpl.rcParams["text.color"]
-    ax.plot([low, 100], [low, 100], color=color, linewidth=0.8, linestyle=(0, (4, 3)))
-    ax.set(xlim=(low, 100), ylim=(low, 101))
-    ax.set(xlabel=f"true {SCORES['accuracy'].heading}", ylabel=SCORES["mean_confidence"].heading)
+    ax.plot([low, top], [low, top], color=color, linewidth=0.8, linestyle=(0, (4, 3)))
+    ax.set(xlim=(low, top), ylim=(low, top + 1))
+    ax.set(xlabel=f"true {accuracy.heading}", ylabel=confidence.heading)
     ax.legend(loc="lower right")
     return ax

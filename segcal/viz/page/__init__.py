@@ -155,6 +155,7 @@ def render_page(
         script_hashes=Markup(" ".join(map(_hash, scripts))),
         numbers=None if numbers is None else Markup(to_json(numbers)),
         inspected=numbers is not None and bool(numbers["inspected"]),
+        ece_heading=SCORES["ece"].heading,
         listed=any(row.report.worst_images for row in rows),
         trained=_trained(rows),
         headline=headline(rows, comparison),
@@ -255,7 +256,7 @@ def _bias_interval(report: Report) -> Interval | None:
 
 def _one(report: Report) -> list[Phrase]:
     found = verdict(report)
-    names, worst = class_names(report), int(np.nanargmax(report.class_ece))
+    worst = int(np.nanargmax(report.class_ece))
     interval = report.intervals.get("ece")
     between = ""
     if interval is not None and not np.isnan(interval.low):
@@ -267,7 +268,7 @@ def _one(report: Report) -> list[Phrase]:
             f": mean confidence {_value('mean_confidence', report.mean_confidence)}, "
             f"accuracy {_value('accuracy', report.accuracy)}. "
             f"ECE is {_value('ece', report.ece)}{between}; "
-            f"the worst calibrated class is {names[worst]}, "
+            f"the worst calibrated class is {class_names(report)[worst]}, "
             f"with an ECE of {_value('class_ece', report.class_ece[worst])}."
         ),
     ]

@@ -153,5 +153,6 @@ function setTicks(figure, ticks, axes) {
     axis.ticker = ticker;
     axis.major_label_overrides = new Map(ticks);
   }
-  for (const grid of gridsOf(figure)) if (axes.length > 1 || grid.dimension === 0) grid.ticker = ticker;
+  const isSide = (grid) => axes.length > 1 || (axes === figure.below ? 0 : 1) === grid.dimension;
+  for (const grid of gridsOf(figure).filter(isSide)) grid.ticker = ticker;
 }

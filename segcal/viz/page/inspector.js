@@ -108,6 +108,7 @@ class Inspector {
     const image = this.item.image ? await pixelsOf(this.item.image) : null;
     for (const model of this.item.models) this.planes.push(new Planes(model, await pixelsOf(model.planes), image));
     [this.width, this.height] = [this.planes[0].width, this.planes[0].height];
+    this.panels.classList.toggle("few", Math.max(this.width, this.height) < 200); // drawn without smoothing
     const key = new Map(); // each model numbers the classes that it has
     for (const { classes, palette } of this.planes) classes.forEach((name, i) => key.set(name, palette[i]));
     const swatches = [...key].map(([name, color]) => make("span", {}, make("span", { class: "swatch", style: `--color:rgb(${color})` }), name));
@@ -133,7 +134,7 @@ class Inspector {
     if (!this.at) return;
     const [column, row] = this.at;
     const [x, y] = [(100 * (column + 0.5)) / this.width, (100 * (row + 0.5)) / this.height];
-    for (const [name, value] of [["--x", `${x}%`], ["--y", `${y}%`], ["--zoom", this.zoom]]) this.panels.style.setProperty(name, value);
+    for (const [name, value] of Object.entries({ x: `${x}%`, y: `${y}%`, zoom: this.zoom })) this.panels.style.setProperty(`--${name}`, value);
     const at = row * this.width + column;
     const rows = this.planes.map((planes) => [
       named(planes.entry),

@@ -93,6 +93,8 @@ if (byId("severity-plot")) {
   const kinds = [...new Set(graded.map((shift) => shift.kind))];
   const plot = linePlot("#severity-plot", "severity (0: clean)", 320);
   const mean = (values) => sum(values) / values.length;
+  const steps = [0, 1, 2, 3, 4, 5].map((grade) => [grade, String(grade)]);
+  setTicks(plots[plots.length - 1], steps, plots[plots.length - 1].below);
   const draw = () =>
     plot(score.value, ({ shifts, clean }) => {
       const shown = shifts.filter((each) => each.severity !== null && (!kind.value || each.kind === kind.value));

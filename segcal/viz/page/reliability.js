@@ -32,7 +32,7 @@ const binListeners = []; // called with the chosen bin, or null
   const FLOOR = 0.001;
   const histogram = newPlot("#histogram-plot", {
     xLabel: "confidence",
-    yLabel: "share (%)",
+    yLabel: `${entries[0].counted} (%)`,
     xRange: new Bokeh.Range1d({ start: 0, end: 1 }),
     yRange: new Bokeh.Range1d({ start: FLOOR, end: 150 }),
     y_axis_type: "log",
@@ -138,14 +138,15 @@ const binListeners = []; // called with the chosen bin, or null
     figure.below[0].axis_label = isTop() ? "confidence" : "probability of the class";
     figure.left[0].axis_label = isTop() ? "accuracy" : "frequency of the class";
     histogram.below[0].axis_label = isTop()
-      ? `confidence of all (solid) and of wrong ${entries[0].counted} (dotted)`
-      : "probability of the class: all (solid), other classes (dotted)";
+      ? "confidence (dotted: of the wrong)"
+      : "probability (dotted: other classes)";
     const low = isLogit() ? logit(edges[1] / 4) : 0;
     const ends = isLogit() ? [Math.max(-7, Math.min(low, -1)), LOGIT_END + 0.3] : [0, 1];
     for (const range of [figure.x_range, figure.y_range, histogram.x_range]) [range.start, range.end] = ends;
     const ticks = isLogit() ? LOGIT_TICKS : LINEAR_TICKS;
     setTicks(figure, ticks, [...figure.below, ...figure.left]);
     setTicks(histogram, ticks, histogram.below);
+    setTicks(histogram, [0.01, 1, 100].map((p) => [p, String(p)]), histogram.left);
     holder.setAttribute("aria-valuemax", state.bins.length);
     choose(null);
     pointAt(-1);
