@@ -313,28 +313,22 @@ def test_thresholds_by_predicted_class(opened, rows):
 
 
 def test_heat_map_shift_and_training_show_the_reports(opened, rows):
-    data = (
-        "const data = source => Object.fromEntries(Object.entries(source.data)"
-        ".map(([key, values]) => [key, [...values]]));"
-        "const plot = id => plots.find(each => each.axisLabel === id);"
+    source = (
+        "return Object.fromEntries(Object.entries(plots[arguments[0]].renderers[0].data_source.data)"
+        ".map(([key, values]) => [key, [...values]]))"
     )
-    names = [each.get_attribute("id") for each in opened.find_elements(By.CSS_SELECTOR, ".plot")]
-    at = {name: names.index(name) for name in names}
-    source = "return data(plots[arguments[0]].renderers[arguments[1]].data_source)"
     order = opened.execute_script("return plots.map(each => each.left[0].axis_label)")
-    assert len(order) == len(names)
-    heat = opened.execute_script(data + source, order.index(""), 0)
+    heat = opened.execute_script(source, order.index(""))
     bins = rows[0].report.classes
     gap = (bins.confidence - bins.accuracy)[bins.count > 0]
     np.testing.assert_allclose(heat["alpha"], np.minimum(np.abs(gap) / 0.3, 1), atol=1e-9)
     eces = [i for i, label in enumerate(order) if label == SCORES["ece"].heading]
-    shift = opened.execute_script(data + source, eces[0], 0)
+    shift = opened.execute_script(source, eces[0])
     expected = [100 * r.ece for r in (rows[0].report, *rows[0].shifts.values())]
     assert shift["x"] == [0, 1, 3]
     np.testing.assert_allclose(shift["y"], expected)
-    training = opened.execute_script(data + source, eces[1], 0)
+    training = opened.execute_script(source, eces[1])
     np.testing.assert_allclose(training["y"], [10, 5, 10 / 3])
-    assert at["training-plot"] > at["severity-plot"]
 
 
 def test_images_are_listed_sorted_and_filtered(opened, rows):
@@ -425,7 +419,8 @@ def test_pointing_reads_a_pixel_and_pictures_zoom_and_change_together(looked_int
     first = pictures(looked_into)
     assert len(first) == len(set(first)) == 6
     element(looked_into, ".panels").send_keys("+")
-    assert canvas.rect["width"] == pytest.approx(2 * width, abs=1)
+    shown = looked_into.execute_script("return arguments[0].getBoundingClientRect().width", canvas)
+    assert shown == pytest.approx(2 * width, abs=1)
     ActionChains(looked_into, 0).move_to_element(canvas).click().perform()
     assert looked_into.execute_script("return inspectors[0].at") != at
     element(looked_into, ".panels").send_keys("-")
