@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from segcal.data.folders import class_part
+from segcal.data.folders import class_files, class_part, read_lines
 from segcal.data.options import DataConfig
-from segcal.data.samples import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    ArrayPart,
-    FilePart,
-    RawDataset,
-    class_files,
-    read_lines,
-)
+from segcal.data.samples import IMAGENET_MEAN, IMAGENET_STD, ArrayPart, FilePart, RawDataset
 from segcal.data.transforms import Augmentation
 from segcal.files import one_line
 
 _CIFAR_MEAN, _CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 _DIGITS = tuple(map(str, range(10)))
-_PARTS = ("train", "t10k")  # of MNIST
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
 PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 OTHERS = "others"  # as a training domain: every domain but the one that is tested on
@@ -64,24 +55,20 @@ def mnist(config: DataConfig) -> RawDataset:
     The files may be compressed (.gz), as they are published.
     """
     folder = Path(config.root) / "MNIST" / "raw"
-    kinds = ("images-idx3", "labels-idx1")
-    files = {part: [_found(folder / f"{part}-{kind}-ubyte") for kind in kinds] for part in _PARTS}
-    if not all(path.is_file() for paths in files.values() for path in paths):
+
+    def files(part: str) -> list[Path]:
+        plain = [folder / f"{part}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1")]
+        return [p if p.is_file() else p.with_name(f"{p.name}.gz") for p in plain]
+
+    if not all(path.is_file() for part in ("train", "t10k") for path in files(part)):
         _load(config, "MNIST", [{"train": True}, {"train": False}])  # fetched, or an error
-    arrays = {part: [_read_idx(_found(path)) for path in paths] for part, paths in files.items()}
     return RawDataset(
-        train=_part("train", *arrays["train"]),
-        test=_part("test", *arrays["t10k"]),
+        train=_part("train", *map(_read_idx, files("train"))),
+        test=_part("test", *map(_read_idx, files("t10k"))),
         class_names=_DIGITS,
         mean=(0.1307,) * 3,
         std=(0.3081,) * 3,
     )
-
-
-def _found(path: Path) -> Path:
-    """The file, or its compressed form if only that is there."""
-    compressed = path.with_name(f"{path.name}.gz")
-    return compressed if compressed.is_file() and not path.is_file() else path
 
 
 def _read_idx(path: Path) -> np.ndarray:
@@ -134,53 +121,44 @@ def tiny_imagenet(config: DataConfig) -> RawDataset:
     words.txt, if that is there. Training images, 64x64, are augmented by padding of 4, random crop
     and flip.
     """
-    folder = _tiny_folder(config)
+    folder = Path(config.root) / "tiny-imagenet-200"
+    _expect(
+        folder, "Tiny-ImageNet", ("wnids.txt", "train", "val/images", "val/val_annotations.txt")
+    )
     numbers = sorted(read_lines(folder / "wnids.txt"))
+    listed = folder / "words.txt"
+    pairs = [line.partition("\t") for line in read_lines(listed)] if listed.is_file() else []
+    names = {number: words.partition(",")[0].strip() for number, _, words in pairs}
+    images: list[Path] = []
+    classes: list[int] = []
+    for line in read_lines(folder / "val" / "val_annotations.txt"):
+        name, number, *_ = (*line.split("\t"), "")
+        if number not in numbers:
+            raise ValueError(
+                f"Expected a class of wnids.txt for {name} in val_annotations.txt of {folder}, "
+                f"but got {number}"
+            )
+        images.append(folder / "val" / "images" / name)
+        classes.append(numbers.index(number))
     train = [(folder / "train" / number / "images", c) for c, number in enumerate(numbers)]
     return RawDataset(
         train=class_files(train, len(numbers)),
-        test=_tiny_val(folder, numbers),
-        class_names=_tiny_names(folder, numbers),
+        test=FilePart(images, classes, num_classes=len(numbers)),
+        class_names=tuple(names.get(number, number) for number in numbers),
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
         augmentation=Augmentation(pad=4, crop_size=64, flip=0.5),
     )
 
 
-def _tiny_folder(config: DataConfig) -> Path:
-    folder = Path(config.root) / "tiny-imagenet-200"
-    for name in ("wnids.txt", "train", "val/images", "val/val_annotations.txt"):
+def _expect(folder: Path, what: str, names: Iterable[str]) -> None:
+    """Raise unless these files and folders are in the folder of a data set."""
+    for name in names:
         if not (folder / name).exists():
             raise ValueError(
-                f"Expected Tiny-ImageNet (wnids.txt, train, val) in {folder}, but it has no "
-                f"{name}; data/README.md says how to get it"
+                f"Expected {what} in {folder}, but it has no {name}; "
+                "data/README.md says how to get it"
             )
-    return folder
-
-
-def _tiny_names(folder: Path, numbers: list[str]) -> tuple[str, ...]:
-    """The first name of each class; its number where there is no list of names."""
-    listed = folder / "words.txt"
-    pairs = [line.partition("\t") for line in read_lines(listed)] if listed.is_file() else []
-    names = {number: words.partition(",")[0].strip() for number, _, words in pairs}
-    return tuple(names.get(number, number) for number in numbers)
-
-
-def _tiny_val(folder: Path, numbers: list[str]) -> FilePart:
-    label_of = {number: label for label, number in enumerate(numbers)}
-    listed = folder / "val" / "val_annotations.txt"
-    images: list[Path] = []
-    classes: list[int] = []
-    for line in read_lines(listed):
-        name, _, rest = line.partition("\t")
-        number = rest.partition("\t")[0]
-        if number not in label_of:
-            raise ValueError(
-                f"Expected a class of wnids.txt for {name} in {listed}, but got {number}"
-            )
-        images.append(folder / "val" / "images" / name)
-        classes.append(label_of[number])
-    return FilePart(images, classes, num_classes=len(numbers), ignore_index=-1)
 
 
 def pacs(config: DataConfig) -> RawDataset:
@@ -189,11 +167,29 @@ def pacs(config: DataConfig) -> RawDataset:
     The folders may also be in the root itself. Images are resized to 224x224, for a network
     with ImageNet weights.
     """
-    folder = _pacs_folder(config)
-    tested, trained = _domains(config)
+    root = Path(config.root)
+    folder = root if all((root / domain).is_dir() for domain in DOMAINS) else root / "PACS"
+    _expect(folder, f"PACS (folders {', '.join(DOMAINS)})", DOMAINS)
+    tested = None if config.domain is None else domain_name(config.domain)
+    trained = domain_name(config.train_domain or "photo")
+    for name, option, allowed in (
+        (tested, "domain", DOMAINS),
+        (trained, "train_domain", (*DOMAINS, OTHERS)),
+    ):
+        if name is not None and name not in allowed:
+            raise ValueError(f"data.{option}: expected one of {', '.join(allowed)}, got {name!r}")
+    if tested == trained:
+        raise ValueError(f"data.domain: expected another domain than train_domain, got {tested}")
+    if trained == OTHERS and tested is None:
+        raise ValueError(f"data.domain: state what to test on with train_domain={OTHERS}")
+
+    def part(*domains: str) -> FilePart:
+        places = [folder / domain / name for domain in domains for name in PACS_CLASSES]
+        return class_files([(p, PACS_CLASSES.index(p.name)) for p in places], len(PACS_CLASSES))
+
     return RawDataset(
-        train=_domain_part(folder, trained),
-        test=_domain_part(folder, tested),
+        train=part(*[d for d in DOMAINS if d == trained or (trained == OTHERS and d != tested)]),
+        test=part(*[d for d in DOMAINS if d == tested or (tested is None and d != trained)]),
         class_names=PACS_CLASSES,
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
@@ -201,48 +197,9 @@ def pacs(config: DataConfig) -> RawDataset:
     )
 
 
-def _domains(config: DataConfig) -> tuple[list[str], list[str]]:
-    """The domains to test on, and those to train on."""
-    domain = None if config.domain is None else _known_domain(config.domain, "domain", DOMAINS)
-    allowed = (*DOMAINS, OTHERS)
-    trained = _known_domain(config.train_domain or "photo", "train_domain", allowed)
-    if trained == OTHERS:
-        if domain is None:
-            raise ValueError(f"Expected domain, what to test on, with train_domain={OTHERS}")
-        return [domain], [other for other in DOMAINS if other != domain]
-    if domain is None:
-        return [other for other in DOMAINS if other != trained], [trained]
-    if domain == trained:
-        raise ValueError(f"Expected another domain than train_domain, but got {domain} for both")
-    return [domain], [trained]
-
-
 def domain_name(name: str) -> str:
     """The full name of a domain: art is short for art_painting."""
     return "art_painting" if name == "art" else name
-
-
-def _known_domain(name: str, option: str, allowed: tuple[str, ...]) -> str:
-    name = domain_name(name)
-    if name not in allowed:
-        raise ValueError(f"Expected {option} to be one of {', '.join(allowed)}, but got {name!r}")
-    return name
-
-
-def _pacs_folder(config: DataConfig) -> Path:
-    root = Path(config.root)
-    for folder in (root / "PACS", root):
-        if all((folder / domain).is_dir() for domain in DOMAINS):
-            return folder
-    raise ValueError(
-        f"Expected PACS (folders {', '.join(DOMAINS)}) in {root / 'PACS'}, but there is none; "
-        f"data/README.md says how to get it"
-    )
-
-
-def _domain_part(folder: Path, domains: list[str]) -> FilePart:
-    places = [folder / domain / name for domain in domains for name in PACS_CLASSES]
-    return class_files([(p, PACS_CLASSES.index(p.name)) for p in places], len(PACS_CLASSES))
 
 
 def mendeley(config: DataConfig) -> RawDataset:
@@ -251,12 +208,8 @@ def mendeley(config: DataConfig) -> RawDataset:
     Images are resized to 224x224, as for ImageNet.
     """
     folder = Path(config.root) / "chest_xray"
-    for name in (f"{part}/{kind}" for part in ("train", "test") for kind in _XRAYS):
-        if not (folder / name).is_dir():
-            raise ValueError(
-                f"Expected chest X-rays (train and test with NORMAL and PNEUMONIA) in {folder}, "
-                f"but it has no {name}; data/README.md says how to get them"
-            )
+    names = [f"{part}/{kind}" for part in ("train", "test") for kind in _XRAYS]
+    _expect(folder, "chest X-rays (train and test with NORMAL and PNEUMONIA)", names)
     train, test = (class_part(folder / part, _XRAYS) for part in ("train", "test"))
     return RawDataset(
         train=train,

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from segcal.data.options import DataConfig
-from segcal.data.samples import (
-    AbsentPart,
-    FilePart,
-    Part,
-    RawDataset,
-    class_files,
-    find_images,
-    one_size,
-    or_absent,
-    read_lines,
-)
+from segcal.data.samples import FilePart, Part, RawDataset, or_absent
 from segcal.data.transforms import Augmentation
-from segcal.files import check_num_classes, one_line, visible
+from segcal.files import BadFile, check_num_classes, image_size, naming, one_line, visible
 
 VOC_CLASSES = (
     "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair",
     "cow", "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa",
     "train", "tvmonitor",
 )  # fmt: skip
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 _HOLDOUTS = ("holdout", "val")  # folders of a user's own hold-out
 _AUG_LISTS = ("train_aug.txt", "trainaug.txt")  # both names are in use
 
@@ -35,7 +26,6 @@ def masks(config: DataConfig) -> RawDataset:
     """Segmentation from root/{train,test}/{images,masks}, a mask named like its image.
 
     The hold-out is root/holdout or root/val, if there is one, else a share of the training images.
-
     Masks are PNG files of one channel that hold class indices. root/classes.txt names the
     classes, one per line; without it num_classes says how many there are.
 
@@ -53,20 +43,24 @@ def masks(config: DataConfig) -> RawDataset:
         labels: list[Path] | list[tuple[Path, ...]]
         if config.multilabel:
             of_class = [folder / class_name for class_name in class_names]
-            labels = [tuple(_mask_of(image, each) for each in of_class) for image in images]
+            labels = [tuple(each / f"{image.stem}.png" for each in of_class) for image in images]
         else:
-            labels = [_mask_of(image, folder) for image in images]
+            labels = [folder / f"{image.stem}.png" for image in images]
+        for image, found in zip(images, labels, strict=True):
+            for mask in found if isinstance(found, tuple) else (found,):
+                if not mask.is_file():
+                    raise ValueError(f"Expected a mask for {image} at {mask}, but there is none")
         return FilePart(images, labels, num_classes=len(class_names), ignore_index=ignore_index)
 
     train, test = or_absent(lambda: part("train")), part("test")
-    holdout = [part(name) for name in _HOLDOUTS if (root / name).is_dir()]
+    holdout = next((part(name) for name in _HOLDOUTS if (root / name).is_dir()), None)
     return RawDataset(
         train=train,
-        holdout=holdout[0] if holdout else None,
+        holdout=holdout,
         test=test,
         class_names=class_names,
         palette=palette(len(class_names)),
-        uniform=_uniform(config, train, test, *holdout),
+        uniform=_uniform(config, train, test, holdout),
     )
 
 
@@ -86,83 +80,81 @@ def folders(config: DataConfig) -> RawDataset:
                 f"Expected the classes of {root / 'train'} in {folder}, but got {unknown[0]!r}"
             )
     train = or_absent(lambda: class_part(root / "train", _subfolders(root / "train")))
-    holdout = [class_part(folder, class_names) for folder in held]
+    holdout = class_part(held[0], class_names) if held else None
     test = class_part(root / "test", class_names)
+    uniform = _uniform(config, train, test, holdout)
     return RawDataset(
-        train=train,
-        holdout=holdout[0] if holdout else None,
-        test=test,
-        class_names=class_names,
-        uniform=_uniform(config, train, test, *holdout),
+        train=train, holdout=holdout, test=test, class_names=class_names, uniform=uniform
     )
 
 
-def _root(config: DataConfig, expected: str) -> Path:
-    root = Path(config.root)
-    if not root.is_dir():
-        raise ValueError(
-            f"Expected {expected} in {root}, but there is no such folder; "
-            f"data/README.md shows the layout"
-        )
-    return root
+def voc2012(config: DataConfig) -> RawDataset:
+    """PASCAL VOC 2012 in its official layout, 21 classes and borders of 255, tested on val.
 
+    `train_split` and `holdout_split` name the lists of the other images; without `holdout_split`
+    the hold-out is a share of the training images.
+    """
+    if config.ignore_index not in (None, 255):
+        raise ValueError(f"data.ignore_index: expected 255 for VOC, but got {config.ignore_index}")
+    folder = Path(config.root) / "VOCdevkit" / "VOC2012"
+    if config.download and not folder.is_dir():
+        from torchvision.datasets import VOCSegmentation
 
-def _class_names(config: DataConfig, root: Path) -> tuple[str, ...]:
-    listed = root / "classes.txt"
-    if not listed.is_file():
-        if config.multilabel:
-            first = "train" if (root / "train").is_dir() else "test"
-            return _subfolders(root / first / "masks")
-        if config.num_classes is None:
+        try:
+            VOCSegmentation(config.root, year="2012", image_set="val", download=True)
+        except (RuntimeError, OSError) as error:
             raise ValueError(
-                f"Expected num_classes, or one name per line in {listed}, but got none"
+                f"VOC 2012 cannot be fetched into {config.root}: {one_line(error)}; "
+                "data/README.md says how to get it"
+            ) from error
+    lists = folder / "ImageSets" / "Segmentation"
+    known = {path.name: path for path in lists.glob("*.txt")}
+    parts: dict[str, Part] = {}
+
+    def part(name: str) -> FilePart:
+        wanted = _AUG_LISTS if name == "trainaug" else (f"{name}.txt",)
+        path = next((known[file] for file in wanted if file in known), None)
+        if path is None:
+            raise ValueError(
+                f"Expected the list {wanted[0]} of VOC 2012 in {lists}, but got "
+                f"{', '.join(sorted(known)) or 'none'}; data/README.md says what goes there"
             )
-        check_num_classes(config.num_classes)
-        return tuple(f"class {i}" for i in range(config.num_classes))
-    names = tuple(line.strip() for line in read_lines(listed))
-    if config.num_classes not in (None, len(names)):
-        raise ValueError(
-            f"Expected num_classes={config.num_classes} names in {listed}, but got {len(names)}"
-        )
-    least = 1 if config.multilabel else 2
-    if len(names) < least:
-        raise ValueError(f"Expected at least {least} class names in {listed}, but got {len(names)}")
-    return names
+        # A line is an id, or "/JPEGImages/ID.jpg /SegmentationClassAug/ID.png".
+        ids = [Path(line.split()[0]).stem for line in read_lines(path)]
+        if not ids:
+            raise ValueError(f"Expected names of images in {path}, one per line, but got none")
+        for what, other in parts.items():
+            seen = sorted(set(ids) & set(other.names))
+            if seen:
+                raise ValueError(
+                    f"Expected no image of the {what} in {path}, but got {len(seen)}, "
+                    f"{seen[0]} first"
+                )
+        masks = "SegmentationClassAug" if name == "trainaug" else "SegmentationClass"
+        files = [
+            [folder / place / f"{i}{ending}" for i in ids]
+            for place, ending in (("JPEGImages", ".jpg"), (masks, ".png"))
+        ]
+        for file in (*files[0], *files[1]):
+            if not file.is_file():
+                raise ValueError(f"Expected a file at {file}, as {path.name} says, but got none")
+        return FilePart(*files, num_classes=len(VOC_CLASSES), ignore_index=255)
 
-
-def _mask_of(image: Path, folder: Path) -> Path:
-    mask = folder / f"{image.stem}.png"
-    if not mask.is_file():
-        raise ValueError(f"Expected a mask for {image} at {mask}, but there is none")
-    return mask
-
-
-def _subfolders(folder: Path) -> tuple[str, ...]:
-    if not folder.is_dir():
-        raise ValueError(f"Expected class folders in {folder}, but there is no such folder")
-    names = tuple(path.name for path in visible(folder) if path.is_dir())
-    if not names:
-        raise ValueError(f"Expected class folders in {folder}, but got none")
-    return names
-
-
-def class_part(folder: Path, class_names: tuple[str, ...]) -> FilePart:
-    """The images of folder/CLASS for each of the classes, in their order."""
-    # A class may be absent from the test images, but a folder that is there holds some.
-    places = [(folder / name, index) for index, name in enumerate(class_names)]
-    return class_files([place for place in places if place[0].is_dir()], len(class_names))
-
-
-def _uniform(config: DataConfig, *parts: FilePart | AbsentPart) -> bool:
-    """Whether all images have one size; if not, an option that gives batches one must be set."""
-    images = [path for part in parts if isinstance(part, FilePart) for path in part.images]
-    uniform = one_size(images, skip_bad=config.skip_bad)
-    if not uniform and config.resize is None and (config.crop_size is None or not config.augment):
-        raise ValueError(
-            f"Expected images of one size in {config.root}, or resize or crop_size to be set, "
-            f"but the images differ in size"
-        )
-    return uniform
+    parts["test set"] = part("val")
+    parts["training set"] = or_absent(lambda: part(config.train_split))
+    held = config.holdout_split
+    return RawDataset(
+        train=parts["training set"],
+        holdout=None if held is None else or_absent(lambda: part(held)),
+        test=parts["test set"],
+        class_names=VOC_CLASSES,
+        # SegmenTron's recipe; its Xception was pretrained with this normalisation.
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
+        augmentation=Augmentation(base_size=520, scale=(0.5, 2.0), crop_size=480, flip=0.5),
+        palette=palette(len(VOC_CLASSES)),
+        uniform=False,
+    )
 
 
 def palette(num_classes: int) -> np.ndarray:
@@ -180,90 +172,91 @@ def palette(num_classes: int) -> np.ndarray:
     return colours
 
 
-def voc2012(config: DataConfig) -> RawDataset:
-    """PASCAL VOC 2012 in its official layout, 21 classes and borders of 255, tested on val.
-
-    `train_split` and `holdout_split` name the lists of the other images; without `holdout_split`
-    the hold-out is a share of the training images.
-    """
-    if config.ignore_index not in (None, 255):
-        raise ValueError(f"data.ignore_index: expected 255 for VOC, but got {config.ignore_index}")
-    folder = Path(config.root) / "VOCdevkit" / "VOC2012"
-    test = _official(config, folder, "val")
-    others: dict[str, Part] = {"test set": test}
-
-    def trained() -> FilePart:
-        if config.train_split == "train":
-            return _official(config, folder, "train")
-        return _listed(folder, config.train_split, others)
-
-    others["training set"] = train = or_absent(trained)
-    holdout: Part | None = None
-    if (name := config.holdout_split) is not None:
-        holdout = or_absent(lambda: _listed(folder, name, others))
-    return RawDataset(
-        train=train,
-        holdout=holdout,
-        test=test,
-        class_names=VOC_CLASSES,
-        # SegmenTron's recipe; its Xception was pretrained with this normalisation.
-        mean=(0.5, 0.5, 0.5),
-        std=(0.5, 0.5, 0.5),
-        augmentation=Augmentation(base_size=520, scale=(0.5, 2.0), crop_size=480, flip=0.5),
-        palette=palette(len(VOC_CLASSES)),
-        uniform=False,
-    )
+def class_part(folder: Path, class_names: tuple[str, ...]) -> FilePart:
+    """The images of folder/CLASS for each of the classes, in their order."""
+    # A class may be absent from the test images, but a folder that is there holds some.
+    places = [(folder / name, index) for index, name in enumerate(class_names)]
+    return class_files([place for place in places if place[0].is_dir()], len(class_names))
 
 
-def _official(config: DataConfig, folder: Path, split: str) -> FilePart:
-    from torchvision.datasets import VOCSegmentation
+def class_files(places: Iterable[tuple[Path, int]], num_classes: int) -> FilePart:
+    """The images of each folder, all of the class that is named with it, in order."""
+    found = [(path, index) for folder, index in places for path in find_images(folder)]
+    images, classes = [path for path, _ in found], [index for _, index in found]
+    return FilePart(images, classes, num_classes=num_classes)
 
-    try:
-        # torchvision would unpack the 2 GB archive again over a complete folder.
-        download = config.download and not folder.is_dir()
-        found = VOCSegmentation(config.root, year="2012", image_set=split, download=download)
-    except (RuntimeError, OSError) as error:
+
+def find_images(folder: Path) -> list[Path]:
+    """The image files of a folder, sorted by name; at least one."""
+    if not folder.is_dir():
+        raise ValueError(f"Expected a folder of images at {folder}, but there is none")
+    found = [path for path in visible(folder) if path.suffix.lower() in IMAGE_SUFFIXES]
+    if not found:
+        raise ValueError(f"Expected images ({' '.join(IMAGE_SUFFIXES)}) in {folder}, but got none")
+    return found
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file that are not empty; errors name the file."""
+    with naming(path):
+        lines = path.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line.strip()]
+
+
+def _root(config: DataConfig, expected: str) -> Path:
+    root = Path(config.root)
+    if not root.is_dir():
         raise ValueError(
-            f"Expected VOC 2012 (JPEGImages, SegmentationClass, ImageSets/Segmentation/{split}.txt)"
-            f" in {folder}, but {one_line(error)}; data/README.md says how to get it"
-        ) from error
-    return _voc_part([Path(p) for p in found.images], [Path(p) for p in found.masks])
+            f"Expected {expected} in {root}, but there is no such folder; "
+            "data/README.md shows the layout"
+        )
+    return root
 
 
-def _listed(folder: Path, name: str, others: Mapping[str, Part]) -> FilePart:
-    """The images of a list in ImageSets/Segmentation, none of which is in the `others`."""
-    path = _find_list(folder / "ImageSets" / "Segmentation", name)
-    # A line is an id, or "/JPEGImages/ID.jpg /SegmentationClassAug/ID.png".
-    ids = [Path(line.split()[0]).stem for line in read_lines(path)]
-    if not ids:
-        raise ValueError(f"Expected names of images in {path}, one per line, but got none")
-    for what, part in others.items():
-        seen = sorted(set(ids) & set(part.names))
-        if seen:
+def _class_names(config: DataConfig, root: Path) -> tuple[str, ...]:
+    listed = root / "classes.txt"
+    if listed.is_file():
+        names = tuple(line.strip() for line in read_lines(listed))
+        least = 1 if config.multilabel else 2
+        if len(names) < least:
+            raise ValueError(f"{listed}: expected {least} class names or more, got {len(names)}")
+        if config.num_classes not in (None, len(names)):
             raise ValueError(
-                f"Expected no image of the {what} in {path}, but got {len(seen)}, {seen[0]} first"
+                f"Expected num_classes={config.num_classes} names in {listed}, but got {len(names)}"
             )
-    masks = "SegmentationClassAug" if name == "trainaug" else "SegmentationClass"
-    return _voc_part(
-        [folder / "JPEGImages" / f"{name}.jpg" for name in ids],
-        [folder / masks / f"{name}.png" for name in ids],
-    )
+        return names
+    if config.multilabel:
+        return _subfolders(root / ("train" if (root / "train").is_dir() else "test") / "masks")
+    if config.num_classes is None:
+        raise ValueError(f"Expected num_classes, or one name per line in {listed}, but got none")
+    check_num_classes(config.num_classes)
+    return tuple(f"class {i}" for i in range(config.num_classes))
 
 
-def _find_list(folder: Path, name: str) -> Path:
-    files = _AUG_LISTS if name == "trainaug" else (f"{name}.txt",)
-    found = {path.name: path for path in folder.glob("*.txt")}
-    for file in files:
-        if file in found:
-            return found[file]
-    raise ValueError(
-        f"Expected the list {files[0]} in {folder}, but got {', '.join(sorted(found)) or 'none'}; "
-        f"data/README.md says what goes there"
-    )
+def _subfolders(folder: Path) -> tuple[str, ...]:
+    if not folder.is_dir():
+        raise ValueError(f"Expected class folders in {folder}, but there is no such folder")
+    names = tuple(path.name for path in visible(folder) if path.is_dir())
+    if not names:
+        raise ValueError(f"Expected class folders in {folder}, but got none")
+    return names
 
 
-def _voc_part(images: list[Path], masks: list[Path]) -> FilePart:
-    for path in (*images, *masks):
-        if not path.is_file():
-            raise ValueError(f"Expected a file at {path}, as the list of images says, but got none")
-    return FilePart(images, masks, num_classes=len(VOC_CLASSES), ignore_index=255)
+def _uniform(config: DataConfig, *parts: Part | None) -> bool:
+    """Whether all images have one size; if not, an option that gives batches one must be set."""
+    sizes = set()
+    for path in (path for part in parts if isinstance(part, FilePart) for path in part.images):
+        try:
+            sizes.add(image_size(path))  # of the header
+        except BadFile:
+            if not config.skip_bad:
+                raise
+        if len(sizes) > 1:
+            break
+    uniform = len(sizes) < 2
+    if not uniform and config.resize is None and (config.crop_size is None or not config.augment):
+        raise ValueError(
+            f"Expected images of one size in {config.root}, or resize or crop_size to be set, "
+            "but the images differ in size"
+        )
+    return uniform

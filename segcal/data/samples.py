@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import logging
-import os
 import re
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -21,103 +19,99 @@ from torch.utils.data import DataLoader, Dataset
 
 from segcal import distributed
 from segcal.data.transforms import Augmentation, Augmenter, normalise, resize_square
-from segcal.files import BadFile, image_size, naming, read_mask, read_rgb, utf8, visible
+from segcal.files import BadFile, read_mask, read_rgb, utf8
 
-log = logging.getLogger(__name__)
 # (H, W) class of each pixel, (K, H, W) presence of each class, or the class of the image
 Label = np.ndarray | int
 Batch = tuple[Tensor, Tensor]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 _MAX_LISTED = 8  # bad mask values named in an error
 _DIED = re.compile(r"DataLoader worker \(pid[^.]*")  # how torch's message begins
 
 
-class Part(Protocol):
-    """One part of a data set (train, say), before any transform."""
+class Part(ABC):
+    """One part of a data set (train, say), before any transform.
 
-    @property
-    def names(self) -> Sequence[str]:
-        """What each sample is called in reports."""
-        ...
+    Attributes:
+        names: what each sample is called in reports.
+    """
+
+    names: Sequence[str]
+
+    @abstractmethod
+    def read(self, index: int) -> tuple[np.ndarray, Label]:
+        """The image (H, W, 3) uint8 or the text (L,), and its label: (H, W) uint8 or an int."""
+
+    @abstractmethod
+    def fingerprint(self, indices: Sequence[int]) -> str:
+        """Text that changes when one of these samples does."""
 
     def image(self, index: int) -> np.ndarray:
         """(H, W, 3) uint8 RGB."""
-        ...
-
-    def read(self, index: int) -> tuple[np.ndarray, Label]:
-        """The image (H, W, 3) uint8 or the text (L,), and its label: (H, W) uint8 or an int."""
-        ...
+        return self.read(index)[0]
 
     def label(self, index: int) -> Label:
         """The label alone: of files, the image is not read."""
-        ...
-
-    def fingerprint(self, indices: Sequence[int]) -> str:
-        """Text that changes when one of these samples does."""
-        ...
+        return self.read(index)[1]
 
 
-@dataclass(frozen=True)
-class ArrayPart:
+class ArrayPart(Part):
     """A part held in memory.
 
-    Attributes:
+    Args:
         images: (n, H, W, 3) or, for grey images, (n, H, W) uint8; texts are (n, L) int32, the
             numbers of their words.
         labels: (n, H, W) uint8 or (n,) of an integer dtype.
         names: n names.
     """
 
-    images: np.ndarray
-    labels: np.ndarray
-    names: Sequence[str]
-
-    def image(self, index: int) -> np.ndarray:
-        """(H, W, 3) uint8 RGB."""
-        image = self.images[index]
-        if image.ndim == 1:
-            raise ValueError(f"{self.names[index]} is a text: there is no image to draw")
-        return image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=2)
+    def __init__(self, images: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> None:
+        self.images, self.labels, self.names = images, labels, names
 
     def read(self, index: int) -> tuple[np.ndarray, Label]:
         """The image or the text, and its label."""
-        image = self.images[index]
-        return image if image.ndim == 1 else self.image(index), self.label(index)
+        image, label = self.images[index], self.labels[index]
+        if image.ndim == 2:
+            image = np.repeat(image[..., None], 3, axis=2)
+        return image, label if label.ndim else int(label)
 
-    def label(self, index: int) -> Label:
-        """The label alone."""
-        label = self.labels[index]
-        return label if label.ndim else int(label)
+    def image(self, index: int) -> np.ndarray:
+        """(H, W, 3) uint8 RGB."""
+        image, _ = self.read(index)
+        if image.ndim == 1:
+            raise ValueError(f"{self.names[index]} is a text: there is no image to draw")
+        return image
 
     def fingerprint(self, indices: Sequence[int]) -> str:
         """A digest of the arrays."""
-        arrays = (self.images[indices], self.labels[indices])
-        return digest(*(array.tobytes() for array in arrays))
+        return digest(self.images[indices].tobytes(), self.labels[indices].tobytes())
 
 
-@dataclass(frozen=True)
-class FilePart:
+class FilePart(Part):
     """A part whose images, and masks if it has them, are read from files when asked for.
 
-    Attributes:
+    Args:
         images: n image files.
         labels: n mask files, n tuples of mask files, one per class, or n classes.
         num_classes: masks may hold 0..num_classes-1; those of one class 0 and 1.
         ignore_index: masks may hold this value too.
     """
 
-    images: Sequence[Path]
-    labels: Sequence[Path] | Sequence[tuple[Path, ...]] | Sequence[int]
-    num_classes: int
-    ignore_index: int
-
-    @property
-    def names(self) -> Sequence[str]:
-        """File names without their ending, after their class folder if they have one."""
-        if self.labels and isinstance(self.labels[0], int):
-            return [utf8(f"{path.parent.name}/{path.stem}") for path in self.images]
-        return [utf8(path.stem) for path in self.images]
+    def __init__(
+        self,
+        images: Sequence[Path],
+        labels: Sequence[Path] | Sequence[tuple[Path, ...]] | Sequence[int],
+        *,
+        num_classes: int,
+        ignore_index: int = -1,
+    ) -> None:
+        self.images, self.labels = images, labels
+        self.num_classes, self.ignore_index = num_classes, ignore_index
+        # Images of classes are called by their folder too.
+        inside = bool(labels) and isinstance(labels[0], int)
+        self.names = [
+            utf8(f"{path.parent.name}/{path.stem}" if inside else path.stem) for path in images
+        ]
 
     def image(self, index: int) -> np.ndarray:
         """(H, W, 3) uint8 RGB."""
@@ -153,60 +147,38 @@ class FilePart:
         return () if isinstance(label, int) else label if isinstance(label, tuple) else (label,)
 
     def fingerprint(self, indices: Sequence[int]) -> str:
-        """A digest of the names, sizes and times of the files, and of classes."""
+        """A digest of the sizes and times of the files, and of classes."""
         lines = []
         for index in indices:
+            label = self.labels[index]
+            lines += [str(label)] if isinstance(label, int) else []
             for path in (self.images[index], *self._masks(index)):
                 found = path.stat() if path.exists() else None
                 lines.append(f"{path.name} {found and (found.st_size, found.st_mtime_ns)}")
-            if isinstance(self.labels[index], int):
-                lines.append(f"{path.parent.name} {self.labels[index]}")
         return digest("\n".join(lines))
 
 
-@dataclass(frozen=True)
 class AbsentPart:
-    """A part that cannot be read, which raises the reason when it is asked for.
+    """A part that cannot be read; to ask it for anything raises the reason.
 
     So the test part of a folder can be used where there is nothing to train on.
-
-    Attributes:
-        reason: one line.
     """
 
-    reason: str
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
 
-    @property
-    def names(self) -> Sequence[str]:
-        """Raise the reason."""
-        raise ValueError(self.reason)
-
-    def image(self, index: int) -> np.ndarray:
-        """Raise the reason."""
-        raise ValueError(self.reason)
-
-    def read(self, index: int) -> tuple[np.ndarray, Label]:
-        """Raise the reason."""
-        raise ValueError(self.reason)
-
-    def label(self, index: int) -> Label:
-        """Raise the reason."""
-        raise ValueError(self.reason)
-
-    def fingerprint(self, indices: Sequence[int]) -> str:
-        """Raise the reason."""
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "reason":
+            raise AttributeError(name)
         raise ValueError(self.reason)
 
 
-_P = TypeVar("_P", bound=Part)
-
-
-def or_absent(read: Callable[[], _P]) -> _P | AbsentPart:
+def or_absent(read: Callable[[], Part]) -> Part:
     """The part that `read` returns, or one that raises later what `read` raised."""
     try:
         return read()
     except ValueError as error:
-        return AbsentPart(str(error))
+        return cast("Part", AbsentPart(str(error)))
 
 
 def digest(*parts: str | bytes) -> str:
@@ -279,71 +251,6 @@ def read_class_mask(path: Path, *, num_classes: int, ignore_index: int) -> np.nd
             f"ignore_index={ignore_index}, but got {shown}"
         )
     return mask.astype(np.uint8 if max(num_classes - 1, ignore_index) < 256 else np.uint16)
-
-
-def read_lines(path: Path) -> list[str]:
-    """The lines of a text file that are not empty; errors name the file."""
-    with naming(path):
-        lines = path.read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if line.strip()]
-
-
-def find_images(folder: Path) -> list[Path]:
-    """The image files of a folder, sorted by name; at least one."""
-    if not folder.is_dir():
-        raise ValueError(f"Expected a folder of images at {folder}, but there is none")
-    found = [path for path in visible(folder) if path.suffix.lower() in IMAGE_SUFFIXES]
-    if not found:
-        raise ValueError(f"Expected images ({' '.join(IMAGE_SUFFIXES)}) in {folder}, but got none")
-    return found
-
-
-def class_files(folders: Iterable[tuple[Path, int]], num_classes: int) -> FilePart:
-    """The images of each folder, all of the class that is named with it, in order."""
-    found = [(path, index) for folder, index in folders for path in find_images(folder)]
-    images, classes = [path for path, _ in found], [index for _, index in found]
-    return FilePart(images, classes, num_classes=num_classes, ignore_index=-1)
-
-
-def unusable(part: Part, indices: Sequence[int]) -> dict[int, str]:
-    """Why, by index, for those samples of a part that cannot be read.
-
-    Raises:
-        ValueError: there are no others.
-    """
-
-    def reason(index: int) -> str | None:
-        try:
-            part.read(index)
-        except ValueError as error:
-            return str(error)
-        return None
-
-    if isinstance(part, ArrayPart):  # in memory: it was read
-        return {}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders let other threads run
-        reasons = zip(indices, pool.map(reason, indices), strict=True)
-        bad = {index: text for index, text in reasons if text is not None}
-    for text in bad.values():
-        log.warning("left out: %s", text)
-    if bad and len(bad) == len(indices):
-        first = bad[indices[0]]
-        raise ValueError(f"Expected files that can be used, but all {len(bad)} are bad: {first}")
-    return bad
-
-
-def one_size(paths: Sequence[Path], *, skip_bad: bool = False) -> bool:
-    """Whether all images have the same size; reads headers only, until the first that differs."""
-    sizes: set[tuple[int, int]] = set()
-    for path in paths:
-        try:
-            sizes.add(image_size(path))
-        except BadFile:
-            if not skip_bad:
-                raise
-        if len(sizes) > 1:
-            return False
-    return True
 
 
 class Samples(Dataset[tuple[Tensor, Tensor]]):

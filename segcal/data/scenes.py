@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from segcal.data.options import DataConfig
-from segcal.data.samples import ArrayPart, RawDataset, digest, split
+from segcal.data.samples import ArrayPart, Part, RawDataset, digest, split
 from segcal.data.transforms import Augmentation
 
 _SIDE = 48
@@ -80,7 +80,7 @@ def scenes(config: DataConfig) -> RawDataset:
     )
 
 
-class ScenePart:
+class ScenePart(Part):
     """Scenes made from one pool of digits, each when it is first asked for, and kept from then on.
 
     Args:
@@ -96,25 +96,17 @@ class ScenePart:
         self._seed = seed
         self._made: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
-    def image(self, index: int) -> np.ndarray:
-        """(48, 48, 3) uint8 RGB."""
-        return self.read(index)[0]
-
-    def label(self, index: int) -> np.ndarray:
-        """(48, 48) uint8."""
-        return self.read(index)[1]
+    def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """The image, (48, 48, 3) uint8 RGB, and (48, 48) uint8 labels."""
+        if index not in self._made:
+            self._made[index] = make_scene(self.pool, np.random.default_rng((self._seed, index)))
+        return self._made[index]
 
     def fingerprint(self, indices: Sequence[int]) -> str:
         """A digest of what the scenes are made from."""
         return digest(
             self.pool.images.tobytes(), self.pool.classes.tobytes(), f"{self._seed} {indices}"
         )
-
-    def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """The image, and (48, 48) uint8 labels."""
-        if index not in self._made:
-            self._made[index] = make_scene(self.pool, np.random.default_rng((self._seed, index)))
-        return self._made[index]
 
 
 def _load() -> tuple[Digits, Digits]:

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -133,35 +132,29 @@ def _named(name: str, value: str) -> list[Shift]:
     return [Shift(name, value)]
 
 
-@dataclass(frozen=True)
-class ShiftedPart:
+class ShiftedPart(Part):
     """A part whose images are changed, and whose labels stay as they are.
 
-    Attributes:
+    Args:
         part: the images as they are.
         shift: one that changes pixels: a corruption or a rotation.
     """
 
-    part: Part
-    shift: Shift
-
-    @cached_property  # of a part of files it is a new list each time
-    def names(self) -> Sequence[str]:
-        """The names of the images, which stay."""
-        return self.part.names
+    def __init__(self, part: Part, shift: Shift) -> None:
+        self.part, self.shift, self.names = part, shift, part.names
 
     def image(self, index: int) -> np.ndarray:
         """(H, W, 3) uint8 RGB."""
         return self.shift.apply(self.part.image(index), key=self.names[index])
 
+    def label(self, index: int) -> Label:
+        """The label, which stays."""
+        return self.part.label(index)
+
     def read(self, index: int) -> tuple[np.ndarray, Label]:
         """The changed image and its label."""
         image, label = self.part.read(index)
         return self.shift.apply(image, key=self.names[index]), label
-
-    def label(self, index: int) -> Label:
-        """The label alone."""
-        return self.part.label(index)
 
     def fingerprint(self, indices: Sequence[int]) -> str:
         """A digest of the images and the shift."""

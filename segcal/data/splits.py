@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from segcal.data import classification, options
 from segcal.data.options import DATASETS, DataConfig
-from segcal.data.samples import (
-    ArrayPart,
-    FilePart,
-    Part,
-    RawDataset,
-    Samples,
-    split,
-    spread,
-    unusable,
-)
+from segcal.data.samples import ArrayPart, FilePart, Part, RawDataset, Samples, split, spread
 from segcal.data.shift import DOMAIN, ROTATION, Shift, ShiftedPart, imbalanced
 from segcal.data.transforms import Augmentation, Augmenter
 from segcal.files import check_size, one_line
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -179,7 +175,23 @@ def _samples(
 ) -> Samples:
     # Bad files are left out after the split, so that they do not move good ones.
     wanted = spread(np.arange(len(part.names)) if indices is None else indices, config.limit)
-    bad = unusable(part, wanted.tolist()) if config.skip_bad else {}
+    bad: dict[int, str] = {}
+    if config.skip_bad and not isinstance(part, ArrayPart):
+
+        def fault(index: int) -> str:
+            try:
+                part.read(index)
+            except ValueError as error:
+                return str(error)
+            return ""
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders let other threads run
+            faults = zip(wanted.tolist(), pool.map(fault, wanted.tolist()), strict=True)
+            bad = {index: text for index, text in faults if text}
+        for text in bad.values():
+            log.warning("left out: %s", text)
+        if bad and len(bad) == len(wanted):
+            raise ValueError(f"none of the {len(bad)} files can be used; the first: {text}")
     return Samples(
         part,
         [index for index in wanted if index not in bad],

@@ -14,7 +14,7 @@ from segcal.data import build as build_data
 from segcal.data.shift import Shift
 from segcal.data.splits import shifted as build_shifted
 from segcal.data.text import encode, split_words, vocabulary
-from segcal.sources import RunSource
+from segcal.sources.network import RunSource
 
 GROUPS = ("alt.atheism", "rec.autos", "sci.space")
 TOPICS = ("belief doubt reason", "engine wheel road", "orbit moon rocket")

@@ -10,7 +10,7 @@ from segcal.cli import main
 from segcal.data import build as build_data
 from segcal.data.options import DataConfig
 from segcal.data.transforms import Augmentation, Augmenter
-from segcal.sources import RunSource
+from segcal.sources.network import RunSource
 from segcal.training.config import parse_train
 
 SIDE = 16
