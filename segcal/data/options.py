@@ -159,6 +159,14 @@ DATASETS: dict[str, DataSet] = {
     "voc2012": DataSet(
         "folders.voc2012", "PASCAL VOC", "segmentation", ("train_split", "holdout_split")
     ),
+    "camvid": DataSet("benchmarks.camvid", "streets from a car, 11 classes", "segmentation"),
+    "cityscapes": DataSet("benchmarks.cityscapes", "German streets, 19 classes", "segmentation"),
+    "acdc": DataSet(
+        "benchmarks.acdc", "streets in fog, rain, snow and at night, 19 classes", "segmentation"
+    ),
+    "ade20k": DataSet("benchmarks.ade20k", "scenes, 150 classes", "segmentation"),
+    "coco_stuff": DataSet("benchmarks.coco_stuff", "things and stuff, 171 classes", "segmentation"),
+    "oxford_pet": DataSet("benchmarks.oxford_pet", "cats and dogs, 2 classes", "segmentation"),
     "cifar10": DataSet("classification.cifar10", "CIFAR", "classification"),
     "cifar100": DataSet("classification.cifar100", "CIFAR", "classification"),
     "svhn": DataSet("classification.svhn", "house numbers", "classification"),

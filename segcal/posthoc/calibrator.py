@@ -463,8 +463,10 @@ class Sample:
         self._keep_smallest(int((own <= least[-1]).sum()))
         shares = self._holdout.everyone(tuple(c.cpu() for c in self._rows[0]) if self._held else ())
         numbers, images, *columns = (
-            torch.cat(c) for c in zip(*filter(len, shares), strict=True)
-        ) if self._holdout.ranks > 1 else self._rows[0]
+            (torch.cat(c) for c in zip(*filter(len, shares), strict=True))
+            if self._holdout.ranks > 1
+            else self._rows[0]
+        )
         order = numbers.argsort(stable=True)
         kinds, place = images[order].unique(return_inverse=True)
         if len(kinds) == 1:

@@ -186,7 +186,9 @@ class IsotonicCalibration(CurveCalibrator):
         curve = isotonic_regression(hits.cpu().numpy()[used] / weights, weights=weights).x
         q = np.interp(points, points[used], curve)
         least = 0.5 / len(of_class)
-        self.shift_[c] = torch.from_numpy(q.clip(least, 1 - least)).logit() - torch.from_numpy(points)
+        self.shift_[c] = torch.from_numpy(q.clip(least, 1 - least)).logit() - torch.from_numpy(
+            points
+        )
         self.slope_[c] = 0
 
 

@@ -1,0 +1,321 @@
+"""Public data sets for segmentation, each in its official layout, and maps of labels.
+
+All give labels 0 .. C-1, and 255 for pixels that are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from segcal.data.folders import palette
+from segcal.data.options import DataConfig
+from segcal.data.samples import (
+    AbsentPart,
+    FilePart,
+    Label,
+    Part,
+    RawDataset,
+    digest,
+    find_images,
+    or_absent,
+    read_lines,
+)
+from segcal.data.transforms import Augmentation
+from segcal.files import BadFile, read_yaml
+
+IGNORED = 255
+CAMVID_CLASSES = (
+    "sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian",
+    "bicyclist",
+)  # fmt: skip
+CITYSCAPES_CLASSES = (
+    "road", "sidewalk", "building", "wall", "fence", "pole", "traffic light", "traffic sign",
+    "vegetation", "terrain", "sky", "person", "rider", "car", "truck", "bus", "train",
+    "motorcycle", "bicycle",
+)  # fmt: skip
+# The ids in *_labelIds.png of the 19 classes above; all other ids are not counted.
+_CITYSCAPES_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
+_CITYSCAPES_COLOURS = (
+    (128, 64, 128), (244, 35, 232), (70, 70, 70), (102, 102, 156), (190, 153, 153),
+    (153, 153, 153), (250, 170, 30), (220, 220, 0), (107, 142, 35), (152, 251, 152),
+    (70, 130, 180), (220, 20, 60), (255, 0, 0), (0, 0, 142), (0, 0, 70), (0, 60, 100),
+    (0, 80, 100), (0, 0, 230), (119, 11, 32),
+)  # fmt: skip
+# Ids of COCO that no pixel of COCO-Stuff has; the other 171 of 0 .. 181 are its classes.
+_NOT_IN_COCO_STUFF = {11, 25, 28, 29, 44, 65, 67, 68, 70, 82, 90}
+_STREET = Augmentation(base_size=512, scale=(0.5, 2.0), crop_size=512, flip=0.5)
+
+
+@dataclass(frozen=True)
+class MappedPart:
+    """A part whose masks get other labels.
+
+    Attributes:
+        part: masks as the files hold them, and their images.
+        table: the new label of each old one, by its number.
+    """
+
+    part: Part
+    table: tuple[int, ...]
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the images."""
+        return self.part.names
+
+    def image(self, index: int) -> np.ndarray:
+        """(H, W, 3) uint8 RGB."""
+        return self.part.image(index)
+
+    def read(self, index: int) -> tuple[np.ndarray, Label]:
+        """The image and its mapped mask."""
+        image, label = self.part.read(index)
+        return image, self._map(label, index)
+
+    def label(self, index: int) -> Label:
+        """The mapped mask alone."""
+        return self._map(self.part.label(index), index)
+
+    def _map(self, label: Label, index: int) -> np.ndarray:
+        table = np.asarray(self.table, dtype=np.uint8)
+        mask = np.asarray(label)
+        if mask.max(initial=0) >= len(table):
+            raise BadFile(f"the mask of {self.names[index]} has the unknown label {mask.max()}")
+        return table[mask]
+
+    def fingerprint(self, indices: Sequence[int]) -> str:
+        """A digest of the files and the map."""
+        return digest(self.part.fingerprint(indices), repr(self.table))
+
+
+def _table(pairs: Mapping[int, int], other: int = IGNORED) -> tuple[int, ...]:
+    """The label of each value of an 8-bit mask; `other` for those that are not in `pairs`."""
+    return tuple(pairs.get(value, other) for value in range(256))
+
+
+def _part(pairs: Iterable[tuple[Path, Path]], table: Mapping[int, int]) -> MappedPart:
+    """Images with 8-bit masks, whose values become labels as `table` says."""
+    images, masks = zip(*pairs, strict=True)
+    for mask in masks:
+        if not mask.is_file():
+            raise ValueError(f"there is no mask at {mask}; data/README.md shows the layout")
+    files = FilePart(images, masks, num_classes=256, ignore_index=IGNORED)
+    return MappedPart(files, _table(table))
+
+
+def _dataset(
+    class_names: Sequence[str],
+    train: Callable[[], Part],
+    test: Callable[[], Part],
+    holdout: Callable[[], Part] | None = None,
+    *,
+    colours: Sequence[tuple[int, int, int]] | None = None,
+    uniform: bool = False,
+    augmentation: Augmentation = _STREET,
+) -> RawDataset:
+    found: Part | AbsentPart | None = None if holdout is None else or_absent(holdout)
+    return RawDataset(
+        train=or_absent(train),
+        test=test(),
+        holdout=found,
+        class_names=tuple(class_names),
+        mean=(0.485, 0.456, 0.406),  # of ImageNet, as most networks for these data take them
+        std=(0.229, 0.224, 0.225),
+        augmentation=augmentation,
+        palette=palette(len(class_names)) if colours is None else np.uint8(colours),
+        uniform=uniform,
+    )
+
+
+def camvid(config: DataConfig) -> RawDataset:
+    """CamVid with 11 classes: root/{train,val,test} and root/{train,val,test}annot.
+
+    This is the layout of SegNet's authors; label 11 is void. The hold-out is val.
+    """
+
+    def part(name: str) -> Part:
+        images = find_images(_folder(config, name))
+        masks = [image.parent.with_name(f"{name}annot") / image.name for image in images]
+        return _part(zip(images, masks, strict=True), {c: c for c in range(11)})
+
+    return _dataset(
+        CAMVID_CLASSES,
+        lambda: part("train"),
+        lambda: part("test"),
+        lambda: part("val"),
+        uniform=True,
+        augmentation=Augmentation(base_size=360, scale=(0.5, 2.0), crop_size=352, flip=0.5),
+    )
+
+
+def cityscapes(config: DataConfig) -> RawDataset:
+    """Cityscapes with 19 classes: root/leftImg8bit and root/gtFine (labelIds), tested on val."""
+
+    def part(name: str) -> Part:
+        images = _images_below(_folder(config, "leftImg8bit", name), "_leftImg8bit.png")
+        gt = Path(config.root) / "gtFine" / name
+        masks = [
+            gt / image.parent.name / image.name.replace("_leftImg8bit", "_gtFine_labelIds")
+            for image in images
+        ]
+        ids = {number: c for c, number in enumerate(_CITYSCAPES_IDS)}
+        return _part(zip(images, masks, strict=True), ids)
+
+    return _dataset(
+        CITYSCAPES_CLASSES,
+        lambda: part("train"),
+        lambda: part("val"),
+        colours=_CITYSCAPES_COLOURS,
+        uniform=True,
+    )
+
+
+def acdc(config: DataConfig) -> RawDataset:
+    """ACDC, adverse conditions with the classes of Cityscapes: root/rgb_anon and root/gt.
+
+    Fog, night, rain and snow together, tested on val.
+    """
+
+    def part(name: str) -> Part:
+        images = [
+            image
+            for folder in sorted(_folder(config, "rgb_anon").glob(f"*/{name}"))
+            for image in _images_below(folder, "_rgb_anon.png")
+        ]
+        if not images:
+            raise ValueError(f"there are no images in {config.root}/rgb_anon/*/{name}")
+        masks = [
+            Path(
+                str(image)
+                .replace("rgb_anon/", "gt/", 1)
+                .replace("_rgb_anon.png", "_gt_labelTrainIds.png")
+            )
+            for image in images
+        ]
+        return _part(zip(images, masks, strict=True), {c: c for c in range(19)})
+
+    return _dataset(
+        CITYSCAPES_CLASSES,
+        lambda: part("train"),
+        lambda: part("val"),
+        colours=_CITYSCAPES_COLOURS,
+        uniform=True,
+    )
+
+
+def ade20k(config: DataConfig) -> RawDataset:
+    """ADE20K, 150 classes: root/images and root/annotations, {training,validation}.
+
+    Label 0 is "other" and is not counted; labels 1 .. 150 become 0 .. 149. The names of the
+    classes are in root/objectInfo150.txt.
+    """
+
+    def part(name: str) -> Part:
+        images = find_images(_folder(config, "images", name))
+        folder = Path(config.root) / "annotations" / name
+        pairs = ((image, folder / f"{image.stem}.png") for image in images)
+        return _part(pairs, {c + 1: c for c in range(150)})
+
+    listed = Path(config.root) / "objectInfo150.txt"
+    names = [f"class {c}" for c in range(150)]
+    if listed.is_file():  # a head line, then lines of columns whose last is the name
+        names = [line.split("\t")[-1].split(",")[0].strip() for line in read_lines(listed)[1:]]
+    return _dataset(names, lambda: part("training"), lambda: part("validation"))
+
+
+def coco_stuff(config: DataConfig) -> RawDataset:
+    """COCO-Stuff, 171 classes: root/{images,annotations}/{train2017,val2017}.
+
+    The masks are the official "stuffthingmaps"; names of classes are in root/labels.txt.
+    """
+    kept = [number for number in range(182) if number not in _NOT_IN_COCO_STUFF]
+
+    def part(name: str) -> Part:
+        images = find_images(_folder(config, "images", name))
+        folder = Path(config.root) / "annotations" / name
+        pairs = ((image, folder / f"{image.stem}.png") for image in images)
+        return _part(pairs, {number: c for c, number in enumerate(kept)})
+
+    listed = Path(config.root) / "labels.txt"
+    names = [f"class {c}" for c in range(len(kept))]
+    if listed.is_file():  # lines such as "1: person"; 0 is unlabeled
+        known = dict(line.split(":", 1) for line in read_lines(listed))
+        names = [known[str(number + 1)].strip() for number in kept]
+    return _dataset(names, lambda: part("train2017"), lambda: part("val2017"))
+
+
+def oxford_pet(config: DataConfig) -> RawDataset:
+    """Oxford-IIIT Pet, background and pet: root/images and root/annotations/trimaps.
+
+    The border, label 3 of a trimap, is not counted.
+    """
+    root = Path(config.root)
+    root = root / "oxford-iiit-pet" if (root / "oxford-iiit-pet").is_dir() else root
+
+    def part(name: str) -> Part:
+        names = [line.split()[0] for line in read_lines(root / "annotations" / f"{name}.txt")]
+        trimaps = root / "annotations" / "trimaps"
+        pairs = ((root / "images" / f"{n}.jpg", trimaps / f"{n}.png") for n in names)
+        return _part(pairs, {2: 0, 1: 1})
+
+    return _dataset(
+        ("background", "pet"),
+        lambda: part("trainval"),
+        lambda: part("test"),
+        augmentation=Augmentation(base_size=256, scale=(0.75, 1.5), crop_size=224, flip=0.5),
+    )
+
+
+def _folder(config: DataConfig, *parts: str) -> Path:
+    folder = Path(config.root, *parts)
+    if not folder.is_dir():
+        raise ValueError(
+            f"there is no folder {folder}; data/README.md shows the layout of {config.name}"
+        )
+    return folder
+
+
+def _images_below(folder: Path, ending: str) -> list[Path]:
+    """The images of a split, in folders of cities or sequences."""
+    found = sorted(path for path in folder.glob("*/*") if path.name.endswith(ending))
+    if not found:
+        raise ValueError(f"there are no images *{ending} in the folders of {folder}")
+    return found
+
+
+def read_label_map(path: Path, given: Sequence[str], wanted: Sequence[str]) -> tuple[int, ...]:
+    """The table of `MappedPart` in a YAML file of `label of the data: class of the network`.
+
+    Both sides are numbers or names of classes; several labels may become one class. A label that
+    becomes null, or that the file leaves out, is not counted.
+
+    Args:
+        path: the file.
+        given: the class names of the data set.
+        wanted: the class names of the network.
+    """
+    stated = read_yaml(path)
+    if not isinstance(stated, dict) or not stated:
+        raise ValueError(f"{path} must hold lines such as `car: vehicle` or `13: 2`")
+
+    def number(value: object, names: Sequence[str], what: str) -> int:
+        if isinstance(value, int) and 0 <= value < len(names):
+            return value
+        if isinstance(value, str) and value in names:
+            return list(names).index(value)
+        raise ValueError(
+            f"{path}: {value!r} is no {what}: they are 0 to {len(names) - 1}, or "
+            f"{', '.join(names[:8])}{', …' if len(names) > 8 else ''}"
+        )
+
+    pairs = {
+        number(label, given, "class of the data"): IGNORED
+        if target is None
+        else number(target, wanted, "class of the network")
+        for label, target in stated.items()
+    }
+    return _table(pairs)
