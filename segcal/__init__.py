@@ -22,8 +22,15 @@ _EXPORTS = {
     "load_calibrator": "segcal.posthoc",
     **{method.cls: "segcal.posthoc" for method in METHODS.values()},
     "evaluate": "segcal.evaluation.evaluate",
+    "evaluate_source": "segcal.evaluation.evaluate",
+    "Evaluation": "segcal.evaluation.evaluate",
+    "load_evaluation": "segcal.evaluation.folder",
+    "open_source": "segcal.sources",
 }
-_MODULES = ("losses", "metrics", "posthoc", "viz", "data", "models", "training", "evaluation")
+_MODULES = (
+    *("losses", "metrics", "posthoc", "viz", "data", "models"),
+    *("sources", "evaluation", "training"),
+)
 
 __all__ = ["__version__", *_EXPORTS]
 

@@ -10,7 +10,7 @@ import segmentation_models_pytorch as smp
 import torch
 from torchvision import models
 
-from segcal.evaluation.saved import PredictionFolder, PredictionFormat
+from segcal.sources.saved import PredictionFolder, PredictionFormat
 from tests.support import ROOT
 
 TEXT = (ROOT / "docs" / "predictions.md").read_text()

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import segcal
 from segcal import distributed, runtime
 from segcal.cli import main
-from segcal.evaluation.sources import LoaderPredictions
+from segcal.sources.network import LoaderSource
 from segcal.metrics import meter as meter_module
 from segcal.metrics import update_together
 from segcal.metrics.regions import named_regions
@@ -385,7 +385,7 @@ def test_a_network_on_a_gpu_is_evaluated_there():
         for device in ("cpu", "cuda")
     )
     assert other.scores == pytest.approx(one.scores, rel=1e-3, nan_ok=True)
-    source = LoaderPredictions(network.to("cuda"), loader, num_classes=3)
+    source = LoaderSource(network.to("cuda"), loader, num_classes=3)
     assert next(iter(source)).values.device.type == "cuda"
 
 

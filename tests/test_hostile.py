@@ -16,7 +16,7 @@ import segcal
 from segcal.cli import main
 from segcal.training.config import load_config
 from segcal.evaluation import results
-from segcal.evaluation.saved import PredictionFolder
+from segcal.sources.saved import PredictionFolder
 from segcal.files import BadFile
 from segcal.losses import build_loss
 from segcal.metrics import meter as meter_module

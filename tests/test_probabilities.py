@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import segcal
-from segcal.evaluation.saved import PredictionFolder
+from segcal.sources.saved import PredictionFolder
 from segcal.pixels import is_distribution
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

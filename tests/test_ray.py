@@ -12,7 +12,7 @@ from ray.cluster_utils import Cluster
 
 from segcal.cli import main
 from segcal.evaluation import on_ray
-from segcal.evaluation.saved import PredictionFolder
+from segcal.sources.saved import PredictionFolder
 from segcal.metrics import CalibrationMeter, Report
 from segcal.runtime import join_ray
 from segcal.sweep.plan import Method

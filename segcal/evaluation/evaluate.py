@@ -184,6 +184,7 @@ def measure(
         for name in calibrators
     }
     for batch in with_progress(source, progress):
+        assert batch.labels is not None  # `with_progress` has looked
         inside = [None, *(region(batch.labels) for region in regions.values())]
         for name, calibrator in calibrators.items():
             found = calibrated(batch, calibrator)
@@ -472,9 +473,7 @@ def evaluate_source(
             )
         with choosing.recorded(holdout, methods, progress=progress) as recording:
             calibrators = choosing.fit(methods, recording)
-            chosen = choosing.choose(
-                recording, calibrators, operate, conformal, resamples=resamples, **settings
-            )
+            chosen = choosing.choose(recording, calibrators, operate, conformal, **settings)
     maps: dict[str, Calibrator | None] = {NONE: None, **calibrators}
     measured = measure(
         source,
@@ -507,7 +506,11 @@ def evaluate_source(
         skipped=dict(source.skipped),
         config=source.config,
         history=source.history,
-        notes=[] if chosen is None else choosing.notes(chosen.report, reports, calibrators),
+        notes=(
+            []
+            if chosen is None
+            else choosing.notes(chosen, reports, measured[NONE][WHOLE_IMAGE], calibrators)
+        ),
     )
     if distributed.rank() == 0:
         indices = drawing.choose(overlays, num_overlays, source, reports[NONE])

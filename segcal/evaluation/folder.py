@@ -414,7 +414,7 @@ def _read_overlays(listed: Sequence[Mapping[str, Any]], folder: Path) -> list[Ov
         path = folder / Path(item["file"]).name  # no other folder, whatever the report says
         if path.is_file():
             with Npz(path) as stored:
-                arrays = {key: stored[key] for key in stored.keys}
+                arrays: dict[str, Any] = {key: stored[key] for key in stored.keys}
             found.append(
                 Overlay(
                     name=str(item["name"]),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import shutil
 import tempfile
 import warnings
@@ -22,13 +23,14 @@ from torch import Tensor
 
 from segcal import distributed, posthoc
 from segcal.evaluation.evaluate import (
+    WHOLE_IMAGE,
     Key,
     measure,
     report_of,
     require_pixels,
     with_progress,
 )
-from segcal.metrics import Report
+from segcal.metrics import CalibrationMeter, Report
 from segcal.metrics.scores import SCORES
 from segcal.metrics.triage import (
     AcceptedPixels,
@@ -182,15 +184,15 @@ class Choices:
     """The thresholds and class sets that were chosen on a hold-out, and their counts on test.
 
     Attributes:
-        report: the hold-out's report of the network as it is.
-        reports: the hold-out's reports by calibrator.
+        meter: the sums of the hold-out, of the network as it is.
+        reports: the reports of the hold-out by calibrator.
         accepted: by calibrator and target, the counts at its threshold.
         sets: by calibrator and promised miss rate, the counts of its class sets.
         misses: by calibrator and promised miss rate, the mean miss rate of the hold-out.
     """
 
-    report: Report
-    reports: dict[str, Report] = field(default_factory=dict)
+    meter: CalibrationMeter
+    reports: dict[str, Report]
     accepted: dict[str, dict[Target, AcceptedPixels]] = field(default_factory=dict)
     sets: dict[str, dict[float, SetCounts]] = field(default_factory=dict)
     misses: dict[str, dict[float, float]] = field(default_factory=dict)
@@ -226,8 +228,6 @@ def choose(
     calibrators: Mapping[str, Calibrator],
     operate: Sequence[str | Target] = (),
     conformal: Sequence[str | float] = (),
-    *,
-    resamples: int = 1000,
     **settings: Any,
 ) -> Choices:
     """Choose thresholds and class sets after each calibrator, in one pass over the hold-out.
@@ -244,14 +244,12 @@ def choose(
     if targets or misses:
         maps |= calibrators
     rates = {name: [MissRates(ignore)] if misses else [] for name in maps}
-    measured = measure(holdout, maps, observers=rates, per_image=resamples > 0, **settings)
+    measured = measure(holdout, maps, observers=rates, **settings)
     reports = {
-        name: require_pixels(
-            report_of(meters, resamples=resamples if name == NONE else 0), "the hold-out"
-        )
+        name: require_pixels(report_of(meters, resamples=0), "the hold-out")
         for name, meters in measured.items()
     }
-    choices = Choices(reports[NONE], reports)
+    choices = Choices(measured[NONE][WHOLE_IMAGE], reports)
     if not (targets or misses):
         return choices
     for name, report in reports.items():
@@ -265,20 +263,21 @@ def choose(
     return choices
 
 
-_SURE = 1.5  # half-widths of 95 % intervals: about 3 standard deviations
-
-
 def notes(
-    holdout: Report, reports: Mapping[Key, Report], calibrators: Mapping[str, Calibrator]
+    choices: Choices,
+    reports: Mapping[Key, Report],
+    meter: CalibrationMeter,
+    calibrators: Mapping[str, Calibrator],
 ) -> list[str]:
-    """What was fitted; which fit makes the test worse; and whether the hold-out is one.
+    """What was fitted; which fit makes the test worse; and whether the hold-out is like the test.
 
     Args:
-        holdout: the report of the network as it is, on the hold-out.
-        reports: those of the test images.
+        choices: what was found on the hold-out.
+        reports: the reports of the test images.
+        meter: the sums of the test images, of the network as it is.
         calibrators: by short name, fitted on the hold-out.
     """
-    test, lines = reports[NONE], []
+    holdout, test, lines = choices.reports[NONE], reports[NONE], []
     nll = SCORES["nll"]
     for method, calibrator in calibrators.items():
         fitted = ", ".join(
@@ -298,20 +297,43 @@ def notes(
                 f"{method.upper()} makes the NLL of the test images worse: "
                 f"{nll.text(found.nll)} instead of {nll.text(test.nll)}."
             )
-    parts = []
-    for name in ("accuracy", "nll", "mean_confidence"):
-        score, ours, theirs = SCORES[name], getattr(holdout, name), getattr(test, name)
-        both = holdout.intervals.get(name), test.intervals.get(name)
-        if None in both:
-            continue
-        width = sum(((one.high - one.low) / 2) ** 2 for one in both if one) ** 0.5
-        if abs(ours - theirs) > _SURE * width:
-            parts.append(f"{score.label} {score.text(ours)} and {score.text(theirs)}")
-    if parts:
+    ours, theirs = _fractions(choices.meter), _fractions(meter)
+    sure = [
+        name
+        for name in ours.keys() & theirs.keys()
+        if abs(ours[name][0] - theirs[name][0]) > 3 * math.hypot(ours[name][1], theirs[name][1])
+    ]
+    if sure:
+        shown = ", ".join(
+            f"{score.label} {score.text(getattr(holdout, name))} and "
+            f"{score.text(getattr(test, name))}"
+            for name, score in SCORES.items()
+            if name in (*sure, "nll")
+        )
         better = holdout.accuracy > test.accuracy and holdout.nll < test.nll
         lines.append(
-            f"Hold-out and test differ by more than chance: {'; '.join(parts)}. What was chosen "
-            "on the hold-out may not suit the test images."
+            f"Hold-out and test differ by more than chance: {shown}. What was chosen on the "
+            "hold-out may not suit the test images."
             + (" Was the network trained on the hold-out?" if better else "")
         )
     return lines
+
+
+def _fractions(meter: CalibrationMeter) -> dict[str, tuple[float, float]]:
+    """Accuracy, mean confidence and their difference, each with its standard error over images."""
+    sums = meter.image_sums()
+    pixels = sums.pixels.sum(1) if meter.settings.multilabel else sums.pixels
+    held = pixels > 0
+    if int(held.sum()) < 2:
+        return {}
+    gap, hits = sums.top_gap.sum(1), sums.intersection.sum(1).double()
+    totals = {"bias": gap}
+    if not meter.settings.multilabel:
+        totals |= {"accuracy": hits, "mean_confidence": gap + hits}
+    found = {}
+    for name, total in totals.items():
+        fraction = total[held].sum() / pixels[held].sum()
+        off = total[held] - fraction * pixels[held]
+        variance = (off**2).sum() * len(off) / (len(off) - 1)
+        found[name] = float(fraction), float(variance.sqrt() / pixels[held].sum())
+    return found

@@ -294,13 +294,12 @@ class RunSource(NetworkSource):
 def _settings(path: Path) -> tuple[DataConfig, ModelConfig, dict[str, Any]]:
     """The data and the network that a config.yaml states, and its other settings."""
     stated = read_yaml(path)
-    sections = [
-        stated.get(name) if isinstance(stated, dict) else None for name in ("data", "model")
-    ]
-    if not all(isinstance(section, dict) for section in sections):
+    if not isinstance(stated, dict) or not all(
+        isinstance(stated.get(section), dict) for section in ("data", "model")
+    ):
         raise ValueError(f"{path} is no config.yaml of a run: it needs the sections data and model")
-    config = settings.build(data.DataConfig, sections[0], f"{path}: data.")
-    return config, settings.build(models.ModelConfig, sections[1], f"{path}: model."), stated
+    config = settings.build(data.DataConfig, stated["data"], f"{path}: data.")
+    return config, settings.build(models.ModelConfig, stated["model"], f"{path}: model."), stated
 
 
 def _read_log(path: Path) -> list[dict[str, Any]]:

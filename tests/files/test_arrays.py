@@ -5,7 +5,7 @@ import pytest
 
 import segcal
 from segcal import files as module
-from segcal.evaluation.saved import PredictionFolder
+from segcal.sources.saved import PredictionFolder
 from segcal.files import BadFile, Npz
 from tests.fuzz.files import npz
 from tests.support.saved import save_folder

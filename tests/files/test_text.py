@@ -4,7 +4,7 @@ import pytest
 
 from segcal.cli import main
 from segcal.training.config import load_config
-from segcal.evaluation.saved import PredictionFolder
+from segcal.sources.saved import PredictionFolder
 from segcal.files import BadFile, read_yaml
 from tests.support.saved import save_folder
 

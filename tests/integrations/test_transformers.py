@@ -11,7 +11,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from segcal.evaluation.sources import resize
+from segcal.sources.source import resize
 from segcal.integrations.transformers import TrainerLoss, TrainerMetrics
 from segcal.losses import build_loss
 from tests.support.framework_batches import CLASSES, batches, report_of

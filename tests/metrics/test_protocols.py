@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from segcal import CalibrationMeter, Report
-from segcal.evaluation.evaluate import measure
-from segcal.evaluation.sources import Predictions
+from segcal.evaluation.evaluate import measure, report_of
+from segcal.sources import Batch, Source
 from segcal.metrics.protocols import (
     PROTOCOLS,
     check_protocols,
@@ -19,10 +19,10 @@ from tests.support.metric_oracles import ece, tables
 EVERY = ("pooled", "image", "foreground", "batch:2", "batch:3")
 
 
-class Images:
+class Images(Source):
     """Images of different sizes, in a given order, as a source of predictions."""
 
-    num_classes, ignore_index, class_names, multilabel = 3, 255, None, False
+    name, num_classes, ignore_index, class_names = "images", 3, 255, ()
 
     def __init__(self, order=range(5)):
         self.order, self.skipped, self.num_images = order, {}, len(order)
@@ -30,7 +30,7 @@ class Images:
     def __iter__(self):
         for index in self.order:
             logits, labels = image(index)
-            yield Predictions([f"im{index}"], "logits", logits, labels)
+            yield Batch([f"im{index}"], "logits", logits, labels)
 
 
 def image(index):
@@ -42,7 +42,8 @@ def image(index):
 
 
 def found(order=range(5), protocols=EVERY):
-    return measure(Images(order), {"none": None}, protocols=protocols)["none"].report(resamples=0)
+    meters = measure(Images(order), {"none": None}, protocols=protocols)["none"]
+    return report_of(meters, protocols, resamples=0)
 
 
 def slow_ece(indices):

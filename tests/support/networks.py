@@ -4,7 +4,7 @@ import torch
 
 from segcal.data import DataConfig
 from segcal.data import build as build_data
-from segcal.evaluation.sources import SplitPredictions
+from segcal.sources.network import NetworkSource
 
 
 class Halve(torch.nn.Module):
@@ -29,7 +29,7 @@ class Network(torch.nn.Sequential):
 
 def network_source(network):
     """`network` on 23 digits."""
-    data = build_data(DataConfig(name="digits", limit=23), seed=0)
-    return SplitPredictions(
-        network, data, data.holdout, device=torch.device("cpu"), batch_size=4, workers=0
+    config = DataConfig(name="digits", limit=23)
+    return NetworkSource(
+        network, build_data(config), config=config, split="holdout", batch_size=4, workers=0
     )
