@@ -6,7 +6,6 @@ All give labels 0 .. C-1, and 255 for pixels that are not counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -50,46 +49,40 @@ _NOT_IN_COCO_STUFF = {11, 25, 28, 29, 44, 65, 67, 68, 70, 82, 90}
 _STREET = Augmentation(base_size=512, scale=(0.5, 2.0), crop_size=512, flip=0.5)
 
 
-@dataclass(frozen=True)
-class MappedPart:
+class MappedPart(Part):
     """A part whose masks get other labels.
 
-    Attributes:
+    Args:
         part: masks as the files hold them, and their images.
         table: the new label of each old one, by its number.
     """
 
-    part: Part
-    table: tuple[int, ...]
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The names of the images."""
-        return self.part.names
+    def __init__(self, part: Part, table: Sequence[int]) -> None:
+        self.part, self.names = part, part.names
+        self.table = np.asarray(table, dtype=np.uint8)
 
     def image(self, index: int) -> np.ndarray:
         """(H, W, 3) uint8 RGB."""
         return self.part.image(index)
+
+    def label(self, index: int) -> Label:
+        """The mapped mask alone."""
+        return self._map(self.part.label(index), index)
 
     def read(self, index: int) -> tuple[np.ndarray, Label]:
         """The image and its mapped mask."""
         image, label = self.part.read(index)
         return image, self._map(label, index)
 
-    def label(self, index: int) -> Label:
-        """The mapped mask alone."""
-        return self._map(self.part.label(index), index)
-
     def _map(self, label: Label, index: int) -> np.ndarray:
-        table = np.asarray(self.table, dtype=np.uint8)
         mask = np.asarray(label)
-        if mask.max(initial=0) >= len(table):
+        if mask.max(initial=0) >= len(self.table):
             raise BadFile(f"the mask of {self.names[index]} has the unknown label {mask.max()}")
-        return table[mask]
+        return self.table[mask]
 
     def fingerprint(self, indices: Sequence[int]) -> str:
         """A digest of the files and the map."""
-        return digest(self.part.fingerprint(indices), repr(self.table))
+        return digest(self.part.fingerprint(indices), self.table.tobytes())
 
 
 def _table(pairs: Mapping[int, int], other: int = IGNORED) -> tuple[int, ...]:

@@ -113,7 +113,7 @@ def test_a_label_map_joins_classes(tmp_path):
     table = read_label_map(path, ("road", "car", "bus", "sky", "tree"), ("road", "vehicle"))
     assert table[:6] == (0, 1, 1, 255, 255, 255)
     part = MappedPart(
-        ArrayPart(np.zeros((1, 2, 3, 3), np.uint8), np.arange(6).reshape(1, 2, 3)), table
+        ArrayPart(np.zeros((1, 2, 3, 3), np.uint8), np.arange(6).reshape(1, 2, 3), ["a"]), table
     )
     assert part.label(0).tolist() == [[0, 1, 1], [255, 255, 255]]
 
