@@ -455,7 +455,7 @@ def as_rank(rank, port, folder, fault, arguments):
         def die(*_):
             os.kill(os.getpid(), signal.SIGKILL)
 
-        Learner._update = die
+        Learner.step = die
     return main(arguments)
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import segcal
-from segcal import distributed, runtime
+from segcal import distributed
 from segcal.cli import main
 from segcal.sources.network import LoaderSource
 from segcal.metrics import meter as meter_module
@@ -194,15 +194,15 @@ class NoGpus:
 def test_devices_are_chosen_by_what_there_is(monkeypatch):
     NoGpus(monkeypatch, 2)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert runtime.choose_device("auto") == torch.device("cuda", 1)
-    assert runtime.choose_device("cuda:0") == torch.device("cuda", 0)
+    assert distributed.choose_device("auto") == torch.device("cuda", 1)
+    assert distributed.choose_device("cuda:0") == torch.device("cuda", 0)
     with pytest.raises(ValueError, match=r"among 2 CUDA GPU\(s\), but got cuda:2"):
-        runtime.choose_device("cuda:2")
+        distributed.choose_device("cuda:2")
     NoGpus(monkeypatch, 0)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert runtime.choose_device("auto") == torch.device("mps")
+    assert distributed.choose_device("auto") == torch.device("mps")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    assert runtime.choose_device("auto") == torch.device("cpu")
+    assert distributed.choose_device("auto") == torch.device("cpu")
 
 
 @pytest.mark.parametrize("name", ["meta", "xpu", "nothing"])
@@ -241,7 +241,7 @@ def test_processes_with_gpus_talk_by_nccl(monkeypatch):
     monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
     monkeypatch.setenv("WORLD_SIZE", "2")
     for name in ("cuda", "cpu"):
-        with runtime.process_group(torch.device(name)):
+        with distributed.process_group(torch.device(name)):
             pass
     assert joined == ["nccl", "gloo"]
     monkeypatch.setattr(distributed, "is_distributed", lambda: True)

@@ -84,7 +84,7 @@ def test_flags():
         ("epochs", "7"),
     ]
     assert settings.build(Tree, dict(flags)).epochs == 7
-    with pytest.raises(ValueError, match="--help"):
+    with pytest.raises(ValueError, match=r"--help"):
         settings.read_flags(["runs/x"])
 
 

@@ -66,7 +66,7 @@ def test_tiny_imagenet_is_padded_cropped_and_flipped(tiny):
 @pytest.mark.parametrize("lost", ["wnids.txt", "val/val_annotations.txt"])
 def test_incomplete_tiny_imagenet(tiny, lost):
     (tiny / "tiny-imagenet-200" / lost).rename(tiny / "elsewhere")
-    with pytest.raises(ValueError, match=f"it has no {lost}; data/README.md says how to get it"):
+    with pytest.raises(ValueError, match=rf"it has no {lost}; data/README.md says how to get it"):
         build("tiny_imagenet", tiny)
 
 
@@ -114,7 +114,7 @@ def test_mendeley(xrays):
 
 def test_incomplete_xrays(xrays):
     (xrays / "chest_xray" / "test" / "NORMAL").rename(xrays / "elsewhere")
-    with pytest.raises(ValueError, match="it has no test/NORMAL; data/README.md says how to get"):
+    with pytest.raises(ValueError, match=r"it has no test/NORMAL; data/README.md says how to get"):
         build("mendeley", xrays)
 
 

@@ -22,7 +22,7 @@ def build(name, root, **options):
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 def test_cifar_batches(name, tmp_path, monkeypatch):
     written = write_cifar(tmp_path, hundred=name == "cifar100")
-    with pytest.raises(ValueError, match=f"Expected {name.upper()} in .*corrupted"):
+    with pytest.raises(ValueError, match=rf"Expected {name.upper()} in .*corrupted"):
         build(name, tmp_path)  # the checksums are not those of the real files
     monkeypatch.setattr(datasets.CIFAR10, "_check_integrity", lambda self: True)
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
@@ -76,7 +76,7 @@ def test_mnist_files(tmp_path, packed):
     np.testing.assert_allclose(image[1].numpy(), (images[2] / 255 - 0.1307) / 0.3081, atol=1e-5)
     assert {path.name for path in folder.iterdir()} == before  # the folder may be read-only
     labels.write_bytes(labels.read_bytes()[:-9])
-    with pytest.raises(ValueError, match=f"Expected MNIST's format in .*{labels.name}") as caught:
+    with pytest.raises(ValueError, match=rf"Expected MNIST's format in .*{labels.name}") as caught:
         build("mnist", tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -88,7 +88,7 @@ def test_missing_data_says_how_to_get_it(name, tmp_path, monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", no_network)
     for download in (False, True):
-        with pytest.raises(ValueError, match=f"{tmp_path}.*data/README.md") as caught:
+        with pytest.raises(ValueError, match=rf"{tmp_path}.*data/README.md") as caught:
             build(name, tmp_path, download=download)
         assert "\n" not in str(caught.value)
 

@@ -225,5 +225,5 @@ def test_what_there_is_not():
         with pytest.raises(ValueError, match=word):
             corrupt(grey(8), *arguments, key="a")
     for image in (grey(8)[..., 0], grey(8).astype(float), grey(8)[:0]):
-        with pytest.raises(ValueError, match="Expected a .H, W, 3. uint8 image"):
+        with pytest.raises(ValueError, match=r"Expected a .H, W, 3. uint8 image"):
             corrupt(image, "fog", 1, key="a")

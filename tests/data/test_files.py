@@ -93,7 +93,7 @@ def test_voc_trainaug_is_its_list_without_val(voc_root):
         voc(voc_root, train_split="trainaug")
     listed.unlink()
     with pytest.raises(
-        ValueError, match="list train_aug.txt .* got train.txt, val.txt; data/README"
+        ValueError, match=r"list train_aug.txt .* got train.txt, val.txt; data/README"
     ):
         voc(voc_root, train_split="trainaug")
 
@@ -141,14 +141,16 @@ def test_voc_lists_that_do_not_fit(voc_root, options, message):
 def test_voc_faults_are_named(voc_root, tmp_path):
     with pytest.raises(ValueError, match=r"VOC 2012 .*nowhere.* data/README.md"):
         voc(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="no image of the test set in .*val.txt, but got 3, 2008_"):
+    with pytest.raises(
+        ValueError, match=r"no image of the test set in .*val.txt, but got 3, 2008_"
+    ):
         voc(voc_root, train_split="val")
     folder = voc_root / "VOCdevkit" / "VOC2012"
     (folder / "SegmentationClass" / "2008_2.png").unlink()
     with pytest.raises(ValueError, match=r"Expected a file at .*2008_2.png"):
         voc(voc_root)
     (folder / "ImageSets" / "Segmentation" / "val.txt").unlink()
-    with pytest.raises(ValueError, match="the list val.txt of VOC 2012"):
+    with pytest.raises(ValueError, match=r"the list val.txt of VOC 2012"):
         voc(voc_root)
 
 
@@ -185,7 +187,7 @@ def test_own_masks(mask_root):
     with pytest.raises(ValueError, match=r"num_classes=7 names in .*classes.txt, but got 4"):
         masks(mask_root, num_classes=7)
     (mask_root / "classes.txt").unlink()
-    with pytest.raises(ValueError, match="at most 23170, but got 1000000000"):
+    with pytest.raises(ValueError, match=r"at most 23170, but got 1000000000"):
         masks(mask_root, num_classes=10**9)
 
 
@@ -193,7 +195,7 @@ def test_own_masks_of_different_sizes_need_a_crop(mask_root):
     for kind in ("images", "masks"):
         path = mask_root / "train" / kind / "0.png"
         Image.open(path).resize((40, 40), Image.Resampling.NEAREST).save(path)
-    with pytest.raises(ValueError, match="crop_size to be set"):
+    with pytest.raises(ValueError, match=r"crop_size to be set"):
         masks(mask_root)
     data = masks(mask_root, crop_size=16)
     assert not data.uniform
@@ -207,7 +209,7 @@ def test_mask_faults_are_named(mask_root):
         masks(mask_root).test[1]
     found = masks(mask_root, ignore_index=12, num_classes=10).test[1][1]
     assert found.unique().tolist() == [0, 9, 12]
-    with pytest.raises(ValueError, match="one of the 13 classes"):
+    with pytest.raises(ValueError, match=r"one of the 13 classes"):
         masks(mask_root, ignore_index=9, num_classes=13)
     Image.new("L", (5, 7)).save(mask)
     with pytest.raises(
@@ -218,7 +220,7 @@ def test_mask_faults_are_named(mask_root):
     with pytest.raises(ValueError, match=rf"{mask}: .*one channel .* mode RGB"):
         masks(mask_root).test[1]
     mask.write_bytes(b"not a picture")
-    with pytest.raises(ValueError, match=f"{mask}: Expected a readable image file"):
+    with pytest.raises(ValueError, match=rf"{mask}: Expected a readable image file"):
         masks(mask_root).test[1]
     mask.unlink()
     with pytest.raises(ValueError, match=r"Expected a mask for .* but there is none"):
@@ -240,7 +242,7 @@ def test_corrupt_jpeg_is_named(voc_root, damage):
     path.write_bytes(
         {"truncated": whole[: len(whole) // 2], "noise": b"\xff\xd8" * 9, "empty": b""}[damage]
     )
-    with pytest.raises(ValueError, match=f"{path}: Expected a readable image file") as caught:
+    with pytest.raises(ValueError, match=rf"{path}: Expected a readable image file") as caught:
         voc(voc_root).test[1]
     assert "\n" not in str(caught.value)
 
@@ -280,7 +282,7 @@ def test_hidden_files_and_folders_are_no_data(class_root):
 
 def test_class_folders_of_different_sizes_need_a_resize(class_root):
     Image.new("RGB", (9, 5)).save(class_root / "test" / "dog" / "9.png")
-    with pytest.raises(ValueError, match="resize or crop_size to be set"):
+    with pytest.raises(ValueError, match=r"resize or crop_size to be set"):
         folders(class_root)
     data = folders(class_root, resize=8)
     assert data.uniform and data.test[4][0].shape == (3, 8, 8)
@@ -291,7 +293,7 @@ def test_class_folder_faults_are_named(class_root, tmp_path):
     with pytest.raises(ValueError, match=r"no such folder; data/README.md"):
         folders(tmp_path / "nowhere")
     (class_root / "test" / "cow").mkdir()
-    with pytest.raises(ValueError, match="but got 'cow'"):
+    with pytest.raises(ValueError, match=r"but got 'cow'"):
         folders(class_root)
     (class_root / "train" / "cow").mkdir()
     with pytest.raises(ValueError, match=r"Expected images .* in .*cow, but got none"):

@@ -68,7 +68,7 @@ def test_the_domain_that_was_left_out_may_be_a_shift_under_both_its_names(root):
     for name in ("art", "art_painting"):
         found = build_shifted(data, config, Shift("domain", name)).test
         assert domains_of(found) == {"art_painting"}
-    with pytest.raises(ValueError, match="Expected domain art_painting, .* but got sketch"):
+    with pytest.raises(ValueError, match=r"Expected domain art_painting, .* but got sketch"):
         build_shifted(data, config, Shift("domain", "sketch"))
 
 
@@ -86,12 +86,12 @@ def test_domains_that_cannot_be(root):
 def test_a_class_without_images_is_named(root):
     for path in (root / "PACS" / "cartoon" / "guitar").iterdir():
         path.unlink()
-    with pytest.raises(ValueError, match="Expected images .*cartoon/guitar, but got none"):
+    with pytest.raises(ValueError, match=r"Expected images .*cartoon/guitar, but got none"):
         build(root)
 
 
 def test_missing_data_says_where_it_goes(tmp_path):
-    with pytest.raises(ValueError, match=f"Expected PACS .*in {tmp_path}/PACS.*data/README.md"):
+    with pytest.raises(ValueError, match=rf"Expected PACS .*in {tmp_path}/PACS.*data/README.md"):
         build(tmp_path)
 
 

@@ -84,7 +84,7 @@ def test_label_follows_the_ink():
 
 
 def test_another_ignore_index_is_refused():
-    with pytest.raises(ValueError, match="data.ignore_index"):
+    with pytest.raises(ValueError, match=r"data.ignore_index"):
         build_data(DataConfig(ignore_index=0), seed=0)
 
 

@@ -187,7 +187,7 @@ def test_imbalanced_cifar(tmp_path, monkeypatch):
     monkeypatch.setattr("torchvision.datasets.CIFAR10._check_integrity", lambda self: True)
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
     config = DataConfig("cifar10", root=str(tmp_path), imbalance=10)
-    with pytest.raises(ValueError, match="at most 0, the size of the smallest class, but got 10"):
+    with pytest.raises(ValueError, match=r"at most 0, the size of the smallest class, but got 10"):
         build_data(config, seed=0)
 
 

@@ -62,7 +62,7 @@ def test_text_of_another_folder_is_no_shift(tmp_path, name):
     """Its vocabulary is another one: the network would read other words."""
     root = write_messages(tmp_path)
     config = DataConfig("newsgroups", root=str(root), max_words=12, max_length=30)
-    with pytest.raises(ValueError, match="Expected images to apply .* but newsgroups is text"):
+    with pytest.raises(ValueError, match=r"Expected images to apply .* but newsgroups is text"):
         build_shifted(build_data(config, seed=0), config, Shift(name, str(root)))
 
 
@@ -78,7 +78,7 @@ def test_newsgroups(tmp_path):
     words = {data.words[number] for number in tokens}
     known = {"", "the", "of", "caf\xe9", "and", "more"} | set(TOPICS[1].split())
     assert words == known & (set(data.words) | {""})
-    with pytest.raises(ValueError, match="rec.autos/50000 is a text"):
+    with pytest.raises(ValueError, match=r"rec.autos/50000 is a text"):
         data.test.image(12)
 
 
@@ -93,9 +93,9 @@ def test_vocabulary_is_of_the_training_texts(tmp_path):
 def test_options_of_images_are_refused(tmp_path):
     write_messages(tmp_path)
     for options in ({"rotation": 15.0}, {"resize": 8}, {"flip": 0.5}):
-        with pytest.raises(ValueError, match="newsgroups, which is text"):
+        with pytest.raises(ValueError, match=r"newsgroups, which is text"):
             build(tmp_path, **options)
-    with pytest.raises(ValueError, match="max_words and max_length of at least 2"):
+    with pytest.raises(ValueError, match=r"max_words and max_length of at least 2"):
         build(tmp_path, max_length=1)
 
 
@@ -103,7 +103,7 @@ def test_a_group_without_messages(tmp_path):
     write_messages(tmp_path)
     for path in (tmp_path / "20news-bydate-test" / "sci.space").iterdir():
         path.unlink()
-    with pytest.raises(ValueError, match="Expected messages in .*sci.space, but got none"):
+    with pytest.raises(ValueError, match=r"Expected messages in .*sci.space, but got none"):
         build(tmp_path)
 
 
@@ -135,7 +135,7 @@ def test_download_without_a_network(tmp_path, monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", no_network)
     monkeypatch.setattr("time.sleep", lambda _: None)
-    with pytest.raises(ValueError, match="Expected to fetch 20 Newsgroups .*data/README.md") as e:
+    with pytest.raises(ValueError, match=r"Expected to fetch 20 Newsgroups .*data/README.md") as e:
         build(tmp_path, download=True)
     assert "\n" not in str(e.value) and not list(tmp_path.iterdir())
 
@@ -143,7 +143,7 @@ def test_download_without_a_network(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_from_messages_to_report(tmp_path):
-    """The trainer, the meter and the calibrators that images have; and a resumed run stays frozen."""
+    """Trainer, meter and the calibrators of images; a resumed run stays frozen."""
     write_messages(tmp_path)
     rng = np.random.default_rng(1)
     words = [word for topic in TOPICS for word in topic.split()] + ["the", "of", "and"]

@@ -87,7 +87,7 @@ def config_attempt(data, _, out):
     if config.model.name in ("resnet8", "small_unet") and config.model.width <= 64:
         bare = config.model
         build_model(bare, num_classes=source.num_classes)
-    build_loss(config.loss, **config.hyper)
+    build_loss(config.loss, beta=config.beta, **config.hyper)
 
 
 def loss_examples(_):

@@ -118,7 +118,7 @@ def test_deeplab_takes_any_size(xception):
 def test_output_stride_8_keeps_more_resolution():
     model = build_model(ModelConfig(**LITE, output_stride=8), num_classes=3).eval()
     assert model.encoder(torch.zeros(1, 3, 64, 64))[-1].shape[2:] == (8, 8)
-    with pytest.raises(ValueError, match="output_stride to be 8 or 16, but got 32"):
+    with pytest.raises(ValueError, match=r"output_stride to be 8 or 16, but got 32"):
         build_model(ModelConfig(**LITE, output_stride=32), num_classes=3)
 
 
@@ -188,17 +188,17 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
     weights = build_model(ModelConfig(**LITE), num_classes=3).encoder.model.state_dict()
     weights["conv_stem.weight"] = torch.zeros(32, 1, 3, 3)
     torch.save(weights, tmp_path / "grey.pth")
-    with pytest.raises(ValueError, match="1 are missing or of another shape: conv_stem.weight"):
+    with pytest.raises(ValueError, match=r"1 are missing or of another shape: conv_stem.weight"):
         build(tmp_path / "grey.pth")
     torch.save(nn.Linear(2, 2), tmp_path / "pickle.pth")
-    with pytest.raises(ValueError, match="without running code") as caught:
+    with pytest.raises(ValueError, match=r"without running code") as caught:
         build(tmp_path / "pickle.pth")
     assert "\n" not in str(caught.value)
     (tmp_path / "cut.safetensors").write_bytes(b"\x10")
-    with pytest.raises(ValueError, match="reading it failed"):
+    with pytest.raises(ValueError, match=r"reading it failed"):
         build(tmp_path / "cut.safetensors")
     torch.save([1, 2], tmp_path / "list.pth")
-    with pytest.raises(ValueError, match="state dict of tensors"):
+    with pytest.raises(ValueError, match=r"state dict of tensors"):
         build(tmp_path / "list.pth")
 
 
@@ -224,7 +224,7 @@ def test_unreachable_hub_names_the_local_way(config, monkeypatch, tmp_path):
     monkeypatch.setattr(socket, "getaddrinfo", no_network)
     monkeypatch.setattr("time.sleep", lambda _: None)  # the hub's client waits between retries
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ValueError, match="hub.*cannot be reached.*path as encoder_weights") as e:
+    with pytest.raises(ValueError, match=r"hub.*cannot be reached.*path as encoder_weights") as e:
         build_model(config, num_classes=3)
     assert "\n" not in str(e.value)
 

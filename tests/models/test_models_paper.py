@@ -96,7 +96,7 @@ def test_global_pool_cnn():
     assert model(tokens).shape == (3, 20)
     assert gradients(model, tokens) == {name for name, _ in model.named_parameters()}
     assert not model.encoder.weight.grad[0].any()  # the padding
-    with pytest.raises(ValueError, match="Expected 21 words or more, but got 20"):
+    with pytest.raises(ValueError, match=r"Expected 21 words or more, but got 20"):
         model(tokens[:, :20])
     assert model(tokens[:, :21]).shape == (3, 20)
 
@@ -136,10 +136,10 @@ def test_glove_vectors(tmp_path):
     assert build().encoder.weight.requires_grad
     with pytest.raises(ValueError, match=r"Expected 100 numbers .*glove.txt, line 1, but got '1 2"):
         build(100)
-    with pytest.raises(ValueError, match="it has none of the vocabulary"):
+    with pytest.raises(ValueError, match=r"it has none of the vocabulary"):
         build(words=("", "x"))
     path.write_text("the 1 two 3\n")
-    with pytest.raises(ValueError, match="Expected 3 numbers .* line 1, but got '1 two 3'"):
+    with pytest.raises(ValueError, match=r"Expected 3 numbers .* line 1, but got '1 two 3'"):
         build()
     path.unlink()
     with pytest.raises(ValueError, match=r"Expected a GloVe text file at .*glove.txt"):
@@ -147,17 +147,17 @@ def test_glove_vectors(tmp_path):
 
 
 def test_networks_of_another_kind_are_refused():
-    with pytest.raises(ValueError, match="gpcnn"):
+    with pytest.raises(ValueError, match=r"gpcnn"):
         build_model(ModelConfig("resnet20"), num_classes=2, words=WORDS)
-    with pytest.raises(ValueError, match="reads text"):
+    with pytest.raises(ValueError, match=r"reads text"):
         build_model(ModelConfig("gpcnn"), num_classes=2)
     with pytest.raises(
         ValueError,
-        match="model.freeze",
+        match=r"model.freeze",
     ):
         build_model(ModelConfig("unet", freeze=True), num_classes=2)
 
 
 def test_nothing_random_is_frozen():
-    with pytest.raises(ValueError, match="model.freeze"):
+    with pytest.raises(ValueError, match=r"model.freeze"):
         parse_train(["--model.name", "resnet50_head", "--model.freeze", "true"])

@@ -80,7 +80,7 @@ def trainer(
     seed_everything(options.seed)
     return Trainer(
         model(),
-        build_loss(loss),
+        build_loss(loss, ignore_index=255),
         Patches() if train is None else train,
         Patches(14, seed=1) if holdout is None else holdout,
         options=options,

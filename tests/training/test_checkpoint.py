@@ -62,7 +62,7 @@ def test_damage_is_named(tmp_path, damage):
     path = tmp_path / checkpoint.LAST
     checkpoint.save_state(path, {"w": torch.full((1000,), 1234.5)})
     damage(path)
-    with pytest.raises(ValueError, match="last.pt is damaged"):
+    with pytest.raises(ValueError, match=r"last.pt is damaged"):
         checkpoint.load_last(tmp_path)
 
 
@@ -109,7 +109,7 @@ def test_foreign_files_are_refused(tmp_path, write):
 
 
 def test_missing_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nothing.pt"):
+    with pytest.raises(FileNotFoundError, match=r"nothing.pt"):
         checkpoint.read_checkpoint(tmp_path / "nothing.pt")
 
 

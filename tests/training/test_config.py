@@ -134,10 +134,10 @@ def test_a_wrong_file_is_one_line_that_names_it(write, text, word):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no.yaml"):
+    with pytest.raises(FileNotFoundError, match=r"no.yaml"):
         parse_train(["--config", str(tmp_path / "no.yaml")])
     (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00\x80")
-    with pytest.raises(ValueError, match="x.yaml is not text"):
+    with pytest.raises(ValueError, match=r"x.yaml is not text"):
         parse_train(["--config", str(tmp_path / "x.yaml")])
 
 
@@ -210,7 +210,7 @@ def test_recipes_are_found_by_name_and_files_go_first(tmp_path, monkeypatch):
     assert parse_train(["--config=small/scenes"])[0].model.width == 8
     Path("scenes").write_text("epochs: 1")
     assert parse_train(["--config", "scenes"])[0].epochs == 1
-    with pytest.raises(FileNotFoundError, match="is it the recipe voc2012"):
+    with pytest.raises(FileNotFoundError, match=r"is it the recipe voc2012"):
         parse_train(["--config", "voc2012_deeplab"])
 
 

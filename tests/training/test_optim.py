@@ -61,7 +61,7 @@ def test_encoder_has_its_own_rate(name):
 
 
 def test_encoder_rate_without_encoder():
-    with pytest.raises(ValueError, match="no encoder"):
+    with pytest.raises(ValueError, match=r"no encoder"):
         build_optimizer(nn.Linear(2, 2), OptimConfig(encoder_lr=0.1))
 
 
@@ -69,7 +69,7 @@ def test_frozen_parameters_are_left_out():
     model = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2))
     optimizer = build_optimizer(model, OptimConfig())
     assert sum(len(g["params"]) for g in optimizer.param_groups) == 2
-    with pytest.raises(ValueError, match="parameters to train"):
+    with pytest.raises(ValueError, match=r"parameters to train"):
         build_optimizer(model.requires_grad_(False), OptimConfig())
 
 
@@ -103,5 +103,5 @@ def test_sgd_step_by_hand():
     ],
 )
 def test_options_out_of_range(make):
-    with pytest.raises(ValueError, match="^Expected .*(optim|schedule).* but got"):
+    with pytest.raises(ValueError, match=r"^Expected .*(optim|schedule).* but got"):
         make()

@@ -68,9 +68,9 @@ def test_epoch_travels_with_the_index():
 
 
 def test_bad_batch_sizes():
-    with pytest.raises(ValueError, match="a multiple of .*, but got 4"):
+    with pytest.raises(ValueError, match=r"a multiple of .*, but got 4"):
         order(batch_size=4, world_size=3, rank=0)
-    with pytest.raises(ValueError, match="at least batch_size=24 training samples, but got 23"):
+    with pytest.raises(ValueError, match=r"at least batch_size=24 training samples, but got 23"):
         order(batch_size=24)
 
 

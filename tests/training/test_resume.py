@@ -140,7 +140,7 @@ def test_a_longer_run_can_be_asked_for(tmp_path):
 def test_other_data_or_fewer_epochs_are_refused(tmp_path):
     trainer(tmp_path).fit()
     state = checkpoint.load_last(tmp_path)
-    with pytest.raises(ValueError, match="Expected the 36 training samples .* but got 30"):
+    with pytest.raises(ValueError, match=r"Expected the 36 training samples .* but got 30"):
         trainer(tmp_path, train=Patches(30)).restore(state)
-    with pytest.raises(ValueError, match="epochs: 3 are done"):
+    with pytest.raises(ValueError, match=r"epochs: 3 are done"):
         trainer(tmp_path, epochs=2).restore(state)

@@ -77,8 +77,11 @@ class Tokens(Patches):
 PIXEL_MEANS = ["nll", "ls", "fl", "flsd", "dual", "brier", "svls", "nll+cp", "nll+mbls", "nll+nacl"]
 
 
-@pytest.mark.parametrize("spec", PIXEL_MEANS)
-@pytest.mark.parametrize("options", [{}, {"mixup": 0.4}], ids=str)
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [*((spec, {}) for spec in PIXEL_MEANS[::2]), (PIXEL_MEANS[1], {"mixup": 0.4})],
+    ids=str,
+)
 def test_micro_batches_add_up_to_the_batch_whatever_is_labelled(spec, options):
     whole, parts = (
         trainer(
@@ -99,7 +102,7 @@ def test_micro_batches_add_up_to_the_batch_whatever_is_labelled(spec, options):
 
 
 def test_micro_batches_follow_class_weights():
-    weighted = segcal.build_loss("nll", weight=[0.1, 1.0, 5.0])
+    weighted = segcal.build_loss("nll", ignore_index=255, weight=[0.1, 1.0, 5.0])
     weights = []
     for count in (1, 4):
         run = trainer(model=steady_network)
@@ -235,7 +238,7 @@ def test_select_must_exist_for_the_task():
             image, label = super().__getitem__(key)
             return image, label[0, 0]
 
-    with pytest.raises(ValueError, match="accuracy, nll, ece, sce, but got miou"):
+    with pytest.raises(ValueError, match=r"accuracy, nll, ece, sce, but got miou"):
         trainer(holdout=Images(), select="miou")
 
 
@@ -256,7 +259,9 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, value):
     run = trainer(tmp_path, model=lambda: nn.Sequential(network(), Bomb(7, value)))
     with pytest.raises(Diverged, match=r"loss term '(fl|mdca)' is no longer finite at step 7"):
         run.fit()
-    state = checkpoint.read_checkpoint(tmp_path / "last.pt")  # the end of the first epoch, untouched
+    state = checkpoint.read_checkpoint(
+        tmp_path / "last.pt"
+    )  # the end of the first epoch, untouched
     assert state["learner"]["steps"] == 4
     assert all(w.isfinite().all() for w in state["model"].values())
 
@@ -266,7 +271,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     run = trainer(tmp_path, epochs=1)
     last = run.learner.model[-1].bias
     last.register_hook(lambda g: g * (math.nan if run.learner.steps == 3 else 1.0))
-    with pytest.raises(Diverged, match="weights are no longer finite after step 4"):
+    with pytest.raises(Diverged, match=r"weights are no longer finite after step 4"):
         run.fit()
     assert not (tmp_path / "last.pt").exists()
 

@@ -16,6 +16,8 @@ from tests.support import ROOT
 from tests.support.ranks import run_on_ranks
 from tests.support.tiny import Patches, Uneven, network, steady_network, trainer
 
+pytestmark = pytest.mark.slow  # starts processes
+
 
 def fit(*, folder=None, data=None, **options):
     """Train, or go on training; losses and scores, weights, and the signal that stopped it."""
