@@ -321,86 +321,70 @@ def _columns(reports: Mapping[str, Report], *, main: bool) -> list[Score]:
 
 def part_tables(report: Report) -> list[Table]:
     """The tables of regions, protocols of averaging, operating points and class sets, if any."""
-    parts = {report.protocol.region: report, **report.regions} if report.regions else {}
+    accuracy = SCORES["accuracy"]
     scores = [score.heading for score in _PARTS]
-    accuracy, p = SCORES["accuracy"], counted(report)
-    tables = [
-        Table(
-            "Regions",
-            ["region", *scores, p],
+    regions = {report.protocol.region: report, **report.regions} if report.regions else {}
+    of_regions = []
+    for name, part in regions.items():
+        cells = [score_cell(s, getattr(part, s.name), part.intervals.get(s.name)) for s in _PARTS]
+        of_regions.append((name, [*cells, _count_cell(part.protocol.pixels)]))
+    protocols = [
+        (name, [*(score_cell(s, found[s.name]) for s in _PARTS), Cell(describe_protocol(name))])
+        for name, found in report.protocols.items()
+    ]
+    points = [
+        (
+            point.target,
             [
-                (
-                    name,
-                    [
-                        *(
-                            score_cell(s, getattr(part, s.name), part.intervals.get(s.name))
-                            for s in _PARTS
-                        ),
-                        Cell(f"{part.protocol.pixels:,}", value=part.protocol.pixels),
-                    ],
-                )
-                for name, part in parts.items()
+                Cell(threshold_text(point.threshold), value=point.threshold),
+                score_cell(accuracy, point.holdout_coverage),
+                score_cell(accuracy, point.holdout_accuracy),
+                score_cell(accuracy, point.coverage, point.intervals.get("coverage")),
+                score_cell(accuracy, point.accuracy, point.intervals.get("accuracy")),
+                Cell(point.verdict),
             ],
-        ),
-        Table(
-            "Protocols",
-            ["protocol", *scores, "what it is"],
+        )
+        for point in report.operating_points
+    ]
+    sets = [
+        (
+            f"miss={found.miss:g}",
             [
-                (
-                    name,
-                    [
-                        *(score_cell(s, found[s.name]) for s in _PARTS),
-                        Cell(describe_protocol(name)),
-                    ],
-                )
-                for name, found in report.protocols.items()
+                Cell(threshold_text(found.lam), value=found.lam),
+                score_cell(accuracy, found.holdout_miss),
+                score_cell(accuracy, found.miss_rate, found.interval),
+                Cell(number(found.set_size, 2), value=found.set_size),
+                score_cell(accuracy, found.empty),
+                _count_cell(found.holdout_images),
             ],
-        ),
+        )
+        for found in report.class_sets
+    ]
+    on_holdout = (
+        "coverage on the hold-out (%)",
+        f"{accuracy.label} on the hold-out ({accuracy.unit})",
+    )
+    of_sets = ("λ", "miss rate on the hold-out (%)", "miss rate (%)", "classes in a set")
+    found = [
+        Table("Regions", ["region", *scores, counted(report)], of_regions),
+        Table("Protocols", ["protocol", *scores, "what it is"], protocols),
         Table(
             "Operating points",
-            [
-                *("target", "threshold", "coverage on the hold-out (%)"),
-                f"{accuracy.label} on the hold-out ({accuracy.unit})",
-                *("coverage (%)", accuracy.heading, "the target is"),
-            ],
-            [
-                (
-                    point.target,
-                    [
-                        Cell(threshold_text(point.threshold), value=point.threshold),
-                        score_cell(accuracy, point.holdout_coverage),
-                        score_cell(accuracy, point.holdout_accuracy),
-                        score_cell(accuracy, point.coverage, point.intervals.get("coverage")),
-                        score_cell(accuracy, point.accuracy, point.intervals.get("accuracy")),
-                        Cell(point.verdict),
-                    ],
-                )
-                for point in report.operating_points
-            ],
+            ["target", "threshold", *on_holdout]
+            + ["coverage (%)", accuracy.heading, "the target is"],
+            points,
         ),
         Table(
             "Class sets",
-            [
-                *("promised miss rate", "λ", "miss rate on the hold-out (%)", "miss rate (%)"),
-                *("classes in a set", "empty sets (%)", "images of the hold-out"),
-            ],
-            [
-                (
-                    f"miss={sets.miss:g}",
-                    [
-                        Cell(threshold_text(sets.lam), value=sets.lam),
-                        score_cell(accuracy, sets.holdout_miss),
-                        score_cell(accuracy, sets.miss_rate, sets.interval),
-                        Cell(number(sets.set_size, 2), value=sets.set_size),
-                        score_cell(accuracy, sets.empty),
-                        Cell(f"{sets.holdout_images:,}", value=sets.holdout_images),
-                    ],
-                )
-                for sets in report.class_sets
-            ],
+            ["promised miss rate", *of_sets, "empty sets (%)", "images of the hold-out"],
+            sets,
         ),
     ]
-    return [table for table in tables if table.rows]
+    return [table for table in found if table.rows]
+
+
+def _count_cell(count: int) -> Cell:
+    return Cell(f"{count:,}", value=count)
 
 
 def class_table(report: Report) -> Table:
@@ -461,11 +445,12 @@ def protocol_sentence(report: Report) -> str:
     """How a report was measured, in one sentence."""
     p = report.protocol
     bins = "(lo, hi]" if p.edge_rule == "right" else "[lo, hi)"
+    sigmoids = " with a sigmoid each" if p.multilabel else ""
     intervals = "".join(f"; {note}" for note in interval_notes(report))
     return (
         f"{p.average.capitalize()}-averaged over {p.pixels:,} {counted(report)} of "
         f"{p.images:,} image{'s' if p.images != 1 else ''}, region {p.region}, "
-        f"{p.num_classes} classes, {p.num_bins} equal bins {bins}, "
+        f"{p.num_classes} classes{sigmoids}, {p.num_bins} equal bins {bins}, "
         f"label {p.ignore_index} ignored{intervals}; segcal {p.version}."
     )
 
@@ -529,54 +514,55 @@ def difference_cell(score: Score, difference: Difference, *, best: bool = False)
 
 
 def difference_table(
-    rows: Mapping[str, Mapping[str, Difference]], *, title: str = "", corner: str = "model"
+    rows: Mapping[str, Mapping[str, Difference]],
+    *,
+    title: str = "",
+    corner: str = "model",
+    best: Mapping[str, str] | None = None,
 ) -> Table:
     """Differences of scores, one row each; below, what a star means and what is not known.
 
     Args:
-        rows: by name of the row and of the score.
+        rows: by name of the row and of the score; a row without differences is the reference.
         title: such as "Differences from nll".
         corner: what the rows are.
+        best: by score, the row to mark.
     """
-    scores = [s for name, s in SCORES.items() if any(name in found for found in rows.values())]
-    shown = [(n, [difference_cell(s, found[s.name]) for s in scores]) for n, found in rows.items()]
-    notes = _difference_notes(rows.values())
-    return Table(title, [corner, *(s.heading for s in scores)], shown, notes)
+    every = [(name, d) for found in rows.values() for name, d in found.items()]
+    scores = [score for name, score in SCORES.items() if name in dict(every)]
+    shown = []
+    for row, found in rows.items():
+        cells = []
+        for score in scores:
+            marked = (best or {}).get(score.name) == row
+            known = found.get(score.name)
+            reference = Cell("reference", best=marked)
+            cells.append(difference_cell(score, known, best=marked) if known else reference)
+        shown.append((row, cells))
+    over = [d.note for _, d in every if d.note]
+    notes = ["; ".join(["In brackets, the 95 % interval of the difference", *dict.fromkeys(over)])]
+    notes[0] += "."
+    if any(d.sure for _, d in every):
+        notes[0] += " A star marks an interval that excludes 0."
+    missing: dict[str, dict[str, None]] = {}
+    for name, d in every:
+        if d.withheld:
+            missing.setdefault(d.withheld, {})[SCORES[name].label] = None
+    notes += [f"No interval for {', '.join(labels)}: {why}." for why, labels in missing.items()]
+    return Table(title, [corner, *(score.heading for score in scores)], shown, notes)
 
 
 def comparison_table(comparison: Comparison) -> Table:
     """Each model's differences from the first; the best model of a score where that is sure."""
     first = next(iter(comparison.seeds))
-    known = next(iter(comparison.differences.values()))
-    scores = [score for name, score in SCORES.items() if name in known]
     several = any(seeds > 1 for seeds in comparison.seeds.values())
-    rows = []
-    for model, seeds in comparison.seeds.items():
-        cells = [Cell(str(seeds), value=seeds)] if several else []
-        for score in scores:
-            best = comparison.best.get(score.name) == model
-            if model == first:
-                cells.append(Cell("reference", best=best))
-            else:
-                found = comparison.differences[model][score.name]
-                cells.append(difference_cell(score, found, best=best))
-        rows.append((model, cells))
-    columns = ["model", *["seeds"] * several, *(score.heading for score in scores)]
-    notes = _difference_notes(comparison.differences.values())
-    return Table(f"Differences from {first}", columns, rows, notes)
-
-
-def _difference_notes(differences: Iterable[Mapping[str, Difference]]) -> list[str]:
-    every = [(name, d) for found in differences for name, d in found.items()]
-    notes = ["In brackets, the 95 % interval of the difference."]
-    if any(d.sure for _, d in every):
-        notes[0] += " A star marks an interval that excludes 0."
-    notes += dict.fromkeys(note for _, d in every if (note := getattr(d, "note", "")))
-    missing: dict[str, dict[str, None]] = {}
-    for name, d in every:
-        if d.withheld:
-            missing.setdefault(d.withheld, {})[SCORES[name].label] = None
-    return notes + [f"No interval for {', '.join(n)}: {why}." for why, n in missing.items()]
+    seeds = {
+        m: f" ({n} seed{'s' if n > 1 else ''})" if several else ""
+        for m, n in comparison.seeds.items()
+    }
+    rows = {model + seeds[model]: comparison.differences.get(model, {}) for model in seeds}
+    best = {score: model + seeds[model] for score, model in comparison.best.items()}
+    return difference_table(rows, title=f"Differences from {first}", best=best)
 
 
 # Shifts -----------------------------------------------------------------------------------------

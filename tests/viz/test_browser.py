@@ -314,8 +314,8 @@ def test_thresholds_by_predicted_class(opened, rows):
 
 def test_heat_map_shift_and_training_show_the_reports(opened, rows):
     source = (
-        "return Object.fromEntries(Object.entries(plots[arguments[0]].renderers[0].data_source.data)"
-        ".map(([key, values]) => [key, [...values]]))"
+        "const { data } = plots[arguments[0]].renderers[0].data_source;"
+        "return Object.fromEntries(Object.entries(data).map(([key, found]) => [key, [...found]]))"
     )
     order = opened.execute_script("return plots.map(each => each.left[0].axis_label)")
     heat = opened.execute_script(source, order.index(""))

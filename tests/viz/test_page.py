@@ -116,7 +116,7 @@ def test_page_holds_what_it_must(page):
         for _, cells in table.rows:
             assert all(cell.text.replace("-", "−") in words for cell in cells)
     for needed in (
-        *("1 file left out", "truncated", "loss: nll", "15 of equal width, (lo, hi]"),
+        *("1 file left out", "truncated", "loss: nll", "15 equal bins (lo, hi]"),
         *("segcal 0.", f"{report.protocol.pixels:,} pixels of 8 images", "fitted on"),
         *("Under shift", "Over training", "mean over shifts"),
     ):

@@ -36,9 +36,9 @@ from segcal.viz.tables import (
     class_table,
     comparison_table,
     counted,
-    interval_notes,
     mean_over_shifts,
     part_tables,
+    protocol_sentence,
     reading_notes,
     score_cell,
     score_tables,
@@ -105,7 +105,7 @@ def write_page(
         path: the file, written completely or not at all.
         title: the page's heading.
         comparison: how the models differ, if it is known.
-        static: pictures in place of plots that answer to the reader, for mail and print: 1.2 MB
+        static: pictures in place of plots that answer to the reader, for mail and print: 1.4 MB
             less.
     """
     text = render_page(rows, title=title, comparison=comparison, static=static)
@@ -354,30 +354,9 @@ def _view(row: PageRow, index: int, *, static: bool) -> dict[str, Any]:
             for overlay in (row.overlays if static else ())
         ],
         "skipped": row.skipped,
-        "facts": _facts(report),
+        "protocol": protocol_sentence(report),
         "config": row.config,
     }
-
-
-def _facts(report: Report) -> list[tuple[str, str]]:
-    """The protocol as (name, text) lines."""
-    p = report.protocol
-    rule = "(lo, hi], 0 in the first" if p.edge_rule == "right" else "[lo, hi), 1 in the last"
-    what = counted(report)
-    sigmoids = ", with a sigmoid each: one decision per pixel and class, at p = 0.5"
-    lines = [
-        (
-            "counted",
-            f"{p.pixels:,} {what}" + ("" if what == "samples" else f" of {p.images:,} images"),
-        ),
-        ("region", p.region),
-        ("averaged over", what if p.average == "pixel" else f"{p.average}s"),
-        ("classes", f"{p.num_classes}{sigmoids if p.multilabel else ''}"),
-        ("bins", f"{p.num_bins} of equal width, {rule}"),
-        ("ignored label", str(p.ignore_index)),
-    ]
-    lines += [("intervals", note) for note in interval_notes(report)]
-    return [*lines, ("measured with", f"segcal {p.version}")]
 
 
 def _static_figures(
