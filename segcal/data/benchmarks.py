@@ -10,19 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from segcal.data.folders import palette
+from segcal.data.folders import find_images, palette, read_lines
 from segcal.data.options import DataConfig
-from segcal.data.samples import (
-    AbsentPart,
-    FilePart,
-    Label,
-    Part,
-    RawDataset,
-    digest,
-    find_images,
-    or_absent,
-    read_lines,
-)
+from segcal.data.samples import FilePart, Label, Part, RawDataset, digest, or_absent
 from segcal.data.transforms import Augmentation
 from segcal.files import BadFile, read_yaml
 
@@ -110,16 +100,15 @@ def _dataset(
     uniform: bool = False,
     augmentation: Augmentation = _STREET,
 ) -> RawDataset:
-    found: Part | AbsentPart | None = None if holdout is None else or_absent(holdout)
     return RawDataset(
         train=or_absent(train),
         test=test(),
-        holdout=found,
+        holdout=None if holdout is None else or_absent(holdout),
         class_names=tuple(class_names),
         mean=(0.485, 0.456, 0.406),  # of ImageNet, as most networks for these data take them
         std=(0.229, 0.224, 0.225),
         augmentation=augmentation,
-        palette=palette(len(class_names)) if colours is None else np.uint8(colours),
+        palette=palette(len(class_names)) if colours is None else np.array(colours, np.uint8),
         uniform=uniform,
     )
 
