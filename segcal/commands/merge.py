@@ -38,7 +38,8 @@ def run(options: argparse.Namespace) -> None:
     for state in map(state_file, options.states):
         if options.report is not None and options.report.resolve() in state.resolve().parents:
             raise ValueError(f"--report {options.report} holds {state}: name another folder")
-    merged = merge_states(options.states, resamples=options.resamples)
+    name = "" if options.out is None else options.out.stem
+    merged = merge_states(options.states, name=name, resamples=options.resamples)
     report, protocol = merged.reports["none"], merged.reports["none"].protocol
     print(f"{merged.name}: {describe_report(report)}")
     pixels = f"{protocol.pixels} {counted(report)}"

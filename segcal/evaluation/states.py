@@ -17,11 +17,14 @@ from segcal.metrics import CalibrationMeter, Difference, paired_differences
 Rows = dict[str, dict[str, Difference]]  # differences by row and score
 
 
-def merge_states(states: Sequence[str | Path], *, resamples: int = 1000) -> Evaluation:
+def merge_states(
+    states: Sequence[str | Path], *, name: str = "", resamples: int = 1000
+) -> Evaluation:
     """The evaluation of all images whose parts were evaluated apart.
 
     Args:
         states: files that `CalibrationMeter.save` wrote, or folders of results with a state.npz.
+        name: what tables call the network, if no report beside a state says it.
         resamples: resamples over the images, for intervals; 0 for none.
 
     Raises:
@@ -62,7 +65,8 @@ def merge_states(states: Sequence[str | Path], *, resamples: int = 1000) -> Eval
     skipped: dict[str, str] = {}
     for about in described:
         skipped |= about.get("skipped", {})
-    name = next((title(a["name"], a["method"]) for a in described if a), paths[0].stem)
+    known = [title(about["name"], about["method"]) for about in described if about]
+    name = (known or [name or paths[0].stem])[0]
     return Evaluation(name, {NONE: report}, meters={NONE: merged}, skipped=skipped)
 
 

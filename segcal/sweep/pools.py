@@ -133,7 +133,7 @@ class OnRay:
         gpus: float | None = None,
         retries: int = 5,
     ) -> None:
-        self._ray = _join(address)
+        self._ray, self._joined = _join(address)
         has = self._ray.cluster_resources()
         needs = {"CPU": cpus, "GPU": float(bool(has.get("GPU"))) if gpus is None else gpus}
         for name, needed in needs.items():
@@ -173,8 +173,9 @@ class OnRay:
             self._ray.wait(handles, num_returns=len(handles), timeout=_SAVING)
 
     def close(self) -> None:
-        """Leave the cluster; one that was started for this process ends."""
-        self._ray.shutdown()
+        """Leave the cluster, if the pool has joined it; one of this process alone ends."""
+        if self._joined:
+            self._ray.shutdown()
 
 
 def _work_on_ray(runs: Runs, task: Task, folder: str) -> Outcome:
@@ -183,14 +184,14 @@ def _work_on_ray(runs: Runs, task: Task, folder: str) -> Outcome:
     return runs.do(task)
 
 
-def _join(address: str) -> Any:
-    """The module `ray`, connected to a cluster."""
+def _join(address: str) -> tuple[Any, bool]:
+    """The module `ray`, connected to a cluster, and whether it was not connected before."""
     try:
         import ray
     except ImportError:
         raise ValueError('--ray needs Ray: pip install "segcal[ray]"') from None
     if ray.is_initialized():
-        return ray
+        return ray, False
     if address not in ("", "auto", "local"):  # Ray would try for minutes where nothing answers
         host, _, port = address.removeprefix("ray://").rpartition(":")
         if not (host and port.isdecimal() and 0 < int(port) < 2**16):
@@ -212,7 +213,7 @@ def _join(address: str) -> Any:
         raise ValueError(
             f"there is no Ray cluster at {address or 'this machine'}: {reason}"
         ) from None
-    return ray
+    return ray, True
 
 
 def open_pool(
