@@ -20,8 +20,6 @@ BENCHMARKS = ("eval", "losses", "metrics", "page", "posthoc", "scale", "train", 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))  # `benchmarks` lives beside this file
     sys.path.insert(0, str(Path(__file__).parents[1]))  # works without installation
-    from segcal.commands.options import spell
-
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -31,5 +29,5 @@ if __name__ == "__main__":
         command = commands.add_parser(name, help=(module.__doc__ or "").splitlines()[0])
         module.add_arguments(command)
         command.set_defaults(run=module.run)
-    arguments = parser.parse_args(spell(sys.argv[1:], "-"))
+    arguments = parser.parse_args()
     arguments.run(arguments)
