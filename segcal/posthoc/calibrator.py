@@ -437,11 +437,11 @@ class Sample:
             digest = blake2b(labels.tobytes(), digest_size=16).digest()
             before, self._seen[digest] = self._seen[digest], self._seen[digest] + 1
             twin = before * self._holdout.ranks + self._holdout.rank if before else 0
-            digest += f"{twin} {self._seed}".encode()
+            digest += str(twin).encode()
             images.append(int.from_bytes(blake2b(digest, digest_size=7).digest(), "big"))
         generator, numbers = torch.Generator(), torch.zeros(len(images), length).double()
         for image, row in zip(images, numbers, strict=True):
-            row.uniform_(generator=generator.manual_seed(image))
+            row.uniform_(generator=generator.manual_seed((image + self._seed) % 2**63))
         return numbers, torch.tensor(images, dtype=torch.int64)
 
     def offer(self, numbers: Tensor, images: Tensor, *columns: Tensor) -> None:

@@ -102,7 +102,7 @@ def test_isotonic_is_sklearns_curve_of_each_output():
         z, y = logits[:, c][known].numpy(), labels[:, c][known].numpy()
         expected = IsotonicRegression(y_min=0, y_max=1).fit(z, y).predict(z)
         away = np.abs(got[:, c][known].numpy() - expected)
-        assert away.mean() < 5e-3  # steps of the curve lie between points of the grid
+        assert away.mean() < 1e-2  # steps of the curve lie between points of the grid
 
 
 @pytest.mark.parametrize("name", MULTILABEL)
@@ -134,7 +134,9 @@ def test_one_output_is_the_binary_problem(name):
 
 def test_others_refuse_in_a_plain_sentence():
     for name in METHODS.keys() - set(MULTILABEL):
-        with pytest.raises(ValueError, match=f"{name} does not calibrate sigmoid outputs .* choose"):
+        with pytest.raises(
+            ValueError, match=f"{name} does not calibrate sigmoid outputs .* choose"
+        ):
             CALIBRATORS[name](multilabel=True)
 
 
