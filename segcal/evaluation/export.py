@@ -15,8 +15,6 @@ from segcal.posthoc import Calibrator
 from segcal.sources.network import eval_mode, logits_of
 from segcal.sources.source import resize
 
-TOLERANCE = 1e-4  # between the probabilities of the file and of PyTorch
-
 
 class Calibrated(nn.Module):
     """Images (N, channels, *) to calibrated probabilities (N, C, *S).
@@ -54,22 +52,25 @@ def export(
     path: str | os.PathLike[str],
     *,
     multilabel: bool = False,
+    tolerance: float = 1e-4,
 ) -> float:
     """Write `Calibrated(model, calibrator)` for any batch size, and check it against PyTorch.
 
     Args:
-        model: as for `Calibrated`; put in eval mode for this and left as it was found.
+        model: any module, as for `Calibrated`; put in eval mode for this and left as it was found.
         calibrator: as for `Calibrated`.
-        example: (N, channels, *) images as the model takes them; their size is the file's.
+        example: (N, channels, *) images as the model takes them; their size is the file's. Real
+            images test more of the network than noise does.
         path: ending in .pt2 for torch.export, or in .onnx, which needs the extra `segcal[onnx]`.
         multilabel: as for `Calibrated`.
+        tolerance: the largest difference to PyTorch's probabilities on the example.
 
     Returns:
-        The largest difference to PyTorch's probabilities on the example.
+        The largest difference that was found.
 
     Raises:
         ValueError: another ending, a missing package, a model that cannot be traced, or a
-            difference above 1e-4. Nothing is written then.
+            difference above the tolerance. Nothing is written then.
     """
     path = Path(path)
     require_exportable(path)
@@ -77,13 +78,25 @@ def export(
     batch = example if len(example) > 1 else torch.cat([example, example])
     with eval_mode(model) as network, torch.no_grad():
         calibrated = Calibrated(network, calibrator, multilabel=multilabel).eval()
-        expected = calibrated(batch)
-        content, found = _WRITERS[path.suffix](_trace(calibrated, batch, path), batch)
+        try:
+            expected = calibrated(batch)
+            program = torch.export.export(
+                calibrated, (batch,), dynamic_shapes=({0: torch.export.Dim("batch")},)
+            )
+            content, found = _WRITERS[path.suffix](program, batch)
+        except ValueError:
+            raise
+        except Exception as error:  # whatever the model's own code makes torch stumble on
+            reason = next((line for line in str(error).splitlines() if line.strip()), "")
+            raise ValueError(
+                f"{path}: torch.export cannot trace the model on the example of shape "
+                f"{tuple(example.shape)}: {type(error).__name__}: {reason}"
+            ) from error
     difference = float((found.to(expected) - expected).abs().max())
-    if not difference <= TOLERANCE:
+    if not difference <= tolerance:
         raise ValueError(
-            f"{path}: expected probabilities within {TOLERANCE:g} of PyTorch's, "
-            f"but they differ by {difference:g}"
+            f"{path}: its probabilities differ from PyTorch's by {difference:g}, which is more "
+            f"than the tolerance of {tolerance:g}"
         )
     with atomic_write(path, "wb") as file:
         file.write(content)
@@ -93,25 +106,12 @@ def export(
 def require_exportable(path: Path) -> None:
     """Raise if `path` has another ending than `export` writes, or its packages are missing."""
     if path.suffix not in _WRITERS:
-        raise ValueError(f"Expected a path ending in {' or '.join(_WRITERS)}, but got {path}")
+        raise ValueError(f"{path} must end in {' or '.join(_WRITERS)}")
     missing = [name for name in _NEEDED.get(path.suffix, ()) if find_spec(name) is None]
     if missing:
         raise ValueError(
-            f"{path}: expected the packages {', '.join(missing)}: pip install 'segcal[onnx]'"
+            f"{path} needs the packages {', '.join(missing)}: pip install 'segcal[onnx]'"
         )
-
-
-def _trace(module: nn.Module, batch: Tensor, path: Path) -> torch.export.ExportedProgram:
-    try:
-        return torch.export.export(
-            module, (batch,), dynamic_shapes=({0: torch.export.Dim("batch")},)
-        )
-    except Exception as error:  # whatever the model's own code makes torch.export stumble on
-        reason = next((line for line in str(error).splitlines() if line.strip()), "")
-        raise ValueError(
-            f"{path}: expected a model that torch.export can trace, but got "
-            f"{type(error).__name__}: {reason}"
-        ) from error
 
 
 def _as_pt2(program: torch.export.ExportedProgram, batch: Tensor) -> tuple[bytes, Tensor]:

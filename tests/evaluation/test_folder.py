@@ -8,8 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-
-from segcal.evaluation.overlays import draw
 from segcal.evaluation.results import (
     Result,
     compare_results,
@@ -21,6 +19,8 @@ from segcal.evaluation.results import (
     write_result,
 )
 from segcal.evaluation.saved import PredictionFolder
+
+from segcal.evaluation.overlays import draw
 from segcal.metrics import CalibrationMeter, paired_differences
 from segcal.metrics.scores import SCORES
 from segcal.viz import PageRow

@@ -12,12 +12,11 @@ import segcal
 from segcal.data import DataConfig
 from segcal.data import build as build_data
 from segcal.evaluation import evaluate as evaluating
-from segcal.evaluation.evaluate import measure, require_pixels
-from segcal.evaluation.on_ray import measure_on_ray
-from segcal.evaluation.saved import PredictionFolder
-from segcal.evaluation.sources import SplitPredictions
+from segcal.evaluation.evaluate import measure, report_of, require_pixels
 from segcal.files import BadFile
 from segcal.metrics.regions import boundary, interior
+from segcal.sources.network import NetworkSource
+from segcal.sources.saved import PredictionFolder
 from tests.support.evaluated import reports
 from tests.support.networks import Halve
 from tests.support.saved import CLASSES, logits_and_labels, save_folder
@@ -67,9 +66,7 @@ def test_a_split_measures_as_evaluate_does():
     data = build_data(DataConfig(name="digits", limit=21), seed=0)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 10))
-    source = SplitPredictions(
-        model, data, data.test, device=torch.device("cpu"), batch_size=4, workers=0
-    )
+    source = NetworkSource(model, data, batch_size=4, workers=0)
     report = reports(source)["none"]
     assert {image.name for image in report.worst_images} <= set(data.test.names)
     loader = torch.utils.data.DataLoader(data.test, batch_size=21)
@@ -92,22 +89,22 @@ def test_no_pixels_are_an_error(tmp_path):
     logits, labels = logits_and_labels(0)
     np.savez(tmp_path / "a.npz", logits=logits, labels=np.full_like(labels, 255))
     report = reports(PredictionFolder(tmp_path))["none"]
-    with pytest.raises(ValueError, match="Expected labelled pixels in it, but got none"):
+    with pytest.raises(ValueError, match="labelled pixels in it"):
         require_pixels(report, "it")
 
 
 def test_the_file_at_hand_and_the_next_one_are_in_memory(tmp_path, monkeypatch):
     alive = []
-    read = PredictionFolder._whole
+    read = PredictionFolder.__getitem__
 
-    def watched(self, index, found):
+    def watched(self, index):
         gc.collect()
         assert len([values for values in alive if values() is not None]) <= 1
-        batch = read(self, index, found)
+        batch = read(self, index)
         alive.append(weakref.ref(batch.values))
         return batch
 
-    monkeypatch.setattr(PredictionFolder, "_whole", watched)
+    monkeypatch.setattr(PredictionFolder, "__getitem__", watched)
     source = PredictionFolder(save_folder(tmp_path))
     reports(source, {"none": None, "half": Halve()})
     assert len(alive) == 6
@@ -122,16 +119,11 @@ def test_sums_of_images_are_not_kept_where_they_would_not_fit(tmp_path, monkeypa
     assert "no intervals" in caplog.text
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_a_protocol_whose_sums_do_not_fit_is_refused_on_ray_too(tmp_path, monkeypatch, asked):
+def test_a_protocol_whose_sums_do_not_fit_is_refused(tmp_path, monkeypatch):
     source = PredictionFolder(save_folder(tmp_path))
     monkeypatch.setattr(evaluating, "_MAX_IMAGE_SUMS", 1000)
-    settings = {"regions": {}, "protocols": ("image",), "num_bins": 15, "per_image": asked}
-    message = "Expected sums of each image to fit into memory for the protocols image"
-    with pytest.raises(ValueError, match=message):
-        measure(source, {"none": None}, **settings)
-    with pytest.raises(ValueError, match=message):  # before a cluster is looked for
-        measure_on_ray(source, {"none": None}, cluster="nowhere:1", observers={}, **settings)
+    with pytest.raises(ValueError, match="memory"):
+        measure(source, {"none": None}, protocols=("image",), per_image=False)
 
 
 def test_regions_are_counted_in_the_same_pass_after_every_calibrator(tmp_path):
@@ -152,7 +144,7 @@ def test_regions_are_counted_in_the_same_pass_after_every_calibrator(tmp_path):
                 meter.update(scale * logits[None], part, names=[f"im{index:03d}"])
             report = meter.compute()  # regions leave the table of images to the whole
             images = replace(report.images, table=None)
-            assert found.report().regions[name] == replace(report, images=images)
+            assert report_of(found).regions[name] == replace(report, images=images)
 
 
 def test_a_calibrator_that_reads_images_works_through_every_door():
@@ -160,9 +152,7 @@ def test_a_calibrator_that_reads_images_works_through_every_door():
     data = build_data(DataConfig(name="scenes", limit=4), seed=0)
     torch.manual_seed(0)
     model = torch.nn.Conv2d(3, data.num_classes, 3, padding=1)
-    source = SplitPredictions(
-        model, data, data.test, device=torch.device("cpu"), batch_size=2, workers=0
-    )
+    source = NetworkSource(model, data, batch_size=2, workers=0)
     calibrator = segcal.LocalTemperatureScaling().fit(
         [(batch.logits.clone(), batch.labels, batch.images.clone()) for batch in source]
     )
