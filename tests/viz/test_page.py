@@ -181,7 +181,7 @@ def test_headline_of_several_names_the_best_its_cost_and_the_overlap():
     rows = [row("sharp"), row("calm", 1.0), row("twin", 1.0)]
     text = words_of(rows)  # all have the same predictions
     assert text.startswith("calm has the lowest ECE")
-    assert "It has the highest mIoU and accuracy too. sharp has the highest" in text
+    assert "It has the highest mIoU and accuracy too. The ECE of sharp is the highest" in text
     assert "The 95 % interval of calm overlaps that of twin." in text
     weak = PageRow("weak", constant_report(0.4, 4, class_names=["a", "b"]))
     strong = PageRow("strong", constant_report(0.9, 7, class_names=["a", "b"]))

@@ -285,7 +285,8 @@ def _several(rows: Sequence[PageRow], comparison: Comparison | None) -> list[Phr
     ]
     if last is not best:
         phrases += _cost(best, rows)
-        phrases.append(Phrase(f" {last.name} has the highest, {_value('ece', last.report.ece)}."))
+        highest = _value("ece", last.report.ece)
+        phrases.append(Phrase(f" The ECE of {last.name} is the highest, {highest}."))
     if comparison is not None and best.name in comparison.seeds:
         if comparison.best.get("ece") != best.name:
             phrases.append(Phrase(" Which ECE is the lowest may be chance: see the differences."))
