@@ -257,6 +257,7 @@ def compare(evaluations: Sequence[Evaluation]) -> Comparison | None:
     Runs are one model if their names differ in a part such as "seed3" alone.
     """
     models: dict[str, list[CalibrationMeter]] = {}
+    trainings: dict[str, list[str]] = {}
     keys = [(e, method) for e in evaluations for method in e.methods]
     names = tables.tell_apart([title(e.name, method) for e, method in keys])
     for (evaluation, method), name in zip(keys, names, strict=True):
@@ -265,10 +266,11 @@ def compare(evaluations: Sequence[Evaluation]) -> Comparison | None:
         run = _SEED.sub("", evaluation.name)
         model = name if run in (evaluation.name, "") else title(run, method)
         models.setdefault(model, []).append(evaluation.meters[method])
+        trainings.setdefault(model, []).append(evaluation.name)
     if not 1 < len(models) <= _MOST_COMPARED:
         return None
     try:
-        return compare_models(models)
+        return compare_models(models, trainings=trainings)
     except ValueError as error:  # such as other images
         log.warning("the models are not compared: %s", error)
         return None
