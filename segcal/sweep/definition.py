@@ -151,7 +151,7 @@ class Sweep:
             names = distinct_names(configs)
         found = []
         for config, name in zip(configs, names, strict=True):
-            for options in _combinations(self.vary):
+            for options in combinations(self.vary):
                 words = [f"{key} {shown(value)}" for key, value in options]
                 title = ", ".join([*[name] * (len(configs) > 1), *words])
                 found.append(Variation(config, options, title))
@@ -161,7 +161,7 @@ class Sweep:
         """The trainings of a method in a variation, chosen by `rule`."""
         taken = hyper_names(method.loss)
         varied = {name: (value,) for name, value in variation.options if name in taken}
-        grid = _combinations(sorted({**dict(method.hyper), **varied}.items()))
+        grid = combinations(sorted({**dict(method.hyper), **varied}.items()))
         others = [(name, value) for name, value in variation.options if name not in taken]
         options = {**dict(self.options), **dict(method.options), **dict(others)}
         return Tuning(method, variation.config, grid, tuple(options.items()), rule, self.limit)
@@ -334,7 +334,7 @@ def _method(line: Any, file: _File) -> Method:
     hyper = {k: v for term in (base, *auxiliaries) for k, v in file.grid.get(term, {}).items()}
     hyper |= {key: value for key, value in stated.items() if key not in keys}
     axes = tuple((key, tuple(_listed(hyper[key]))) for key in sorted(hyper))
-    for combination in _combinations(axes):
+    for combination in combinations(axes):
         build_loss(loss, **dict(combination))  # raises if a value does not fit
     count = read.seeds if isinstance(read.seeds, int) else len(read.seeds)
     if not 0 < count <= _MAX_SEEDS:
@@ -360,7 +360,7 @@ def _expect(key: str, names: Sequence[str] | Mapping[str, Any], known: Sequence[
             raise ValueError(f"{key}: expected names out of {', '.join(known)}, but got {name}")
 
 
-def _combinations(axes: Sequence[tuple[str, Sequence[Any]]]) -> tuple[Changes, ...]:
+def combinations(axes: Sequence[tuple[str, Sequence[Any]]]) -> tuple[Changes, ...]:
     """Every combination of one value for each name; one empty one if there are no names."""
     return tuple(product(*([(name, value) for value in values] for name, values in axes)))
 

@@ -243,20 +243,35 @@ class Runs:
         select = config.select
         return f"The weights of the epoch with the best {select} on the hold-out are evaluated."
 
-    def at_hand(self, config: str) -> bool:
-        """Whether the data of a config is on the disk."""
-        found = self.config(Training(config, (("loss", "nll"),)))
-        return missing(found.data) is None
+    def lacks(self, config: str, *, fetch: bool = True) -> str | None:
+        """In one line, why a config cannot be trained: data or weights that are not there.
 
-    def require_data(self, tunings: Iterable[Tuning]) -> None:
+        Args:
+            config: a YAML file, or the name of a recipe.
+            fetch: data that is fetched when it is needed is not missing.
+        """
+        found = self.config(Training(config, (("loss", "nll"),)))
+        weights = Path(found.model.encoder_weights or "")
+        if len(weights.parts) > 1 and not weights.exists():
+            return f"there is no file {weights}"
+        return None if fetch and found.data.download else missing(found.data)
+
+    def at_hand(self, config: str) -> bool:
+        """Whether the data and weights of a config are on the disk."""
+        return self.lacks(config, fetch=False) is None
+
+    def require_data(self, tunings: Sequence[Tuning]) -> None:
         """Raise a ValueError if a training cannot be, or if its data or a shift's is missing."""
-        data: dict[DataConfig, None] = {}
+        shifts: dict[DataConfig, None] = {}
         for tuning in tunings:
             for training in tuning.candidates():
-                own = self.config(training).data
-                others = [s.configure(own) for s in tuning.method.shifts if s.brings_images]
-                data |= dict.fromkeys([own, *others])
-        for config in data:
+                data = self.config(training).data
+                moved = [s.configure(data) for s in tuning.method.shifts if s.brings_images]
+                shifts |= dict.fromkeys(moved)
+        for name in dict.fromkeys(tuning.config for tuning in tunings):
+            if (reason := self.lacks(name)) is not None:
+                raise ValueError(f"{reason} (for {name})")
+        for config in shifts:
             if not config.download and (reason := missing(config)) is not None:
                 raise ValueError(reason)
 
@@ -465,15 +480,17 @@ def work(
 def plan(tunings: Iterable[Tuning], runs: Runs) -> list[str]:
     """Lines that say how many trainings there are and what is left, with their commands."""
     known: dict[Training, None] = {}
-    later = 0
+    undecided = []
     for tuning in dict.fromkeys(tunings):
         known |= dict.fromkeys(tuning.candidates() if len(tuning.grid) > 1 else ())
         known |= dict.fromkeys(runs.chosen(tuning))
-        later += len(tuning.method.seeds) - 1 if runs.choice(tuning) is None else 0
+        undecided += [tuning] if runs.choice(tuning) is None else []
+    later = sum(len(tuning.method.seeds) - 1 for tuning in undecided)
+    most = " at most" if later and len({tuning.rule for tuning in undecided}) > 1 else ""
     done = [scores for training in known if (scores := runs.scores(training)) is not None]
     left = [training for training in known if runs.scores(training) is None]
     count = len(left) + later
-    lines = [f"{len(known) + later} trainings{' at most' if later else ''}, {len(done)} done"]
+    lines = [f"{len(known) + later} trainings{most}, {len(done)} done"]
     if done and count:
         mean = sum(scores["seconds"] for scores in done) / len(done)
         lines.append(f"about {in_time(count * mean)} of training left, as the done ones took")

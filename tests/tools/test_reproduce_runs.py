@@ -3,24 +3,22 @@
 import csv
 import json
 import shutil
-from xml.etree import ElementTree
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import yaml
 from PIL import Image
-from reproduction import command, figures, opening, paper
+from reproduction import command, opening, paper
 from reproduction.render import numbers
-from segcal.sweep.store import Store
-from segcal.sweep.worker import TrainingWorker
 
 from segcal import viz
-from segcal.commands.sweep import find_sweep, worker_of
 from segcal.metrics import CalibrationMeter, Report, mean_intervals
-from segcal.sweep import worker
+from segcal.sweep import runner
 from segcal.sweep.definition import read_sweep
 from segcal.sweep.results import Results
+from segcal.sweep.runner import Runs
 from segcal.training.config import RECIPES, load_config, parse_train
 
 TINY = """
@@ -45,7 +43,7 @@ def tiny(tmp_path, monkeypatch):
     (configs / "small/scenes.yaml").write_text(
         TINY.replace("DATA", "scenes").replace("MODEL", unet)
     )
-    monkeypatch.setattr(worker, "find_config", lambda name: configs / f"{name}.yaml")
+    monkeypatch.setattr(runner, "recipe_path", lambda name: configs / f"{name}.yaml")
     return tmp_path
 
 
@@ -64,7 +62,7 @@ def test_segmentation_table(tiny, capsys):
         first, second = map(float, row["seeds"].split())
         assert float(row["mean"]) == pytest.approx((first + second) / 2, rel=1e-4)
     runs = tiny / "out/small/runs"
-    report = Report.load(runs / "small_scenes-nll-seed0/reports/test-none.json")
+    report = report_of(tiny, "small_scenes-nll-seed0")
     assert float(rows["sce", "nll / none"]["seeds"].split()[0]) == pytest.approx(
         1000 * report.sce, rel=1e-4
     )
@@ -81,36 +79,51 @@ def test_segmentation_table(tiny, capsys):
     assert times == {path: path.stat().st_mtime_ns for path in runs.rglob("last.pt")}
     capsys.readouterr()
     assert reproduce(tiny, "--list", "--seeds", "2") == 0
-    assert "7 of 7 runs done" in capsys.readouterr().out
+    assert "7 trainings, 7 done" in capsys.readouterr().out
 
 
-def drawn(tiny, name):
-    """The figure that is drawn again from what `reproduce` left, the same as the one written."""
-    maker = figures.FIGURES[name]
-    path = RECIPES / f"sweeps/paper/{maker.sweep}.yaml"
-    sweep = read_sweep(path, small=True).with_seeds(1).untuned()
-    results = [Results(part, Store(tiny / "out/small/runs")) for part in maker.parts(sweep)]
-    (figure,) = maker.draw(results).values()
-    svg = ElementTree.parse(tiny / f"out/small/{name}.svg").getroot()
-    width, height = (float(svg.get(side).removesuffix("pt")) for side in ("width", "height"))
-    assert (width, height) == pytest.approx(tuple(72 * figure.get_size_inches()))
-    with Image.open(tiny / f"out/small/{name}.png") as png:
-        assert png.width / png.height == pytest.approx(width / height, rel=0.01)
-        assert len(png.convert("RGB").getcolors(2**24)) > 20  # there is something on it
-    return figure
+def run_of(tiny, label):
+    (path,) = tiny.glob(f"out/small/runs/{label}-????????")
+    return path
+
+
+def report_of(tiny, label):
+    return Report.load(run_of(tiny, label) / "eval/report.json")
+
+
+@pytest.fixture
+def drawn(tiny, monkeypatch):
+    """Makes a figure with one seed and nothing to choose; the figure that was written."""
+    kept = {}
+
+    def draw(name, *words):
+        maker = command.MAKERS[name]
+
+        def keep(results):
+            kept[name] = maker.draw(results)
+            return kept[name]
+
+        monkeypatch.setitem(command.MAKERS, name, replace(maker, draw=keep))
+        assert reproduce(tiny, name, "--seeds", "1", *words) == 0
+        (figure,) = kept[name].values()
+        width, height = figure.get_size_inches()
+        with Image.open(tiny / f"out/small/{name}.png") as png:
+            assert png.width / png.height == pytest.approx(width / height, rel=0.01)
+            assert len(png.convert("RGB").getcolors(2**24)) > 20  # there is something on it
+        return figure
+
+    return draw
 
 
 def lines_of(ax):
     return {line.get_label(): line.get_xydata().tolist() for line in ax.get_lines()}
 
 
-def test_reliability_figure_shows_the_reports(tiny):
-    assert reproduce(tiny, "reliability_fl", "--seeds", "1", "--no-tune") == 0
-    figure = drawn(tiny, "reliability_fl")
+def test_reliability_figure_shows_the_reports(tiny, drawn):
+    figure = drawn("reliability_fl", "--no-tune")
     folders = ("small_cifar10_resnet8-fl-gamma3", "small_cifar10_resnet8-fl+mdca-beta1-gamma3")
     for ax, folder, loss in zip(figure.axes, folders, ("fl", "fl+mdca"), strict=False):
-        path = tiny / f"out/small/runs/{folder}-seed0/reports/test-none.json"
-        expected = viz.reliability_diagram(Report.load(path), counts=False)
+        expected = viz.reliability_diagram(report_of(tiny, f"{folder}-seed0"), counts=False)
         assert ax.get_title() == loss
         shapes, wanted = (
             [patch.get_patch_transform().transform_path(patch.get_path()) for patch in axes.patches]
@@ -121,23 +134,21 @@ def test_reliability_figure_shows_the_reports(tiny):
             np.testing.assert_array_equal(shape.vertices, other.vertices)
 
 
-def test_convergence_figure_shows_the_logs(tiny):
-    assert reproduce(tiny, "convergence", "--seeds", "1", "--no-tune") == 0
-    figure = drawn(tiny, "convergence")
+def test_convergence_figure_shows_the_logs(tiny, drawn):
+    figure = drawn("convergence", "--no-tune")
     for ax, score, factor in zip(figure.axes, ("ece", "sce"), (100, 1000), strict=True):
         lines = lines_of(ax)
         for loss, beta in (("nll+mdca", 1), ("nll+mmce", 2), ("nll+dca", 1)):
-            run = tiny / f"out/small/runs/small_mnist_resnet8-{loss}-beta{beta}-seed0"
+            run = run_of(tiny, f"small_mnist_resnet8-{loss}-beta{beta}-seed0")
             log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
             expected = [[line["epoch"], factor * line[f"holdout/{score}"]] for line in log]
             np.testing.assert_allclose(lines[loss], expected)
 
 
-def test_figures_against_a_setting(tiny):
+@pytest.mark.slow
+def test_figures_against_a_setting(tiny, drawn):
     path = tiny / "configs/small/cifar10_resnet8.yaml"
     path.write_text(path.read_text().replace("limit: 16", "limit: 300"))  # for batches of 256
-    assert reproduce(tiny, "beta", "batch_size", "--seeds", "1") == 0
-    runs = tiny / "out/small/runs"
     found = {
         "beta": {"fl+mdca": {b: f"mnist_resnet8-fl+mdca-beta{b}-gamma3" for b in BETAS}},
         "batch_size": {
@@ -147,14 +158,14 @@ def test_figures_against_a_setting(tiny):
     }
     factors = {"ece": 100, "sce": 1000, "accuracy": 100}
     for name, scores in (("beta", ["sce", "accuracy"]), ("batch_size", list(factors))):
-        for ax, score in zip(drawn(tiny, name).axes, scores, strict=True):
+        for ax, score in zip(drawn(name).axes, scores, strict=True):
             lines = lines_of(ax)
             assert lines.keys() == found[name].keys()
             for loss, folders in found[name].items():
                 values = []
                 for at, folder in folders.items():
-                    path = runs / f"small_{folder}-seed0/reports/test-none.json"
-                    values.append([at, factors[score] * getattr(Report.load(path), score)])
+                    report = report_of(tiny, f"small_{folder}-seed0")
+                    values.append([at, factors[score] * getattr(report, score)])
                 np.testing.assert_allclose(lines[loss], values)
 
 
@@ -170,8 +181,8 @@ def test_missing_data_is_one_line(tiny, capsys):
     words = ["segmentation", "--data", str(tiny), "--out", str(tiny / "out")]
     assert command.reproduce("", words) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "Expected VOC 2012" in line and str(tiny) in line
-    assert "(for voc2012_deeplabv3plus_xception65; --list says what can be made)" in line
+    assert "VOC 2012" in line and str(tiny) in line
+    assert "(for voc2012_deeplabv3plus_xception65)" in line
     assert not (tiny / "out").exists()
     assert reproduce(tiny, "figure9") == 2
     assert "but got 'figure9'" in capsys.readouterr().err
@@ -180,7 +191,7 @@ def test_missing_data_is_one_line(tiny, capsys):
 def test_dry_run_prints_commands_that_train(tiny, capsys):
     assert reproduce(tiny, "segmentation", "--dry-run", "--seeds", "1") == 0
     counted, _, *lines = capsys.readouterr().out.splitlines()
-    assert counted == "4 trainings, 0 done; 4 reports to make" and len(lines) == 4
+    assert counted == "4 trainings, 0 done" and len(lines) == 4
     for line in lines:
         assert line.startswith("segcal train ")
         config, resume = parse_train(line.split()[2:])
@@ -252,64 +263,63 @@ CONFIGS = sorted(
 )
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_configs_state_their_schedule_and_open_with_their_command(name):
-    path = RECIPES / f"{name}.yaml"
-    load_config(path)
-    stated = yaml.safe_load(path.read_text())
-    assert "warmup" in stated["schedule"] and "lr" in stated["optim"]
-    assert f"--config configs/{name}.yaml" in path.read_text().splitlines()[0]
+def test_configs_state_their_schedule_and_open_with_their_command():
+    for name in CONFIGS:
+        path = RECIPES / f"{name}.yaml"
+        load_config(path)
+        stated = yaml.safe_load(path.read_text())
+        assert "warmup" in stated["schedule"] and "lr" in stated["optim"], name
+        assert f"--config configs/{name}.yaml" in path.read_text().splitlines()[0]
 
 
-def options(*words):
-    found = command.parser("").parse_args(list(words))
-    found.small = found.scale == "small"
-    return found
+def opened(tmp_path, scale):
+    words = ["--scale", scale, "--data", str(tmp_path), "--out", str(tmp_path / "out")]
+    options = command.read_options("", words)
+    return command.open_runs(options), options
 
 
 def test_a_bare_machine_has_every_small_table(tmp_path):
     """Scikit-learn's digits stand in where data is missing, and turn in place of domains."""
-    words = options("--scale", "small", "--data", str(tmp_path))
-    bare = worker_of(words)
-    for path in PAPER:
-        assert not command._missing([find_sweep(f"paper/{path.stem}", bare, words)], bare)
-    pacs = find_sweep("paper/pacs", bare, words)
+    runs, options = opened(tmp_path, "small")
+    for name in paper.tables():
+        (sweep,) = command.sweeps_of(paper.find(name), runs, options)
+        runs.require_data(sweep.tunings())
+    (pacs,) = command.sweeps_of(paper.find("pacs"), runs, options)
     assert pacs.configs == ("small/digits_resnet8",)
-    assert pacs.shifts() == ["rotation:15", "rotation:45", "rotation:75"]
+    assert [str(shift) for shift in pacs.shifts()] == ["rotation:15", "rotation:45", "rotation:75"]
     where = "(small/digits_resnet8 under rotation:15, rotation:45, rotation:75)"
-    assert where in command._stand_in(pacs)
-    assert {"mdca", "fl"} <= {part for e in pacs.entries for part in e.loss.split("+")}
-    assert pacs.entries[-1].hyper == {"beta": (1, 10), "gamma": (3, 1)}  # of the first version
+    assert where in command.stand_in(pacs)
+    assert {"mdca", "fl"} <= {part for method in pacs.methods for part in method.loss.split("+")}
+    # of the first small version
+    assert dict(pacs.methods[-1].hyper) == {"beta": (1, 10), "gamma": (3, 1)}
 
 
 @pytest.mark.parametrize("scale", ["small", "full"])
 def test_sweeps_have_what_the_tables_of_the_paper_ask_for(scale, tmp_path):
-    words = options("--scale", scale, "--data", str(tmp_path))
+    runs, options = opened(tmp_path, scale)
     for table in paper.tables().values():
-        (sweep,) = command.sweeps_of(table, worker_of(words), words)
+        (sweep,) = command.sweeps_of(table, runs, options)
         assert len(sweep.configs) == len(table.experiments)
         assert scale == "small" or list(sweep.configs) == table.experiments
-        found = numbers(table, Results(sweep, Store(tmp_path)))  # looks up every place
+        found = numbers(table, Results(sweep, runs))  # looks up every place
         assert len(found) == len(table.units) * len(table.rows) * len(table.columns)
 
 
+@pytest.mark.slow
 def test_table_of_our_own_has_intervals_and_differences(tiny):
     into = tiny / "results.md"
     assert reproduce(tiny, "voc_half", "--seeds", "2", "--no-tune", "--into", str(into)) == 0
-    runs = tiny / "out/small/runs"
     names = ["small_scenes-fl-gamma1", "small_scenes-fl+mdca-beta1-gamma1"]
-    first, second = (
-        [Report.load(runs / f"{name}-seed{seed}/reports/test-none.json") for seed in (0, 1)]
-        for name in names
-    )
+    first, second = ([report_of(tiny, f"{name}-seed{seed}") for seed in (0, 1)] for name in names)
     lines = into.read_text().splitlines()
-    (row,) = [line for line in lines if line.startswith("| fl / none |")]
+    row = next(line for line in lines if line.startswith("| fl / none |"))
     ece = row.split("|")[4]
-    states = [runs / f"{names[0]}-seed{seed}/reports/test-none.npz" for seed in (0, 1)]
-    interval = mean_intervals([CalibrationMeter.load(path) for path in states])["ece"]
-    assert f"({100 * interval.low:.2f} to {100 * interval.high:.2f})" in ece
+    folders = [run_of(tiny, f"{names[0]}-seed{seed}") for seed in (0, 1)]
+    states = [CalibrationMeter.load(folder / "eval/state.npz") for folder in folders]
+    interval = mean_intervals(states)["ece"]
+    assert f"[{100 * interval.low:.2f}, {100 * interval.high:.2f}]" in ece
     (row,) = [line for line in lines if line.startswith("| fl / none → fl+mdca / none |")]
-    found = row.split("|")[4].split("(")[0].strip(" *")
+    found = row.split("|")[4].split("[")[0].strip(" *")
     means = [sum(report.ece for report in side) / 2 for side in (first, second)]
     assert float(found) == pytest.approx(100 * (means[1] - means[0]), abs=0.006)
 
@@ -317,5 +327,4 @@ def test_table_of_our_own_has_intervals_and_differences(tiny):
 def test_missing_word_vectors_are_named(tmp_path):
     """The messages can be fetched, GloVe cannot."""
     path = tmp_path / "glove.6B.100d.txt"
-    found = TrainingWorker(tmp_path).missing("newsgroups_gpcnn")
-    assert found == f"Expected the file {path}, but there is none"
+    assert str(path) in Runs(tmp_path / "runs", data=tmp_path).lacks("newsgroups_gpcnn")

@@ -22,7 +22,7 @@ MAKERS = {"opening": opening.OPENING, **figures.FIGURES}
 
 def parser(description: str) -> Parser:
     """The options."""
-    found = Parser("tools/reproduce.py", description)
+    found = Parser("python tools/reproduce.py", description)
     add = found.add_argument
     add("names", nargs="*", metavar="NAME", help="tables and figures, by our name or the paper's")
     add("--list", action="store_true", help="list every table and figure, and its progress")
@@ -70,8 +70,7 @@ def sweeps_of(item: paper.PaperItem, runs: Runs, options: argparse.Namespace) ->
     maker = MAKERS[item.name] if isinstance(item, paper.Figure) else None
     folder = "" if isinstance(item, paper.OwnTable) else "paper/"
     name = f"{folder}{item.name if maker is None else maker.sweep}"
-    small = options.scale == "small"
-    sweep = find_sweep(name, small=small, at_hand=runs.at_hand)
+    sweep = find_sweep(name, small=options.scale == "small", at_hand=runs.at_hand)
     sweep = sweep.changed(seeds=options.seeds, tune=options.tune)
     return [sweep] if maker is None else maker.parts(sweep)
 
@@ -91,7 +90,7 @@ def listing(runs: Runs, options: argparse.Namespace) -> str:
             title = item.title if isinstance(item, paper.Figure) else sweeps[0].title
             label = f" ({item.label})" if item.label else ""
             configs = dict.fromkeys(config for sweep in sweeps for config in sweep.configs)
-            lacking = [config for config in configs if not runs.at_hand(config)]
+            lacking = [config for config in configs if runs.lacks(config) is not None]
             missing = f"; missing: data of {', '.join(lacking)}" if lacking else ""
             tunings = [tuning for sweep in sweeps for tuning in sweep.tunings()]
             lines.append(f"  {item.name:<22} {title}{label}")
