@@ -125,6 +125,7 @@ class DataSet:
         task: Segmentation has a mask per image as label, classification and text one class.
         options: What it takes beside the options of every data set and of its task.
         embedded: Whether it comes with the installed packages, and needs no files.
+        val: The part here that its publisher calls val.
     """
 
     place: str
@@ -132,6 +133,7 @@ class DataSet:
     task: Task
     options: tuple[str, ...] = ()
     embedded: bool = False
+    val: Literal["holdout", "test"] = "test"
 
     @property
     def taken(self) -> tuple[str, ...]:
@@ -159,7 +161,9 @@ DATASETS: dict[str, DataSet] = {
     "voc2012": DataSet(
         "folders.voc2012", "PASCAL VOC", "segmentation", ("train_split", "holdout_split")
     ),
-    "camvid": DataSet("benchmarks.camvid", "streets from a car, 11 classes", "segmentation"),
+    "camvid": DataSet(
+        "benchmarks.camvid", "streets from a car, 11 classes", "segmentation", val="holdout"
+    ),
     "cityscapes": DataSet("benchmarks.cityscapes", "German streets, 19 classes", "segmentation"),
     "acdc": DataSet(
         "benchmarks.acdc", "streets in fog, rain, snow and at night, 19 classes", "segmentation"
@@ -180,10 +184,14 @@ DATASETS: dict[str, DataSet] = {
         "text.newsgroups", "20 Newsgroups, text", "text", ("max_words", "max_length")
     ),
     "masks": DataSet(
-        "folders.masks", "your own images with masks", "segmentation", ("multilabel",)
+        "folders.masks",
+        "your own images with masks",
+        "segmentation",
+        ("multilabel",),
+        val="holdout",
     ),
     "folders": DataSet(
-        "folders.folders", "your own images, one folder per class", "classification"
+        "folders.folders", "your own images, one folder per class", "classification", val="holdout"
     ),
 }
 

@@ -294,6 +294,7 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         self._resize = resize
         self._augmenter = augmenter
         self._seed = seed
+        self._prepare: Callable[[np.ndarray], Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -317,6 +318,12 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         """The same items, read from another part."""
         changed = copy.copy(self)
         changed.part = part
+        return changed
+
+    def with_prepare(self, prepare: Callable[[np.ndarray], Tensor]) -> Samples:
+        """The same items, whose images a function turns into inputs instead of normalising them."""
+        changed = copy.copy(self)
+        changed._prepare = prepare
         return changed
 
     def fingerprint(self) -> str:
@@ -343,6 +350,8 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
             image, mask = self._augmenter(image, mask, seed=seed)
             label = label if mask is None else mask
         target = torch.as_tensor(np.asarray(label, dtype=np.int64))  # (H, W), (K, H, W) or ()
+        if self._prepare is not None:
+            return self._prepare(image), target
         return normalise(image, self._mean, self._std), target
 
 

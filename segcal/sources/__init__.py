@@ -19,25 +19,30 @@ FORMATS = {  # of saved predictions: the module and the class that read them
 def open_source(
     path: str | Path | Source, data: str | None = None, *, format: str = "segcal", **options: Any
 ) -> Source:
-    """Open a source of predictions: a run, or predictions that any framework saved.
+    """Open a source of predictions: a run, saved predictions, or any network on a data set.
 
     Args:
-        path: the folder of a run, or a folder or a file of predictions.
-        data: the data set of a network that is given by name.
+        path: the folder of a run, a folder or a file of predictions, or the name of a network
+            such as torchvision:deeplabv3_resnet50 or glue.py:network; see
+            `segcal.sources.named.open_network`.
+        data: NAME:ROOT or NAME:ROOT:SPLIT, the data set of a network that is given by name.
         format: of saved predictions: segcal, or nnunet for the output of
             `nnUNetv2_predict --save_probabilities`.
         **options: of `segcal.sources.network.RunSource` for a run (split, weights, device,
             batch_size, workers, skip_bad), of `segcal.sources.saved.PredictionFolder` for saved
-            predictions (skip_bad, kind, layout, axes, labels, …).
+            predictions (skip_bad, kind, layout, axes, labels, …), of `segcal.sources.named.open_network`
+            for a network by name.
 
     Raises:
         ValueError: in one line, why it cannot be opened.
     """
     if isinstance(path, Source):
         return path
-    path = Path(path)
     if data is not None:
-        raise ValueError(f"{path} brings its own data: leave out data={data!r}")
+        from segcal.sources.named import open_network  # saved predictions need none of it
+
+        return open_network(str(path), data, **options)
+    path = Path(path)
     if format not in FORMATS:
         raise ValueError(f"the format must be one of {', '.join(FORMATS)}, but is {format!r}")
     if format == "segcal" and (path / "config.yaml").is_file():
