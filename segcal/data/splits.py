@@ -153,7 +153,7 @@ def _read(config: DataConfig) -> RawDataset:
         source = entry.read(config)
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"reading {config.name} needs {error.name}, which is not installed: "
+            f"reading {config.name} needs {(error.name or '').partition('.')[0]}, which is not installed: "
             "pip install 'segcal[train]'"
         ) from None
     if config.num_classes not in (None, len(source.class_names)):

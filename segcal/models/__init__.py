@@ -39,5 +39,5 @@ def build(
         return entry.build(config, num_classes=num_classes, **shape)
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"{config.name} needs {error.name}, which is not installed: pip install 'segcal[train]'"
+            f"{config.name} needs {(error.name or '').partition('.')[0]}, which is not installed: pip install 'segcal[train]'"
         ) from None
