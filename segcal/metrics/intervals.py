@@ -445,10 +445,12 @@ def t_margins(
     freedom shrink where a few images decide, and the side towards which the influences are skewed
     is longer (Johnson 1978).
 
-    The variance over seeds is added, and the degrees of freedom of the sum are those of
-    Satterthwaite (1946). Both parts hold the noise of each network in each image. Counted twice, it
-    makes intervals 1.4 times as long at most; taken off once, it makes them too short where two or
-    three seeds agree by luck.
+    The variance over seeds is added. Sets of trainings have the degrees of freedom of Welch (1947),
+    and the quantile is the mean of those of Student's t for images and for seeds, weighted by their
+    variances (Cochran & Cox 1957); with the degrees of freedom of Satterthwaite (1946) for all
+    parts together, intervals of two seeds would be too short. Both parts hold the noise of each
+    network in each image. Counted twice, it makes the standard error 1.4 times as large at most;
+    taken off once, it makes intervals too short where two or three seeds agree by luck.
 
     Args:
         influences: (R, I) of each image, for R patterns of signs.
@@ -462,6 +464,7 @@ def t_margins(
     variance = square.mean(1)
     error = n * np.sqrt(variance / (n - 1))
     freedom, skewed = np.full(len(influences), n - 1.0), np.zeros(len(influences))
+    quantile = stdtrit(freedom, (1 + LEVEL) / 2)
     if not plain:
         scale = np.where(variance > 0, variance, 1.0)
         skewness = np.einsum("ri,ri->r", square, centred) / n / scale**1.5
@@ -469,13 +472,16 @@ def t_margins(
         freedom = 1 / (1 / (n - 1) + np.maximum(kurtosis - 3, 0) / (2 * n))
         quantile = stdtrit(freedom, (1 + LEVEL) / 2)
         skewed = error * skewness * (2 * quantile**2 + 1) / (6 * math.sqrt(n))
-    total = np.stack([error, error]) ** 2
-    known = total**2 / freedom
-    for over_seeds, few in seeds:
-        total = total + over_seeds[:, None]
-        known = known + over_seeds[:, None] ** 2 / few
-    joint = np.divide(total**2, known, out=np.ones_like(total), where=known > 0)
-    return np.sqrt(total) * stdtrit(joint, (1 + LEVEL) / 2) + np.maximum([-skewed, skewed], 0)
+    longer = np.maximum([-skewed, skewed], 0)
+    over_seeds = sum((part for part, _ in seeds), np.zeros(2))
+    if not over_seeds.any():
+        return error * quantile + longer
+    known = sum(part**2 / few for part, few in seeds)
+    freedom_of_seeds = np.divide(over_seeds**2, known, out=np.ones(2), where=known > 0)
+    quantile_of_seeds = stdtrit(freedom_of_seeds, (1 + LEVEL) / 2)
+    total = error**2 + over_seeds[:, None]  # (2, R)
+    weighted = error**2 * quantile + (over_seeds * quantile_of_seeds)[:, None]
+    return weighted / np.sqrt(total) + longer
 
 
 def _resampled_weights(n: int, resamples: int, seed: int) -> Iterator[Array]:

@@ -156,15 +156,20 @@ def test_miou_has_a_plain_t_interval():
 
 
 def test_variances_over_images_and_seeds_add_up():
-    """Satterthwaite's degrees of freedom by hand: V² / Σ (v² / ν)."""
+    """Welch's degrees of freedom for the seeds, and the weighted quantile, by hand."""
     influences = np.array([[0.3, -0.1, 0.2, -0.4]])
     by_images = 4 / 3 * (influences**2).sum()
     seeds = [(np.array([0.5, 0.8]), 2), (np.array([0.1, 0.0]), 1)]
     down, up = t_margins(influences, seeds, plain=True)
     for margin, (three, two) in ((down, (0.5, 0.1)), (up, (0.8, 0.0))):
+        freedom = (three + two) ** 2 / (three**2 / 2 + two**2 / 1)
+        parts = [(by_images, 3), (three + two, freedom)]
+        quantile = sum(part * student.ppf(0.975, freedom) for part, freedom in parts)
         total = by_images + three + two
-        freedom = total**2 / (by_images**2 / 3 + three**2 / 2 + two**2 / 1)
-        assert margin[0] == pytest.approx(student.ppf(0.975, freedom) * np.sqrt(total))
+        assert margin[0] == pytest.approx(quantile / total * np.sqrt(total))
+    none = t_margins(influences, plain=True)
+    assert none[:, 0] == pytest.approx(student.ppf(0.975, 3) * np.sqrt(by_images))
+    assert t_margins(influences, [(np.zeros(2), 1)], plain=True) == pytest.approx(none)
 
 
 def test_a_group_is_one_large_image():
