@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from segcal.commands.options import (
+    add_data,
     add_network,
     add_page,
     add_posthoc,
     add_resamples,
     at_least,
     checked,
+    data_options,
     names,
     show,
 )
@@ -123,7 +125,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--num-overlays", type=at_least(0), default=4, help="how many images to draw; default: 4")
     add_page(parser)
+    _add_models(parser)
     _add_predictions(parser)
+
+
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "any network", "docs/networks.md has examples. A FILE.py is code, and it runs."
+    )
+    group.add_argument(
+        "--model",
+        nargs="+",
+        default=[],
+        metavar="SPEC",
+        help="networks to evaluate on --data: torchvision:NAME[@WEIGHTS], hf:ORG/NAME or hf:FOLDER "
+        "(transformers), smp:ORG/NAME or smp:FOLDER, timm:NAME[@FILE], FILE.onnx, FILE.pt2, or "
+        "FILE.py:FUNCTION, which returns a module or a module and a function from an RGB image to "
+        "its input; several are compared",
+    )
+    add_data(group)
 
 
 def _add_predictions(parser: argparse.ArgumentParser) -> None:
@@ -183,21 +203,31 @@ def run(options: argparse.Namespace) -> None:
     from segcal import distributed
     from segcal.evaluation.evaluate import evaluate_source
     from segcal.evaluation.folder import load_evaluation, require_writable, write_comparison
+    from segcal.sources.named import name_of
     from segcal.viz.tables import distinct_names
 
-    inputs = [*options.inputs, *options.predictions]
+    inputs = [*options.inputs, *options.predictions, *map(Path, options.model)]
     fits = options.fit_predictions or [None] * len(options.predictions)
     if not inputs:
-        raise ValueError("name the folder of a run, or --predictions DIR; see segcal eval --help")
+        raise ValueError(
+            "name the folder of a run, --model SPEC or --predictions DIR; see segcal eval --help"
+        )
     if len(fits) != len(options.predictions):
         raise ValueError("--fit-predictions needs one folder for each of --predictions")
+    if options.model and not options.data:
+        raise ValueError("--model needs --data NAME:ROOT, the images to evaluate it on")
     if [path.suffix for path in inputs] == [".json"]:
         raise ValueError(f"{inputs[0]} is a report already: segcal report writes its page")
-    titles = options.names or distinct_names(inputs)
+    known = {model: name_of(model) for model in options.model}
+    titles = options.names or distinct_names([known.get(str(path), path) for path in inputs])
     if len(set(titles)) < len(titles) or len(titles) != len(inputs):
         raise ValueError(f"--names needs {len(inputs)} different names, one for each input")
-    folders = [_folder(path, options, alone=len(inputs) == 1) for path in inputs]
-    comparison = options.out or inputs[0].parent / "comparison"
+    folders = [
+        _folder(path, name, options, alone=len(inputs) == 1)
+        for path, name in zip(inputs, titles, strict=True)
+    ]
+    beside = Path("evals") if options.model else inputs[0].parent
+    comparison = options.out or beside / "comparison"
     places = [*folders, comparison] if len(inputs) > 1 else folders
     for i, place in enumerate(places):
         require_writable(place)
@@ -213,8 +243,8 @@ def run(options: argparse.Namespace) -> None:
             source = _open(path, options, device)
             source.name = name
             fit = None
-            if index >= len(options.inputs) and (known := fits[index - len(options.inputs)]):
-                fit = _open(known, options, device)
+            if path in options.predictions and (saved := fits[index - len(options.inputs)]):
+                fit = _open(saved, options, device)
             evaluation = evaluate_source(
                 _part(source, options),
                 holdout=fit,
@@ -241,12 +271,14 @@ def run(options: argparse.Namespace) -> None:
                 show(page, browser=options.open)
 
 
-def _folder(path: Path, options: argparse.Namespace, *, alone: bool) -> Path:
+def _folder(path: Path, title: str, options: argparse.Namespace, *, alone: bool) -> Path:
     """Where the results of an input go."""
     if path.suffix == ".json":
         return path
     if alone and options.out is not None:
         return options.out
+    if str(path) in options.model:
+        return Path("evals") / title
     name = "eval" if options.limit is None else f"eval-limit-{options.limit}"
     if options.shard is not None:
         name += f"-{options.shard[0] + 1}-of-{options.shard[1]}"
@@ -256,6 +288,8 @@ def _folder(path: Path, options: argparse.Namespace, *, alone: bool) -> Path:
 def _open(path: Path, options: argparse.Namespace, device: Any) -> Source:
     from segcal.sources import open_source
 
+    if str(path) in options.model:
+        return open_source(str(path), device=device, **data_options(options))
     if path in options.inputs:
         keys = ("split", "weights", "batch_size", "workers", "skip_bad")
         return open_source(path, device=device, **{key: getattr(options, key) for key in keys})

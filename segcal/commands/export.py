@@ -5,29 +5,31 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from segcal.commands.options import add_network, add_posthoc, checked
+from segcal.commands.options import (
+    add_data,
+    add_network,
+    add_posthoc,
+    checked,
+    data_options,
+    size,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which run, with which calibrator, and where to write."""
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="folder of a run")
+    add("run", type=Path, nargs="?", metavar="RUN", help="folder of a run")
+    add("--model", metavar="SPEC", help="instead of a run: a network by name, as for segcal eval")
     add("--out", type=Path, required=True, help="file to write, ending in .pt2 or .onnx")
     add_posthoc(parser, "METHOD", "post-hoc method to fit on the hold-out")
     add(
         "--size",
-        type=checked(_size),
+        type=checked(size),
         metavar="HxW",
         help="input size of the exported network; default: that of the first test image",
     )
     add_network(parser)
-
-
-def _size(text: str) -> tuple[int, int]:
-    height, _, width = text.partition("x")
-    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
-        raise ValueError(f"{text} is no size HxW such as 480x640")
-    return int(height), int(width)
+    add_data(parser)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -38,19 +40,26 @@ def run(options: argparse.Namespace) -> None:
     from segcal.evaluation import holdout
     from segcal.evaluation.export import export, require_exportable
     from segcal.evaluation.folder import require_writable
-    from segcal.sources.network import RunSource
+    from segcal.sources.named import open_network
+    from segcal.sources.network import NetworkSource, RunSource
 
     if len(options.posthoc) > 1:
         raise ValueError(f"--posthoc takes one method here, but got {', '.join(options.posthoc)}")
     require_exportable(options.out)
     require_writable(options.out.parent)
-    source = RunSource(
-        options.run,
-        weights=options.weights,
-        device=choose_device(options.device),
-        batch_size=options.batch_size,
-        workers=options.workers,
-    )
+    if (options.run is None) == (options.model is None):
+        raise ValueError("name the folder of a run, or --model SPEC with --data NAME:ROOT")
+    device = choose_device(options.device)
+    source: NetworkSource
+    if options.model is None:
+        keys = ("weights", "batch_size", "workers")
+        settings = {key: getattr(options, key) for key in keys}
+        source = RunSource(options.run, device=device, **settings)
+    elif not options.data:
+        raise ValueError("--model needs --data NAME:ROOT: an image to trace the network with")
+    else:
+        stated = data_options(options)
+        source = open_network(options.model, stated.pop("data"), device=device, **stated)
     calibrator = None
     if options.posthoc and (fit_on := source.holdout()) is not None:
         (calibrator,) = holdout.fit(options.posthoc, fit_on).values()

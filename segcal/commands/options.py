@@ -10,7 +10,7 @@ import argparse
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from segcal.posthoc import METHODS, method_names
 
@@ -76,6 +76,72 @@ def add_network(parser: argparse._ActionsContainer) -> None:
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps; default: auto")
     add("--batch-size", type=at_least(1), help="images per batch; default: as in training")
     add("--workers", type=at_least(0), default=2, help="processes that read images; default: 2")
+
+
+_DATA = ("data", "holdout", "holdout_fraction", "group", "input_size", "mean", "std", "outputs")
+_DATA += ("label_map", "classes", "tile", "overlap", "amp", "batch_size", "workers", "skip_bad")
+_DATA += ("num_classes", "ignore_index")
+
+
+def add_data(parser: argparse._ActionsContainer) -> None:
+    """The options of a network by name: its data, and how images become its input."""
+    add = parser.add_argument
+    data = "NAME:ROOT[:SPLIT]"
+    add(
+        "--data",
+        metavar=data,
+        help="data set to evaluate --model on: voc2012, cityscapes, ade20k, camvid, acdc, "
+        "coco_stuff, oxford_pet, masks (your own folders) and others; SPLIT is test, val or train",
+    )
+    add("--holdout", metavar=data, help="data set that calibrators are fitted on")
+    add(
+        "--holdout-fraction",
+        type=float,
+        metavar="F",
+        help="cut this share of the images off as hold-out, and evaluate the rest",
+    )
+    add(
+        "--group",
+        metavar="REGEX",
+        help="images whose names share what this finds belong together: frames of one video, "
+        "slices of one patient",
+    )
+    add("--input-size", type=checked(size), metavar="HxW", help="resize images to this size")
+    add("--mean", type=checked(numbers), metavar="R,G,B", help="of the channels, on a 0-1 scale")
+    add("--std", type=checked(numbers), metavar="R,G,B", help="of the channels, on a 0-1 scale")
+    add(
+        "--outputs",
+        choices=("logits", "probs", "scores"),
+        help="what the network gives, where that is not known: scores lie between 0 and 1 and need "
+        "not sum to 1, and are divided by their sum",
+    )
+    add("--label-map", type=Path, metavar="FILE", help="YAML: label of the data: class of --model")
+    add("--classes", type=Path, metavar="FILE", help="YAML: new class: [classes of --model]")
+    add("--tile", type=at_least(16), metavar="N", help="run --model on tiles of N x N pixels")
+    add("--overlap", type=at_least(0), default=64, help="pixels that tiles share; default: 64")
+    add("--amp", action="store_true", help="run --model in half precision")
+
+
+def data_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The options of `segcal.sources.named.open_network` that were typed."""
+    typed = {name: getattr(options, name, None) for name in _DATA}
+    return {name: value for name, value in typed.items() if value is not None}
+
+
+def size(text: str) -> tuple[int, int]:
+    """HxW as (H, W)."""
+    height, _, width = text.partition("x")
+    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+        raise ValueError(f"{text} is no size HxW such as 480x640")
+    return int(height), int(width)
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """Three numbers with commas between them."""
+    found = tuple(float(word) for word in text.split(","))
+    if len(found) != 3:
+        raise ValueError(f"{text} must be three numbers, for red, green and blue")
+    return found
 
 
 def add_posthoc(parser: argparse._ActionsContainer, metavar: str, what: str) -> None:

@@ -30,8 +30,8 @@ def open_source(
             `nnUNetv2_predict --save_probabilities`.
         **options: of `segcal.sources.network.RunSource` for a run (split, weights, device,
             batch_size, workers, skip_bad), of `segcal.sources.saved.PredictionFolder` for saved
-            predictions (skip_bad, kind, layout, axes, labels, …), of `segcal.sources.named.open_network`
-            for a network by name.
+            predictions (skip_bad, kind, layout, axes, labels, …), and of
+            `segcal.sources.named.open_network` for a network by name.
 
     Raises:
         ValueError: in one line, why it cannot be opened.

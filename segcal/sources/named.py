@@ -307,6 +307,11 @@ def is_network(spec: str) -> bool:
     )
 
 
+def name_of(spec: str) -> str:
+    """The part of a spec that tells most: NAME of torchvision:NAME@FILE, FUNCTION of FILE.py."""
+    return Path(spec.partition("@")[0]).name.rpartition(":")[2]
+
+
 def read_network(spec: str, num_classes: int, given: Normalise | None = None) -> Network:
     """The network that a text names.
 
@@ -638,15 +643,13 @@ def open_network(
             device=device,
             batch_size=batch_size,
             workers=workers,
-            name=tag,
+            name=name_of(spec),
             key=key,
         )
         source.network, source.joined, source.amp, source.on = network, groups, amp, on
         source._pad_to, source._padded = network.pad_to, False
         return source
 
-    # torchvision:NAME@WEIGHTS, hf:ORG/NAME, FILE.onnx, FILE.py:FUNCTION: the part that tells most
-    tag = Path(spec.partition("@")[0]).name.rpartition(":")[2].removesuffix(".onnx")
     source = on(data_spec)
     if holdout_fraction is not None:
         source.fit_source, source = cut(source, holdout_fraction, group=group)
