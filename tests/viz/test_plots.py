@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import matplotlib as mpl
@@ -56,7 +57,7 @@ def shaded(ax, color):
     return np.nan_to_num(values - baseline)
 
 
-@pytest.mark.parametrize("report", [CALIBRATED, OVER_CONFIDENT, UNDER_CONFIDENT])
+@pytest.mark.parametrize("report", [OVER_CONFIDENT, UNDER_CONFIDENT])
 def test_bars_are_accuracy_and_shades_the_gap(report):
     ax = reliability_diagram(report)
     values, edges, _ = steps(ax)[0].get_data()
@@ -135,13 +136,13 @@ def test_one_bin_that_is_right_is_flat():
     assert shaded(ax, OVER).sum() == shaded(ax, UNDER).sum() == 0
 
 
-@pytest.mark.parametrize("draw", OF_LABELS)
-def test_own_axes_are_drawn_on_and_nothing_global_changes(draw):
+def test_own_axes_are_drawn_on_and_nothing_global_changes():
     with mpl.rc_context({"font.size": 20, "savefig.bbox": "tight"}):  # a user's own style
         before = dict(mpl.rcParams)
-        ax = Figure().subplots()
-        assert draw(CALIBRATED, ax) is ax and ax.patches
-        figure_png(lambda: draw({"a": CALIBRATED, "b": OVER_CONFIDENT}))
+        for draw in OF_LABELS:
+            ax = Figure().subplots()
+            assert draw(CALIBRATED, ax) is ax and ax.patches
+            figure_png(partial(draw, {"a": CALIBRATED, "b": OVER_CONFIDENT}))
         assert dict(mpl.rcParams) == before
 
 
@@ -156,22 +157,23 @@ def test_no_pyplot():
         assert not re.search(r"^\s*(from|import)\b.*pyplot", path.read_text(), re.MULTILINE), path
 
 
-@pytest.mark.parametrize("draw", OF_LABELS)
-def test_names_are_taken_literally(draw):
+def test_names_are_taken_literally():
     names = ["$\\frac{", "_hidden", "a\nb", "x" * 300 + "1", "x" * 300 + "2"]
-    ax = draw(dict.fromkeys(names, CALIBRATED))
-    figure_png(lambda: ax)  # would raise on a formula
-    texts = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert len(set(texts)) == len(names)  # none hidden; those that differ at the end still do
-    assert max(map(len, texts)) < 60
+    for draw in OF_LABELS:
+        ax = draw(dict.fromkeys(names, CALIBRATED))
+        figure_png(lambda ax=ax: ax)  # would raise on a formula
+        texts = [text.get_text() for text in ax.get_legend().get_texts()]
+        assert len(set(texts)) == len(names)  # none hidden; those that differ at the end still do
+        assert max(map(len, texts)) < 60
     assert (plain("fl+mdca"), plain("abcdefghij", 7)) == ("fl+mdca", "abcd…ij")
 
 
-@pytest.mark.parametrize("draw", OF_LABELS)
-def test_a_report_without_pixels_draws_nothing(draw):
-    for patch in steps(draw(EMPTY)):
-        assert not np.nan_to_num(patch.get_data().values).any()
-    assert figure_png(lambda: draw({"empty": EMPTY, "full": CALIBRATED}))[:4] == b"\x89PNG"
+def test_a_report_without_pixels_draws_nothing():
+    for draw in OF_LABELS:
+        for patch in steps(draw(EMPTY)):
+            assert not np.nan_to_num(patch.get_data().values).any()
+        both = figure_png(partial(draw, {"empty": EMPTY, "full": CALIBRATED}))
+        assert both.startswith(b"\x89PNG")
 
 
 def test_reports_must_fit_together():
@@ -222,7 +224,7 @@ def test_limit_keeps_the_worst_in_their_order():
         classwise_reliability(OVER_CONFIDENT, limit=0)
 
 
-@pytest.mark.parametrize("num_classes", [2, 11, 100])
+@pytest.mark.parametrize("num_classes", [2, 100])
 def test_any_number_of_classes(num_classes):
     figure = classwise_reliability(synthetic_report(num_classes, images=1))
     assert len(titles(figure)) == num_classes
@@ -283,16 +285,14 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("score", "values", "unit"), [("ece", [8, 5, 6], "%"), ("sce", [4, 3, 2], "1e-3")]
-)
-def test_convergence_is_the_log(score, values, unit):
-    ax = convergence({"run": LINES}, score=score)
-    line, ring = ax.lines
-    np.testing.assert_allclose(line.get_xdata(), [1, 3, 4])
-    np.testing.assert_allclose(line.get_ydata(), values)
-    np.testing.assert_allclose([*ring.get_xdata(), *ring.get_ydata()], [3, values[1]])
-    assert unit in ax.get_ylabel()
+def test_convergence_is_the_log():
+    for score, values, unit in (("ece", [8, 5, 6], "%"), ("sce", [4, 3, 2], "1e-3")):
+        ax = convergence({"run": LINES}, score=score)
+        line, ring = ax.lines
+        np.testing.assert_allclose(line.get_xdata(), [1, 3, 4])
+        np.testing.assert_allclose(line.get_ydata(), values)
+        np.testing.assert_allclose([*ring.get_xdata(), *ring.get_ydata()], [3, values[1]])
+        assert unit in ax.get_ylabel()
     # Runs without a log keep their colours.
     beside = reliability_diagram({"a": CALIBRATED, "b": CALIBRATED}).lines[1]
     assert convergence({"a": [], "b": LINES}).lines[0].get_color() == beside.get_color()

@@ -127,9 +127,8 @@ def test_posthoc_table_by_hand():
     ]
 
 
-@pytest.mark.parametrize(
-    ("values", "score", "best"),
-    [
+def test_the_best_is_marked_as_it_is_printed():
+    for values, score, best in [
         ([3.0, 1.0, 2.0], "nll", {1}),
         ([0.3, 0.1, 0.2], "accuracy", {0}),
         ([1.00004, 1.00001, 2.0], "nll", {0, 1}),  # print alike
@@ -138,11 +137,9 @@ def test_posthoc_table_by_hand():
         ([NAN, 1.0], "nll", set()),
         ([0.1, 0.2], "mean_confidence", set()),  # none is better
         ([], "nll", set()),
-    ],
-)
-def test_the_best_is_marked_as_it_is_printed(values, score, best):
-    cells = ranked_cells(SCORES[score], values)
-    assert {index for index, cell in enumerate(cells) if cell.best} == best
+    ]:
+        cells = ranked_cells(SCORES[score], values)
+        assert {index for index, cell in enumerate(cells) if cell.best} == best
 
 
 def test_html_escapes_and_carries_the_numbers():
@@ -180,26 +177,20 @@ def test_a_large_class_is_named_with_the_scores_to_read():
     assert reading_notes(SURE) == []  # 70 %
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.5, "0.5000"), (0.93, "0.9300"), (0.99957275, "0.99957"), (1 - 2e-7, "0.99999980")],
-)
-def test_thresholds_have_four_digits_or_tell_from_one(value, text):
-    assert threshold_text(value) == text
+def test_thresholds_have_four_digits_or_tell_from_one():
+    texts = {0.5: "0.5000", 0.93: "0.9300", 0.99957275: "0.99957", 1 - 2e-7: "0.99999980"}
+    assert {value: threshold_text(value) for value in texts} == texts
 
 
-@pytest.mark.parametrize(
-    ("paths", "names"),
-    [
+def test_models_are_named_by_what_differs():
+    for paths, names in [
         (["T/dicece/test", "T/ace/test"], ["dicece", "ace"]),
         (["runs/nll/seed1", "runs/nll/seed2"], ["seed1", "seed2"]),
         (["runs/voc/nll/eval", "runs/cam/fl/eval"], ["voc/nll", "cam/fl"]),
         (["a/x", "a/x"], ["a/x", "a/x-2"]),
         (["only"], ["only"]),
-    ],
-)
-def test_models_are_named_by_what_differs(paths, names):
-    assert distinct_names(paths) == names
+    ]:
+        assert distinct_names(paths) == names
 
 
 def test_repeated_names_get_numbers():
