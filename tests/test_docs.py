@@ -81,11 +81,16 @@ def help_of(command):
             reproduction_command.reproduce("", ["--help"])
         else:
             main([command, "--help"])
+    if command == "train":  # hyper-parameters of losses are options too
+        with contextlib.redirect_stdout(text), pytest.raises(SystemExit):
+            main([command, "--list-losses"])
     return text.getvalue()
 
 
 def has_option(command, flag):
-    return re.search(rf"^ +(-h, )?{re.escape(flag)}\b", help_of(command), flags=re.M) is not None
+    flag = re.escape(flag.replace("_", "-"))
+    text = help_of(command).replace("_", "-")
+    return re.search(rf"^ +(-h, )?{flag}\b", text, flags=re.M) is not None
 
 
 def is_defined(word):

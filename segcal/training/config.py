@@ -341,7 +341,6 @@ def list_losses(prog: str) -> str:
     for name, loss in {**BASE_LOSSES, **AUXILIARY_LOSSES}.items():
         kind = f"AUX, beta {loss.beta:g}" if name in AUXILIARY_LOSSES else "BASE"
         lines.append(f"  {name:8}{kind:16}{loss.about}")
-        if loss.hyper:
-            options = (f"--{key} {value}" for key, value in loss.hyper.items())
-            lines.append(f"{'':26}{', '.join(options)}")
+        hyper = {key: value for key, value in loss.hyper.items() if key != "seed"}
+        lines += [f"{'':26}--{key} {value}" for key, value in hyper.items()]
     return "\n".join(lines)
