@@ -284,6 +284,25 @@ def is_distribution(values: Tensor, dim: int, *, rounded_to: torch.dtype | None 
     return (values.amin(dim) >= -below) & ((total - 1).abs() <= off)
 
 
+def look_like_scores(values: Tensor) -> bool:
+    """Whether supposed (N, C, *S) logits all lie in 0..1.5, as the scores of mask heads do.
+
+    MaskFormer, Mask2Former, OneFormer and EoMT give the sum over queries of softmax(class) times
+    sigmoid(mask): not of sum 1, and with a nearly uniform softmax. Waits for the device.
+    """
+    return values.numel() > 0 and bool(((values >= 0) & (values <= 1.5)).all())
+
+
+def scores_to_probs(scores: Tensor) -> Tensor:
+    """(N, C, *S) probabilities from scores of at least 0: divided by their sum over the classes.
+
+    A pixel whose scores are all 0 gets 1/C for each class.
+    """
+    wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    total = wide.sum(1, keepdim=True)
+    return torch.where(total == 0, 1 / scores.shape[1], wide / torch.where(total == 0, 1, total))
+
+
 def countable(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Both on a device that can count in float64: the CPU instead of MPS."""
     return (logits.cpu(), labels.cpu()) if logits.device.type == "mps" else (logits, labels)

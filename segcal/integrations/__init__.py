@@ -16,9 +16,7 @@ from segcal.sources.source import resize
 
 def missing(package: str, extra: str) -> ImportError:
     """What to raise if `package` is not installed; it names the extra that has it."""
-    return ImportError(
-        f"Expected the package {package}, but it is not installed: pip install 'segcal[{extra}]'"
-    )
+    return ImportError(f"{package} is not installed: pip install 'segcal[{extra}]'")
 
 
 def chosen_scores(names: Sequence[str] | None) -> tuple[str, ...]:
@@ -29,7 +27,7 @@ def chosen_scores(names: Sequence[str] | None) -> tuple[str, ...]:
     known = [name for name, score in SCORES.items() if score.scope != "classes"]
     for name in names:
         if name not in known:
-            raise ValueError(f"Expected scores among {', '.join(known)}, but got {name!r}")
+            raise ValueError(f"there is no score {name!r} to log: take some of {', '.join(known)}")
     return names
 
 

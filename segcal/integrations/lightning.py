@@ -1,4 +1,4 @@
-"""`CalibrationCallback`: scores in the log of a Lightning trainer, and a report at the end.
+"""`CalibrationCallback`: scores in the log of a Lightning trainer, and results at the end.
 
 trainer = Trainer(callbacks=[CalibrationCallback(num_classes=21, folder="calibration")])
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from segcal.evaluation.evaluate import Evaluation
+from segcal.evaluation.evaluate import NONE, Evaluation
 from segcal.integrations import at_labels, chosen_scores, missing, scalars
 from segcal.metrics import CalibrationMeter, Report
 from segcal.sources.network import logits_of
@@ -36,16 +36,15 @@ def logits_and_labels(outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:
     are second in the batch, or under "labels" in what the step returned or in the batch.
     """
     if outputs is None:
-        raise ValueError(
-            "Expected validation_step and test_step to return the logits, but got None"
-        )
+        raise ValueError("validation_step and test_step must return the logits, but returned None")
     for place in (outputs, batch):
         if isinstance(place, dict) and "labels" in place:
             return logits_of(outputs), place["labels"]
     if isinstance(batch, Sequence) and len(batch) > 1:
         return logits_of(outputs), batch[1]
     raise ValueError(
-        f"Expected labels second in the batch or under 'labels', but got {type(batch).__name__}"
+        f"there are no labels in the {type(batch).__name__} that is the batch: they must be second "
+        "in it or under 'labels'; for other batches give unpack="
     )
 
 
@@ -53,8 +52,8 @@ class CalibrationCallback(Callback):
     """Evaluates what validation and test steps return, over all ranks.
 
     It logs val/ece and the other scores after each validation, and test/… after a test; of a
-    second loader as val/1/ece. It writes the last report of each loader, with page and figures,
-    when the trainer ends.
+    second loader as val/1/ece. When the trainer ends it writes what is known of each loader since
+    its last evaluation, as `Evaluation.save` does: reports, sums, tables and the page.
 
     Lightning's sampler repeats a few images so that all ranks have equally many; they count twice.
 
@@ -84,12 +83,11 @@ class CalibrationCallback(Callback):
         self.folder = None if folder is None else Path(folder)
         self.scores, self.unpack = chosen_scores(scores), unpack
         self.options = {"num_classes": num_classes, **options}
-        self._meters: dict[int, CalibrationMeter] = {}
-        self._unwritten: set[str] = set()
+        self._meters: dict[int, CalibrationMeter] = {}  # by loader
+        self._unwritten: dict[str, Evaluation] = {}
         CalibrationMeter(**self.options)  # complains of what does not fit
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start to count."""
         self._meters = {}
 
     def on_validation_batch_end(
@@ -101,37 +99,30 @@ class CalibrationCallback(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Count a batch."""
-        self._count(outputs, batch, dataloader_idx)
+        logits, labels = self.unpack(outputs, batch)
+        if dataloader_idx not in self._meters:
+            self._meters[dataloader_idx] = CalibrationMeter(**self.options)
+        self._meters[dataloader_idx].update(at_labels(logits, labels), labels)
 
     on_test_epoch_start = on_validation_epoch_start
     on_test_batch_end = on_validation_batch_end
 
-    def _count(self, outputs: Any, batch: Any, loader: int) -> None:
-        logits, labels = self.unpack(outputs, batch)
-        if loader not in self._meters:
-            self._meters[loader] = CalibrationMeter(**self.options)
-        self._meters[loader].update(at_labels(logits, labels), labels)
-
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the scores."""
         if not trainer.sanity_checking:
             self._finish(pl_module, "val")
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the scores."""
         self._finish(pl_module, "test")
 
     def _finish(self, pl_module: LightningModule, stage: str) -> None:
         for loader, meter in self._meters.items():
             name = f"{stage}/{loader}" if loader else stage
             self.reports[name] = report = meter.sync().compute()
-            self._unwritten.add(name)
+            self._unwritten[name] = Evaluation(name, {NONE: report}, meters={NONE: meter})
             pl_module.log_dict(scalars(report, self.scores, f"{name}/"))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write the reports."""
         if self.folder is not None and trainer.is_global_zero:
-            for name in sorted(self._unwritten):
-                Evaluation(name, {"none": self.reports[name]}).save(self.folder / name)
+            for name, evaluation in self._unwritten.items():
+                evaluation.save(self.folder / name)
         self._unwritten.clear()

@@ -6,6 +6,7 @@ val_evaluator = [dict(type="IoUMetric"), dict(type="CalibrationMetric", num_clas
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,12 +16,16 @@ from torch import Tensor
 from segcal import distributed
 from segcal.integrations import chosen_scores, missing, scalars
 from segcal.metrics import CalibrationMeter, Report
+from segcal.pixels import look_like_scores, scores_to_probs
 
 try:
     from mmengine.evaluator import BaseMetric
     from mmengine.registry import METRICS
 except ImportError as error:
     raise missing("mmengine", "mmengine") from error
+
+log = logging.getLogger(__name__)
+_OUTPUTS = (None, "logits", "scores")
 
 
 @METRICS.register_module()
@@ -32,6 +37,10 @@ class CalibrationMetric(BaseMetric):
 
     Args:
         num_classes: C.
+        outputs: what `seg_logits` are. "logits"; or "scores" for the heads of MaskFormer and
+            Mask2Former, whose scores of at least 0 do not sum to 1: they are divided by their sum
+            and counted as probabilities. None looks at the first image: values that all lie in
+            0..1.5 are scores, and a warning says so. One channel is always a sigmoid.
         scores: names of the scores to give; see docs/conventions.md.
         collect_device: as for any metric of mmengine.
         prefix: of the names in the log.
@@ -47,12 +56,16 @@ class CalibrationMetric(BaseMetric):
         self,
         num_classes: int,
         *,
+        outputs: str | None = None,
         scores: Sequence[str] | None = None,
         collect_device: str = "cpu",
         prefix: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(collect_device=collect_device, prefix=prefix)
+        if outputs not in _OUTPUTS:
+            raise ValueError(f"outputs must be 'logits' or 'scores', but is {outputs!r}")
+        self.outputs = outputs
         self.report: Report | None = None
         self.scores = chosen_scores(scores)
         self.options = {"num_classes": num_classes, **options}
@@ -70,15 +83,31 @@ class CalibrationMetric(BaseMetric):
             data_samples: each with seg_logits, (C, H, W), and gt_sem_seg, (1, H, W).
         """
         for sample in data_samples:
-            values, labels = sample["seg_logits"]["data"], sample["gt_sem_seg"]["data"]
+            values, labels = sample["seg_logits"]["data"], sample["gt_sem_seg"]["data"].long()
+            names = [str(sample["img_path"])] if "img_path" in sample else None
             self._meter += self._last
             self._last = CalibrationMeter(**self.options)
             if len(values) == 1:  # a binary model of mmsegmentation gives its sigmoid
-                probs = torch.cat([1 - values, values])
-                self._last.update_probs(probs[None], labels.long(), names=_names(sample))
+                probs = torch.cat([1 - values, values])[None]
+                self._last.update_probs(probs, labels, names=names)
+            elif self._are_scores(values[None]):
+                self._last.update_probs(scores_to_probs(values[None]), labels, names=names)
             else:
-                self._last.update(values[None], labels.long(), names=_names(sample))
+                self._last.update(values[None], labels, names=names)
             self._images += 1
+
+    def _are_scores(self, values: Tensor) -> bool:
+        if self.outputs is None:
+            scores = not self._meter.settings.multilabel and look_like_scores(values)
+            self.outputs = "scores" if scores else "logits"
+            if scores:
+                log.warning(
+                    "seg_logits lie in 0..1.5, so they are taken for scores as MaskFormer's, and "
+                    "their sum (%.2f on average in the first image) divides them; outputs='scores' "
+                    "says that this is right, outputs='logits' that it is not",
+                    values.sum(1).mean(),
+                )
+        return self.outputs == "scores"
 
     def evaluate(self, size: int) -> dict[str, float]:
         """The scores over all ranks; `size` is the number of images."""
@@ -100,7 +129,3 @@ class CalibrationMetric(BaseMetric):
             total += meter
         self.report = total.compute()
         return scalars(self.report, self.scores)
-
-
-def _names(sample: Mapping[str, Any]) -> list[str] | None:
-    return [str(sample["img_path"])] if "img_path" in sample else None

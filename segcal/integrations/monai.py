@@ -6,9 +6,11 @@ metric.aggregate()                # {"accuracy": …, "ece": …}
 
 SupervisedEvaluator(…, additional_metrics={"calibration": CalibrationHandler(num_classes=14)})
 
-`monai.metrics.CalibrationErrorMetric` takes the error of each image and class and averages those;
-here pixels of all images go into the same bins. With `per_image=True` the scores image_ece,
-image_ace and the report's class_ace are means over images.
+Two differences from `monai.metrics.CalibrationErrorMetric`, which averages the errors of each image
+and class. The scores ece, sce, … put the voxels of all images into the same bins. With
+`per_image=True` the score image_ace averages as MONAI does, but over the classes that an image
+shows. MONAI also counts classes without a voxel in the image, whose error is the mean over bins of
+the confidence in them.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ class CalibrationMetric(Metric):
         for given in (y_pred, y):
             if isinstance(given, Tensor) and given.ndim < 2:
                 raise ValueError(
-                    "Expected predictions (B, C, *S) and labels (B, 1, *S), but got "
+                    "predictions must be (B, C, *S) and labels (B, 1, *S), but one of them is "
                     f"{tuple(given.shape)}"
                 )
         for pred, label in zip(y_pred, y, strict=True):
@@ -77,18 +79,18 @@ class CalibrationMetric(Metric):
     def _labels(self, label: Tensor, pred: Tensor) -> Tensor:
         """(1, *S) labels from (1, 1, *S), or from (1, C, *S) one-hot; as they are if multilabel."""
         if label.is_floating_point() and not bool((label == label.round()).all()):
-            raise ValueError("Expected whole numbers as labels, but got fractions")
+            raise ValueError("labels must be whole numbers, but some are fractions")
         label = label.long()  # MONAI's transforms leave labels as float32
         if self.meter.settings.multilabel:
             return label
         if label.shape == pred.shape:
             if bool(((label == 0) | (label == 1)).all()) and bool((label.sum(1) == 1).all()):
                 return label.argmax(1)
-            raise ValueError("Expected one-hot labels or labels of one channel, but got others")
+            raise ValueError("labels must be one-hot or have one channel, but these are neither")
         if label.ndim != pred.ndim or label.shape[1] != 1:
             raise ValueError(
-                f"Expected labels of shape (1, *S) or (C, *S) for predictions "
-                f"{tuple(pred.shape[1:])}, but got {tuple(label.shape[1:])}"
+                f"labels of shape {tuple(label.shape[1:])} do not fit predictions "
+                f"{tuple(pred.shape[1:])}: give (1, *S), or (C, *S) one-hot"
             )
         return label[:, 0]
 
@@ -101,7 +103,6 @@ class CalibrationMetric(Metric):
         return self.meter.sync().compute()
 
     def reset(self) -> None:
-        """Forget all voxels."""
         self.meter.reset()
 
 
@@ -127,16 +128,13 @@ class CalibrationHandler(IgniteMetric):
 
     @reinit__is_reduced
     def reset(self) -> None:
-        """Forget all voxels."""
         self.metric.reset()
 
     @reinit__is_reduced
     def update(self, output: Sequence[Any]) -> None:
-        """Count a batch: (y_pred, y)."""
         self.metric(*output)
 
     def compute(self) -> dict[str, float]:
-        """The scores by name, as fractions, over all ranks."""
         return self.metric.aggregate()
 
 

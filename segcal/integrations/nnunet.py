@@ -54,30 +54,30 @@ class NnunetFolder(PredictionFolder):
 
     def __init__(self, path: str | Path, *, labels: Path | None = None, **stated: Any) -> None:
         if labels is None:
-            raise ValueError(f"{path}: Expected --labels with the format nnunet, but got none")
+            raise ValueError(f"{path}: the format nnunet needs --labels, the folder of true labels")
         known, self._regions, self._ignored = _read_dataset(Path(path) / DATASET)
         kind = "sigmoid_probs" if self._regions else "probs"
-        super().__init__(path, **{**known, **stated, "axes": "zyx", "kind": kind, "labels": labels})
+        known |= {key: value for key, value in stated.items() if value is not None}
+        super().__init__(path, **{**known, "axes": "zyx", "kind": kind, "labels": labels})
 
     def _list(self) -> list[Path]:
         files = sorted(file for file in self.path.glob("*.npz") if file.name[0] != ".")
         if not files:
             raise ValueError(
-                f"Expected .npz files of nnUNetv2_predict --save_probabilities, but {self.path} "
-                "has none"
+                f"there are no .npz files in {self.path}: predict with --save_probabilities"
             )
         return files
 
     def _key(self, file: Path, arrays: Npz) -> tuple[str, Kind]:
         if KEY not in arrays.keys:
-            raise BadFile(f"{file}: Expected the key {KEY}, but got {', '.join(arrays.keys)}")
+            raise BadFile(f"{file}: the key {KEY} is not among {', '.join(arrays.keys)}")
         assert self.format.kind is not None
         return KEY, self.format.kind
 
     def _labels_beside(self, file: Path) -> tuple[np.ndarray, bool]:
         found = _nifti(file, self.format.labels)
         if found is None:
-            raise BadFile(f"{file}: Expected its label {file.stem}.nii.gz in {self.format.labels}")
+            raise BadFile(f"{file}: its label {file.stem}.nii.gz is not in {self.format.labels}")
         labels = whole_numbers(found.read(), file)
         if not self._regions:
             return labels, True
@@ -101,42 +101,38 @@ class NnunetFolder(PredictionFolder):
 
     def _check_place(self, file: Path, values: np.ndarray | None) -> None:
         """Refuse labels that lie elsewhere than the predictions."""
-        segmented = _nifti(file, file.parent)
-        true = _nifti(file, self.format.labels)
+        segmented, true = _nifti(file, file.parent), _nifti(file, self.format.labels)
         if true is None or segmented is None:
             return  # labels of another format, or the segmentation is gone: shapes are checked
-        if segmented.shape != true.shape or not np.allclose(
-            segmented.affine, true.affine, atol=_SAME_PLACE
-        ):
+        same = np.allclose(segmented.affine, true.affine, atol=_SAME_PLACE)
+        if segmented.shape != true.shape or not same:
             raise BadFile(
-                f"{file}: Expected labels in the geometry of the predictions, "
-                f"{_geometry(segmented)}, but got {_geometry(true)}"
+                f"{file}: its segmentation and its labels lie elsewhere: "
+                f"{_geometry(segmented)}, and {_geometry(true)}"
             )
         if values is None:
             return
         mask, predicted = whole_numbers(segmented.read(), file), values.argmax(0)
         if mask.shape != predicted.shape:
             raise BadFile(
-                f"{file}: Expected probabilities of the shape of its segmentation, {mask.shape}, "
-                f"but got {predicted.shape}"
+                f"{file}: its probabilities have the shape {predicted.shape}, but its segmentation "
+                f"has {mask.shape}"
             )
         found = (mask > 0) | (predicted > 0)
         other = float((mask != predicted)[found].mean()) if found.any() else 0.0
         if other > _MOST_OTHER:  # such as axes that were flipped when the mask was written
             raise BadFile(
-                f"{file}: Expected its segmentation to be where the probabilities are largest, "
-                f"but {100 * other:.0f} % of the foreground differs: are axes flipped?"
+                f"{file}: its segmentation is not where the probabilities are largest in "
+                f"{100 * other:.0f} % of the foreground: are axes flipped?"
             )
 
     def _image(self, index: int) -> np.ndarray | None:
-        """(D, H, W) numbers: the first channel of the image; None without `images`."""
         if self.format.images is None:
             return None
-        for suffix in NIFTI:
-            path = self.format.images / f"{self.names[index]}_0000{suffix}"
-            if path.is_file():
-                return Nifti(path).read()
-        raise BadFile(f"Expected {self.names[index]}_0000.nii.gz in {self.format.images}")
+        found = _nifti(Path(f"{self.names[index]}_0000"), self.format.images)
+        if found is None:
+            raise BadFile(f"{self.names[index]}_0000.nii.gz is not in {self.format.images}")
+        return found.read()
 
 
 def _read_dataset(path: Path) -> tuple[dict[str, Any], list[list[int]], int | None]:
@@ -152,17 +148,17 @@ def _read_dataset(path: Path) -> tuple[dict[str, Any], list[list[int]], int | No
         stated = read_yaml(path)  # JSON is YAML too
         labels = stated.get("labels") if isinstance(stated, Mapping) else None
         if not isinstance(labels, Mapping):
-            raise ValueError("Expected labels by name, but got none")
+            raise ValueError("there are no labels by name in it")
         ignored = labels.get("ignore")
         found = {str(name): number for name, number in labels.items() if name != "ignore"}
         numbers = {name: x if isinstance(x, list) else [x] for name, x in found.items()}
         if any(type(x) is not int for group in numbers.values() for x in group):
-            raise ValueError(f"Expected whole numbers as labels, but got {found}")
+            raise ValueError(f"labels must be whole numbers, but are {found}")
         if any(isinstance(x, list) for x in found.values()):  # the background has no output
             numbers = {name: group for name, group in numbers.items() if any(group)}
             return {"class_names": tuple(numbers)}, list(numbers.values()), ignored
         if sorted(numbers.values()) != [[i] for i in range(len(numbers))]:
-            raise ValueError(f"Expected labels 0, 1, …, but got {sorted(found.values())}")
+            raise ValueError(f"labels must be 0, 1, …, but are {sorted(found.values())}")
     known: dict[str, Any] = {"class_names": tuple(sorted(found, key=found.__getitem__))}
     if ignored is not None:
         known["ignore_index"] = ignored
@@ -170,6 +166,7 @@ def _read_dataset(path: Path) -> tuple[dict[str, Any], list[list[int]], int | No
 
 
 def _nifti(file: Path, folder: Path | None) -> Nifti | None:
+    """The volume in `folder` that has the name of `file`."""
     for suffix in NIFTI:
         path = (folder or file.parent) / f"{file.stem}{suffix}"
         if path.is_file():
@@ -185,7 +182,7 @@ def _geometry(image: Nifti) -> str:
 def _completed(values: np.ndarray, file: Path) -> np.ndarray:
     """(C, …) float32 probabilities of sum 1, where nnU-Net left out or rounded some."""
     if values.dtype.kind != "f":
-        raise ValueError(f"Expected {KEY} of a floating dtype, but got {values.dtype}")
+        raise ValueError(f"{KEY} must be of a floating dtype, but are {values.dtype}")
     values = values.astype(np.float32, copy=False)
     total = values.sum(0)
     empty = total == 0
@@ -219,11 +216,9 @@ def mdca_trainer(
 
     class MDCATrainer(nnUNetTrainer):
         def _build_loss(self) -> nn.Module:
+            labels = self.label_manager
             loss = ChannelLabels(
-                spec,
-                ignore_index=self.label_manager.ignore_label,
-                multilabel=self.label_manager.has_regions,
-                **hyper,
+                spec, ignore_index=labels.ignore_label, multilabel=labels.has_regions, **hyper
             )
             if not self.enable_deep_supervision:
                 return loss
@@ -253,8 +248,10 @@ class ChannelLabels(nn.Module):
     ) -> None:
         super().__init__()
         self._masked = multilabel and ignore_index is not None
-        number = -1 if ignore_index is None or multilabel else ignore_index
-        self.criterion = build_loss(spec, ignore_index=number, multilabel=multilabel, **hyper)
+        self._ignored = -1 if ignore_index is None or multilabel else ignore_index
+        self.criterion = build_loss(
+            spec, ignore_index=self._ignored, multilabel=multilabel, **hyper
+        )
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """The scalar loss."""
@@ -262,5 +259,5 @@ class ChannelLabels(nn.Module):
             return self.criterion(logits, target[:, 0].long())
         labels = target[:, : logits.shape[1]].long()
         if self._masked:
-            labels = labels.masked_fill(target[:, -1:].bool(), self.criterion.ignore_index)
+            labels = labels.masked_fill(target[:, -1:].bool(), self._ignored)
         return self.criterion(logits, labels)

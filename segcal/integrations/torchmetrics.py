@@ -35,6 +35,7 @@ class CalibrationMetric(Metric):
         num_classes: C.
         probs: `update` gets probabilities, not logits.
         scores: names of the scores that `compute` gives; see docs/conventions.md.
+        n_bins: what torchmetrics calls `num_bins`.
         **options: of `CalibrationMeter`, or of `torchmetrics.Metric`.
     """
 
@@ -48,8 +49,13 @@ class CalibrationMetric(Metric):
         *,
         probs: bool = False,
         scores: Sequence[str] | None = None,
+        n_bins: int | None = None,
         **options: Any,
     ) -> None:
+        if n_bins is not None:
+            if "num_bins" in options:
+                raise ValueError("n_bins and num_bins are one option: give one of them")
+            options["num_bins"] = n_bins
         known = {name: options.pop(name) for name in _METER_OPTIONS & set(options)}
         super().__init__(**options)
         self.probs, self.scores = probs, chosen_scores(scores)

@@ -20,6 +20,7 @@ from segcal import distributed
 from segcal.integrations import at_labels, chosen_scores, missing, scalars
 from segcal.losses import build_loss
 from segcal.metrics import CalibrationMeter, Report
+from segcal.pixels import resolve_ignore_index
 from segcal.sources.network import logits_of
 
 try:
@@ -38,11 +39,12 @@ class TrainerLoss:
 
     Args:
         spec: as for `segcal.build_loss`.
-        ignore_index: label of pixels that are not counted; those with label -100 are not either.
+        ignore_index: label of pixels that are not counted; None is 255, or -100 beyond 255
+            classes. Those with label -100 are never counted.
         **options: of `segcal.build_loss`.
     """
 
-    def __init__(self, spec: str, *, ignore_index: int = 255, **options: Any) -> None:
+    def __init__(self, spec: str, *, ignore_index: int | None = None, **options: Any) -> None:
         self.criterion = build_loss(spec, ignore_index=ignore_index, **options)
 
     def __call__(
@@ -56,13 +58,14 @@ class TrainerLoss:
             num_items_in_batch: labels of the whole batch, in all its parts and on all ranks.
         """
         logits = at_labels(logits_of(outputs), labels)
-        loss = self.criterion.to(logits.device)(
-            logits, _without_padding(labels, self.criterion.ignore_index)
-        )
+        items = labels.ne(_PADDING).sum()
+        classes = 2 if self.criterion.multilabel else logits.shape[1]
+        ignored = resolve_ignore_index(self.criterion.ignore_index, classes)
+        labels = labels.masked_fill(labels == _PADDING, ignored)
+        loss = self.criterion.to(logits.device)(logits, labels)
         if num_items_in_batch is None:
             return loss
         # The loss is that of all ranks, and the Trainer multiplies it by their number.
-        items = labels.ne(_PADDING).sum()
         distributed.sum_(items)
         return loss * (items / distributed.world_size() / num_items_in_batch)
 
@@ -102,7 +105,7 @@ class TrainerMetrics:
         found = predictions.predictions
         logits = torch.as_tensor(found[0] if isinstance(found, tuple) else found)
         labels = torch.as_tensor(predictions.label_ids)
-        labels = _without_padding(labels, self._meter.settings.ignore_index)
+        labels = labels.masked_fill(labels == _PADDING, self._meter.settings.ignore_index)
         for one, label in zip(logits, labels, strict=True):  # all at once would be resized at once
             self._meter.update(at_labels(one[None], label[None]), label[None])
         if not compute_result:
@@ -110,7 +113,3 @@ class TrainerMetrics:
         self.report = self._meter.compute()
         self._meter.reset()
         return scalars(self.report, self.scores)
-
-
-def _without_padding(labels: Tensor, ignore_index: int) -> Tensor:
-    return labels.masked_fill(labels == _PADDING, ignore_index)

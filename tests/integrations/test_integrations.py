@@ -28,14 +28,13 @@ def test_a_missing_package_is_one_line_that_names_the_extra():
         )
     out = run(code)
     assert out.stdout.splitlines() == [
-        f"Expected the package {name}, but it is not installed: pip install 'segcal[{name}]'"
-        for name in FRAMEWORKS
+        f"{name} is not installed: pip install 'segcal[{name}]'" for name in FRAMEWORKS
     ], out.stderr
 
 
 def test_frameworks_are_loaded_by_their_adapter_alone():
     out = run(
-        "import sys, segcal.integrations, segcal.evaluation.evaluate, segcal.run\n"
+        "import sys, segcal.integrations, segcal.evaluation.evaluate, segcal.cli\n"
         f"print([name for name in {FRAMEWORKS} if name in sys.modules])"
     )
     assert out.stdout.strip() == "[]", out.stderr
@@ -45,7 +44,7 @@ def test_scores_are_checked_by_name():
     assert chosen_scores(None) == ("accuracy", "miou", "nll", "ece", "sce")
     assert chosen_scores("ece") == ("ece",)
     assert chosen_scores(["image_ece", "brier"]) == ("image_ece", "brier")
-    with pytest.raises(ValueError, match="Expected scores among accuracy, .* but got 'class_ece'"):
+    with pytest.raises(ValueError, match="no score 'class_ece'"):
         chosen_scores(["ece", "class_ece"])
 
 
@@ -54,7 +53,7 @@ def test_scores_are_checked_by_name():
     [((2, 3, 0, 4), (2, 4, 4)), ((2, 3, 1, 1, 1, 1), (2, 2, 2, 2, 2))],
 )
 def test_logits_that_do_not_fit_their_labels_are_one_line(logits, labels):
-    with pytest.raises(ValueError, match=r"Expected logits \(N, C, \*S\) that can be resized to"):
+    with pytest.raises(ValueError, match="cannot be resized"):
         at_labels(torch.zeros(logits), torch.zeros(labels))
 
 

@@ -136,7 +136,7 @@ def test_where_logits_and_labels_are_found():
     ]:
         found = logits_and_labels(outputs, batch)
         assert found[0] is logits and found[1] is labels
-    with pytest.raises(ValueError, match="test_step to return the logits, but got None"):
+    with pytest.raises(ValueError, match="return the logits"):
         logits_and_labels(None, (None, labels))
-    with pytest.raises(ValueError, match="Expected labels second in the batch"):
+    with pytest.raises(ValueError, match="no labels"):
         logits_and_labels(logits, logits)

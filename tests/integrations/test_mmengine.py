@@ -7,6 +7,7 @@ from mmengine.structures import BaseDataElement, PixelData
 
 from segcal.integrations.mmengine import CalibrationMetric
 from segcal.metrics import CalibrationMeter
+from segcal.pixels import scores_to_probs
 from tests.support.framework_batches import CLASSES, batches, report_of
 
 
@@ -55,3 +56,43 @@ def test_a_binary_model_gives_one_sigmoid_output():
     meter = CalibrationMeter(2)
     meter.update_probs(torch.cat([1 - probs, probs], 1), labels)
     assert metric.report == meter.compute()
+
+
+def mask_scores(seed=0):
+    """Scores as MaskFormer's: Σ over queries of softmax(class) · sigmoid(mask), in 0..1.5."""
+    generator = torch.Generator().manual_seed(seed)
+    classes = torch.randn(5, CLASSES + 1, generator=generator).softmax(1)[:, :CLASSES]
+    masks = torch.randn(2, 5, 8, 6, generator=generator).sigmoid() / 2
+    return torch.einsum("qc,nqhw->nchw", classes, masks)
+
+
+def test_a_pixel_that_no_query_covers_has_equal_probabilities():
+    scores = torch.tensor([[[0.0, 0.3], [0.0, 0.1]]])
+    torch.testing.assert_close(scores_to_probs(scores), torch.tensor([[[0.5, 0.75], [0.5, 0.25]]]))
+
+
+@pytest.mark.parametrize("outputs", [None, "scores"])
+def test_scores_of_a_mask_head_are_divided_by_their_sum(outputs, caplog):
+    scores, (_, labels) = mask_scores(), batches(1)[0]
+    assert (scores.sum(1) - 1).abs().max() > 0.1
+    metric = CalibrationMetric(CLASSES, outputs=outputs)
+    metric.process(None, [sample.to_dict() for sample in samples(scores, labels)])
+    metric.evaluate(2)
+    meter = CalibrationMeter(CLASSES)
+    meter.update_probs(scores / scores.sum(1, keepdim=True), labels)
+    assert metric.report.ece == pytest.approx(meter.compute().ece, rel=1e-9)
+    assert metric.report.nll == pytest.approx(meter.compute().nll, rel=1e-6)
+    assert caplog.text.count("taken for scores") == (outputs is None)  # said once, not per image
+
+
+def test_logits_are_counted_as_logits_if_stated_or_beyond_the_range(caplog):
+    scores, (logits, labels) = mask_scores(), batches(1)[0]
+    for values, outputs in [(scores, "logits"), (logits, None)]:
+        metric = CalibrationMetric(CLASSES, outputs=outputs)
+        metric.process(None, [sample.to_dict() for sample in samples(values, labels)])
+        metric.evaluate(2)
+        expected = report_of([(values, labels)])
+        assert metric.report.ece == pytest.approx(expected.ece, rel=1e-9)
+    assert "scores" not in caplog.text
+    with pytest.raises(ValueError, match="outputs"):
+        CalibrationMetric(CLASSES, outputs="masks")

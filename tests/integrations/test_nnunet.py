@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from segcal.cli import main
-from segcal.evaluation import saved as reading
-from segcal.evaluation.evaluate import measure
+from segcal.evaluation.evaluate import measure, report_of
 from segcal.integrations.nnunet import ChannelLabels, NnunetFolder, mdca_trainer
 from segcal.losses import build_loss
 from segcal.metrics import CalibrationMeter, Report
@@ -75,20 +74,6 @@ def test_the_command(case, tmp_path, monkeypatch):
     assert not (tmp_path / "pickled").exists()
 
 
-def test_parts_give_what_whole_volumes_give(case, monkeypatch):
-    out, labels, _, _ = case
-
-    def report():
-        source = NnunetFolder(out, labels=labels)
-        return measure(source, {"none": None})["none"].report()
-
-    whole = report()
-    monkeypatch.setattr(reading, "_WHOLE_VOXELS", 0)
-    monkeypatch.setattr(reading, "_PART_VOXELS", 3 * CLASSES * SIZE[1] * SIZE[2])
-    assert report().ece == pytest.approx(whole.ece, rel=1e-9)
-    assert report().image_ece == pytest.approx(whole.image_ece, rel=1e-9)
-
-
 def test_voxels_outside_the_box_are_background_and_counted(case, caplog):
     out, labels, _, known = case
     probs = known[0][0].astype(np.float32)
@@ -102,12 +87,12 @@ def test_voxels_outside_the_box_are_background_and_counted(case, caplog):
 @pytest.mark.parametrize(
     "damage, problem",
     [
-        ("moved", r"case_001\.npz: Expected labels in the geometry of the predictions, shape"),
-        ("cropped", r"case_001\.npz: Expected labels in the geometry of the predictions, shape"),
-        ("flipped", "Expected its segmentation to be where the probabilities are largest"),
-        ("key", "Expected the key probabilities, but got softmax"),
-        ("no labels", r"Expected its label case_001\.nii\.gz in"),
-        ("sums", r"Expected probabilities \(0 to 1, sum 1\)"),
+        ("moved", r"case_001\.npz: .* elsewhere"),
+        ("cropped", r"case_001\.npz"),
+        ("flipped", "axes flipped"),
+        ("key", "probabilities is not among softmax"),
+        ("no labels", r"case_001\.nii\.gz is not in"),
+        ("sums", "sum 0.9"),
     ],
 )
 def test_what_does_not_fit_is_refused(case, damage, problem):
@@ -131,16 +116,16 @@ def test_what_does_not_fit_is_refused(case, damage, problem):
 
 def test_folders_of_another_kind_are_refused(case, tmp_path):
     out, labels, _, _ = case
-    with pytest.raises(ValueError, match="Expected --labels with the format nnunet"):
+    with pytest.raises(ValueError, match="needs --labels"):
         NnunetFolder(out)
-    with pytest.raises(ValueError, match="save_probabilities, but .* has none"):
+    with pytest.raises(ValueError, match="save_probabilities"):
         NnunetFolder(labels, labels=labels)
     (out / "dataset.json").write_text(json.dumps({"labels": {"background": 0, "liver": 2}}))
-    with pytest.raises(ValueError, match=r"Expected labels 0, 1, …, but got \[0, 2\]"):
+    with pytest.raises(ValueError, match=r"but are \[0, 2\]"):
         NnunetFolder(out, labels=labels)
 
 
-def test_regions_are_sigmoid_outputs(case, monkeypatch):
+def test_regions_are_sigmoid_outputs(case):
     out, labels, _, known = case
     names = {"background": 0, "whole": [1, 2], "tumour": 2, "ignore": 3}
     (out / "dataset.json").write_text(json.dumps({"labels": names, "regions_class_order": [1, 2]}))
@@ -155,17 +140,10 @@ def test_regions_are_sigmoid_outputs(case, monkeypatch):
         meter.update_probs(values, torch.from_numpy(target)[None], names=[name])
     folder = NnunetFolder(out, labels=labels)
     assert folder.class_names == ("whole", "tumour") and folder.multilabel
-    report = measure(folder, {"none": None})["none"].report()
+    report = report_of(measure(folder, {"none": None})["none"])
     expected = meter.compute()
     assert report.ece == expected.ece and report.protocol.pixels == expected.protocol.pixels
     assert report.protocol.images == 2 and report.protocol.multilabel
-    monkeypatch.setattr(reading, "_WHOLE_VOXELS", 0)
-    monkeypatch.setattr(reading, "_PART_VOXELS", 3 * 2 * SIZE[1] * SIZE[2])
-    source = NnunetFolder(out, labels=labels)
-    assert len(list(source)) > 2
-    parts = measure(source, {"none": None})["none"].report()
-    assert parts.ece == pytest.approx(expected.ece, rel=1e-9)
-    assert parts.protocol == report.protocol
 
 
 def test_the_loss_of_the_trainer_takes_labels_with_a_channel():
@@ -182,5 +160,5 @@ def test_the_loss_of_the_trainer_takes_labels_with_a_channel():
 
 
 def test_the_trainer_needs_nnunet():
-    with pytest.raises(ImportError, match=r"package nnunetv2, .* pip install 'segcal\[nnunet\]'"):
+    with pytest.raises(ImportError, match=r"nnunetv2 .* pip install 'segcal\[nnunet\]'"):
         mdca_trainer()

@@ -10,6 +10,8 @@ from segcal.metrics import Report
 from tests.support.framework_batches import CLASSES, batches, report_of
 from tests.support.ranks import free_port, run_on_ranks
 
+pytestmark = pytest.mark.slow  # starts processes
+
 IMAGES = 5  # rank 0 has images 0, 2, 4, rank 1 has 1 and 3
 
 

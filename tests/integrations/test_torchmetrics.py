@@ -49,6 +49,15 @@ def test_probabilities_scores_and_options_of_the_meter():
     assert_says(metric.compute(), report, ("image_ece", "brier"))
 
 
+def test_n_bins_is_what_torchmetrics_calls_num_bins():
+    ((logits, labels),) = data = batches(1)
+    metric = CalibrationMetric(CLASSES, n_bins=5)
+    metric.update(logits, labels)
+    assert metric.report() == report_of(data, num_bins=5)
+    with pytest.raises(ValueError, match="n_bins"):
+        CalibrationMetric(CLASSES, n_bins=5, num_bins=5)
+
+
 def test_options_that_nobody_knows_are_refused():
     with pytest.raises(ValueError, match="binz"):
         CalibrationMetric(CLASSES, binz=5)

@@ -11,9 +11,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from segcal.sources.source import resize
 from segcal.integrations.transformers import TrainerLoss, TrainerMetrics
 from segcal.losses import build_loss
+from segcal.sources.source import resize
 from tests.support.framework_batches import CLASSES, batches, report_of
 
 

@@ -8,6 +8,8 @@ from segcal.losses import AUXILIARY_LOSSES, build_loss, hyper_names
 from tests.support.loss_batches import FEW, LOSSES, Loss, batch
 from tests.support.ranks import run_on_ranks
 
+pytestmark = pytest.mark.slow  # starts processes
+
 # Images of the one batch that each rank holds. The second has no valid pixel in "ignored", and no
 # image in "empty".
 SHARES = {
