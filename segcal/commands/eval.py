@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from segcal.sources import Source
 
 # Options of saved predictions, which are fields of `segcal.sources.saved.PredictionFormat` too.
-_FORMAT = ("kind", "layout", "axes", "labels", "images", "num_classes", "class_names")
-_FORMAT += ("ignore_index", "align_corners")
+_FORMAT: tuple[str, ...] = ("kind", "layout", "axes", "labels", "images", "num_classes")
+_FORMAT += ("class_names", "ignore_index", "align_corners")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

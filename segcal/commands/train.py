@@ -24,6 +24,7 @@ def run(arguments: Sequence[str], prog: str) -> None:
             print(f"saved; continue with: {prog} --resume --out {config.folder}", flush=True)
         raise
     best = best_record(history, config.select)
+    assert best is not None  # the last epoch is always evaluated
     evaluate = prog.replace("train_seg.py", "eval_calib.py").replace("segcal train", "segcal eval")
     if first:
         scores = describe_scores(best, "holdout/")

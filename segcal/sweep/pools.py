@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from segcal.sweep.runner import Outcome, Pool, Runs, Task
+from segcal.sweep.runner import Outcome, Runs, Task
 from segcal.training.signals import Interrupted
 
 _SAVING = 300  # seconds that runs on Ray have to save themselves when the sweep is stopped
@@ -200,7 +200,7 @@ def _join(address: str) -> tuple[Any, bool]:
             socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
         except (OSError, ValueError) as error:
             raise ValueError(f"there is no Ray cluster at {address}: {error}") from None
-    own = {"include_dashboard": False, "object_store_memory": 200 * 2**20}
+    own: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 200 * 2**20}
     try:
         ray.init(
             address or "local",
@@ -214,6 +214,9 @@ def _join(address: str) -> tuple[Any, bool]:
             f"there is no Ray cluster at {address or 'this machine'}: {reason}"
         ) from None
     return ray, True
+
+
+Pool = Alone | Processes | OnRay
 
 
 def open_pool(

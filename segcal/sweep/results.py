@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TypeVar
 
 from matplotlib.figure import Figure
 
 from segcal import viz
+from segcal.evaluation.folder import REPORT, STATE
 from segcal.files import atomic_write
 from segcal.metrics import (
     CalibrationMeter,
@@ -27,7 +27,6 @@ from segcal.sweep.runner import Runs
 from segcal.viz.plots import draw_severities, figure_png, new_figure, themed
 from segcal.viz.tables import Cell, Number, Sheet, Table, above_interval, difference_table, put_into
 
-T = TypeVar("T")
 INTERVAL = "mean ± deviation over seeds, [95 % interval], values of the seeds"
 
 
@@ -63,7 +62,9 @@ class Results:
 
     sweep: Sweep
     runs: Runs
-    intervals: dict[Hashable, Mapping[str, Interval]] = field(default_factory=dict)
+    _reports: dict[Path, Report] = field(default_factory=dict)  # each is read once
+    _meters: dict[Hashable, list[list[CalibrationMeter]]] = field(default_factory=dict)
+    _known: dict[Hashable, Mapping[str, Interval]] = field(default_factory=dict)
 
     def sheet(self, command: str, remarks: Sequence[str] = ()) -> Sheet:
         """All tables and numbers."""
@@ -96,12 +97,22 @@ class Results:
 
     def reports(self, row: Row, shift: str = "") -> list[Report]:
         """The reports of a row under one shift, one per seed; none while any is missing."""
-        return self._of_seeds(row, shift, self.runs.report)
+        folders = self._folders(row, shift)
+        for folder in folders:
+            if folder not in self._reports:
+                self._reports[folder] = Report.load(folder / REPORT)
+        return [self._reports[folder] for folder in folders]
 
     def meters(self, row: Row, condition: Condition) -> list[list[CalibrationMeter]]:
         """The sums behind a row: for each seed, those under each shift; none if any is missing."""
-        each = [self._of_seeds(row, shift, self.runs.meter) for shift in condition.shifts]
-        return [list(shifts) for shifts in zip(*each, strict=True)] if all(each) else []
+        key = (row.tuning, row.posthoc, condition)
+        if key not in self._meters:
+            folders = [self._folders(row, shift) for shift in condition.shifts]  # (shifts, seeds)
+            self._meters[key] = [
+                [CalibrationMeter.load(folder / STATE) for folder in shifts]
+                for shifts in (zip(*folders, strict=True) if all(folders) else ())
+            ]
+        return self._meters[key]
 
     def number(
         self,
@@ -139,22 +150,21 @@ class Results:
             ends = None if found is None else (factor * found.low, factor * found.high)
         return Number(score, unit, row.name, column, tuple(seeds), ends)
 
-    def _of_seeds(self, row: Row, shift: str, read: Callable[..., T | None]) -> list[T]:
+    def _folders(self, row: Row, shift: str) -> list[Path]:
+        """The folders of a row's evaluations, one per seed; none while any is missing."""
         limit = row.tuning.limit if shift else None
-        found = [
-            read(training, row.posthoc, shift, limit) for training in self.runs.chosen(row.tuning)
-        ]
-        known = [each for each in found if each is not None]
+        trainings = self.runs.chosen(row.tuning)
+        found = [self.runs.evaluated(t, row.posthoc, shift, limit) for t in trainings]
+        known = [folder for folder in found if folder is not None]
         return known if len(known) == len(found) else []
 
     def _intervals(self, row: Row, condition: Condition) -> Mapping[str, Interval]:
-        meters = self.meters(row, condition)
-        if len(meters[0][0].names) < 2:  # one image has no interval
-            return {}
         key = (row.tuning, row.posthoc, condition)
-        if key not in self.intervals:
-            self.intervals[key] = mean_intervals(meters)
-        return self.intervals[key]
+        if key not in self._known:
+            meters = self.meters(row, condition)
+            several = len(meters[0][0].names) > 1  # one image has no interval
+            self._known[key] = mean_intervals(meters) if several else {}
+        return self._known[key]
 
     def _tables(
         self, rows: Sequence[Row], condition: Condition, title: str
@@ -196,9 +206,11 @@ class Results:
         pairs = list(self.sweep.compare)
         for rule in self.sweep.select[1:]:
             for pair in self.sweep.compare:
-                theirs = (by_rule(name, rule) for name in pair)
-                names = zip(theirs, pair, strict=True)
-                pairs.append(tuple(rules if rules in by_name else name for rules, name in names))
+                first, second = (
+                    name if by_rule(name, rule) not in by_name else by_rule(name, rule)
+                    for name in pair
+                )
+                pairs.append((first, second))
         found = {}
         for first, second in dict.fromkeys(pairs):
             if not {first, second} <= by_name.keys():

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from signal import SIGINT
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import segcal
 from segcal import settings
@@ -30,7 +30,6 @@ from segcal.evaluation.folder import REPORT, STATE, place, store
 from segcal.evaluation.shifts import FORMAT
 from segcal.files import atomic_write, one_line
 from segcal.losses import hyper_names
-from segcal.metrics import CalibrationMeter, Report
 from segcal.metrics.scores import SCORES
 from segcal.sources.network import RunSource
 from segcal.sources.source import digest, file_digest
@@ -39,6 +38,9 @@ from segcal.training.checkpoint import BEST
 from segcal.training.config import CONFIG, TrainConfig, header, load_config, recipe_path
 from segcal.training.run import train_run
 from segcal.training.trainer import LOG
+
+if TYPE_CHECKING:
+    from segcal.sweep.pools import Pool
 
 RESAMPLES = 1000
 DATA = "data.json"  # in the folder of a run: the fingerprint of its training and hold-out images
@@ -72,24 +74,6 @@ class Outcome:
     failure: str = ""
 
 
-class Pool(Protocol):
-    """Where tasks are worked on; each is given to `Runs.do`."""
-
-    size: int  # tasks at a time
-
-    def start(self, task: Task) -> None:
-        """Begin a task."""
-
-    def wait(self) -> list[tuple[Task, Outcome]]:
-        """Wait until a task is done; those that are."""
-
-    def stop(self, signal: int) -> None:
-        """Wait until the tasks under way are saved and ended, because a signal came."""
-
-    def close(self) -> None:
-        """Free what the pool holds."""
-
-
 class Runs:
     """The runs of a sweep: their settings and folders, what they learned and what was measured.
 
@@ -120,16 +104,12 @@ class Runs:
         self.found: dict[str, Path] = {}  # folders of runs by `identity`
         for top in (root, *elsewhere):
             for path in (top / CONFIG, *sorted(top.glob(f"*/{CONFIG}"))):
-                if path.is_file():
-                    self._find(path, whole=top != root)
-
-    def _find(self, path: Path, *, whole: bool) -> None:
-        try:
-            config = load_config(path)
-        except ValueError:  # of another version: no run of this one
-            return
-        if not whole or holdout_scores(path.parent, config) is not None:
-            self.found.setdefault(self.identity(config), path.parent)
+                try:
+                    config = load_config(path)
+                except (ValueError, FileNotFoundError):  # no run, or one of another version
+                    continue
+                if top == root or holdout_scores(path.parent, config) is not None:
+                    self.found.setdefault(self.identity(config), path.parent)
 
     def identity(self, config: TrainConfig) -> str:
         """A digest of all settings that a run learns from, with the folder of its data."""
@@ -261,19 +241,18 @@ class Runs:
         return self.lacks(config, fetch=False) is None
 
     def require_data(self, tunings: Sequence[Tuning]) -> None:
-        """Raise a ValueError if a training cannot be, or if its data or a shift's is missing."""
-        shifts: dict[DataConfig, None] = {}
-        for tuning in tunings:
-            for training in tuning.candidates():
-                data = self.config(training).data
-                moved = [s.configure(data) for s in tuning.method.shifts if s.brings_images]
-                shifts |= dict.fromkeys(moved)
+        """Raise a ValueError if data is missing, or is not what the runs were trained on."""
         for name in dict.fromkeys(tuning.config for tuning in tunings):
             if (reason := self.lacks(name)) is not None:
                 raise ValueError(f"{reason} (for {name})")
-        for config in shifts:
-            if not config.download and (reason := missing(config)) is not None:
-                raise ValueError(reason)
+        for tuning in tunings:
+            for training in dict.fromkeys([*tuning.candidates(), *self.chosen(tuning)]):
+                config = self.config(training)
+                if (config.folder / DATA).is_file():
+                    self.require_same_data(config)
+            for shift in tuning.method.shifts:
+                if shift.brings_images and (reason := missing(shift.configure(config.data))):
+                    raise ValueError(reason)
 
     def require_same_data(self, config: TrainConfig) -> None:
         """Note what a new run is trained on; raise a ValueError if that of an old one changed."""
@@ -301,51 +280,38 @@ class Runs:
         weights = file_digest(config.folder / BEST)
         run = (FORMAT, segcal.__version__, RESAMPLES, weights, network, data)
         source = None
-        for limit, shifts in {None: ("",), needs.limit: ("", *needs.shifts)}.items():
-            if limit is not None:
-                shifts = shifts[1:]
+        for limit in dict.fromkeys((None, needs.limit)):
+            shifts: list[Shift | None] = [None] if limit is None else []
+            shifts += needs.shifts if limit == needs.limit else ()
             folder = self._evaluations(training, limit)
-            missing: dict[Path, str] = {}
+            open_: dict[Path, str] = {}  # the keys of what is to be evaluated, by folder
             for shift in shifts:
-                test = shifted(splits, config.data, shift).test if shift else splits.test
+                test = splits.test if shift is None else shifted(splits, config.data, shift).test
                 images = digest(test.limited(limit).fingerprint(), splits.holdout.fingerprint())
                 for method in needs.posthoc:
                     key = digest(*run, images, str(shift), method)
-                    if not _is_stored(folder / place(method, str(shift)), key):
-                        missing[folder / place(method, str(shift))] = key
-            if not missing:
+                    path = folder / place(method, str(shift or ""))
+                    if not _is_stored(path, key):
+                        open_[path] = key
+            if not open_:
                 continue
             source = source or RunSource(config.folder, device=choose_device(self.device))
             found = evaluate_source(
                 source if limit is None else source.limited(limit),
                 posthoc=tuple(needs.posthoc),
-                shifts=[shift for shift in shifts if shift],
+                shifts=[shift for shift in shifts if shift is not None],
                 resamples=RESAMPLES,
                 overlays="none",
             )
             for at, report in found.reports.items():
-                method, shift = at if isinstance(at, tuple) else (at, "")
-                path = folder / place(method, shift)
-                if path in missing:
-                    store(path, report, found.meters[at], {"key": missing[path]})
+                path = folder / (place(*at) if isinstance(at, tuple) else place(at))
+                if path in open_:
+                    store(path, report, found.meters[at], {"key": open_[path]})
 
-    def report(
-        self, training: Training, posthoc: str, shift: str, limit: int | None
-    ) -> Report | None:
-        """The report of one evaluation; None unless this process has seen it made or kept."""
-        path = self._evaluated(training, posthoc, shift, limit)
-        return None if path is None else Report.load(path / REPORT)
-
-    def meter(
-        self, training: Training, posthoc: str, shift: str, limit: int | None
-    ) -> CalibrationMeter | None:
-        """The sums behind `report`."""
-        path = self._evaluated(training, posthoc, shift, limit)
-        return None if path is None else CalibrationMeter.load(path / STATE)
-
-    def _evaluated(
+    def evaluated(
         self, training: Training, posthoc: str, shift: str, limit: int | None
     ) -> Path | None:
+        """The folder of an evaluation; None unless this process has seen it made or kept."""
         for needs in self.measured.get(training, ()):
             under = limit == needs.limit and shift in map(str, needs.shifts)
             if posthoc in needs.posthoc and (under or not shift):
@@ -384,12 +350,6 @@ def _is_stored(folder: Path, key: str) -> bool:
         return about["key"] == key and (folder / STATE).is_file()
     except (OSError, ValueError, KeyError, TypeError):
         return False  # there is none, or it is damaged
-
-
-def needs_of(tuning: Tuning) -> Needs:
-    """What the tables show of a tuning's chosen runs."""
-    method = tuning.method
-    return Needs(frozenset(method.posthoc), method.shifts, tuning.limit if method.shifts else None)
 
 
 def work(
@@ -432,8 +392,10 @@ def work(
         for tuning in list(undecided):
             if runs.choice(tuning) is not None:
                 undecided.remove(tuning)
+                method = tuning.method
+                limit = tuning.limit if method.shifts else None
                 for training in runs.chosen(tuning):
-                    want(training, needs_of(tuning))
+                    want(training, Needs(frozenset(method.posthoc), method.shifts, limit))
 
     for tuning in undecided:
         if len(tuning.grid) > 1:

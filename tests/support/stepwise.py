@@ -24,7 +24,7 @@ class Counted(Runs):
     def __init__(self, root, kept=None, fail=(), stop_at=None):
         super().__init__(root)
         self.kept = {} if kept is None else kept
-        self.trained, self.evaluated = [], []
+        self.trained, self.asked = [], []
         self.fail, self.stop_at = fail, stop_at
 
     def scores(self, training):

@@ -47,7 +47,7 @@ class Fake(Counted):
             self.kept[label] = {"accuracy": 0.9 - abs(beta - 5) / 100, "nll": 0.3, "ece": 0.01}
         for needs in task.needs:
             new = [(label, posthoc) for posthoc in sorted(needs.posthoc)]
-            self.evaluated += [each for each in new if each not in self.evaluated]
+            self.asked += [each for each in new if each not in self.asked]
         return Outcome(self.kept[label])
 
 
@@ -58,9 +58,9 @@ def test_a_grid_tries_each_candidate_once_and_reports_the_best(tmp_path):
     others = [f"scenes-nll+mdca-beta5-seed{seed}" for seed in (1, 2)]
     plain = [f"scenes-nll-seed{seed}" for seed in (0, 1, 2)]
     assert sorted(fake.trained) == sorted(tried + others + plain)
-    reported = {name for name, _ in fake.evaluated}
+    reported = {name for name, _ in fake.asked}
     assert reported == {tried[1], *others, *plain}  # losers never see the test data
-    assert fake.evaluated.count(("scenes-nll-seed0", "ts")) == 1
+    assert fake.asked.count(("scenes-nll-seed0", "ts")) == 1
 
 
 def test_ties_go_to_the_lower_nll_and_failures_do_not_count(tmp_path):
@@ -92,7 +92,7 @@ def test_only_what_is_trained_is_evaluated_on_request(tmp_path):
     fake = Fake(tmp_path)
     fake.kept["scenes-nll-seed1"] = {"accuracy": 0.9, "nll": 0.3, "ece": 0.01}
     run([TUNED, PLAIN], fake, train=False)
-    assert fake.trained == [] and {name for name, _ in fake.evaluated} == {"scenes-nll-seed1"}
+    assert fake.trained == [] and {name for name, _ in fake.asked} == {"scenes-nll-seed1"}
 
 
 def test_a_failed_run_is_named_and_the_others_go_on(tmp_path):

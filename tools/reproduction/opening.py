@@ -68,6 +68,7 @@ def answers(results: Results, place: int, *, part: str = "test", shifted: bool =
     """What the networks of the first seed say of the test set, under shift, or of the hold-out."""
     probs = {}
     for loss in LOSSES:
+        source: NetworkSource
         source = RunSource(folder_of(results, place, loss), split=part, workers=0)
         if shifted:
             pacs = source.data_config is not None and source.data_config.name == "pacs"
@@ -75,7 +76,7 @@ def answers(results: Results, place: int, *, part: str = "test", shifted: bool =
             source = source.shifted(shift)
         batches = list(source)
         probs[loss] = torch.cat([batch.probs.float() for batch in batches])
-    labels = torch.cat([batch.labels for batch in batches])
+    labels = torch.cat([batch.labels for batch in batches if batch.labels is not None])
     return Answers(source, labels, probs, source.class_names)
 
 
