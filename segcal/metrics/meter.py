@@ -41,6 +41,7 @@ from segcal.pixels import (
 )
 
 log = logging.getLogger(__name__)
+_IMAGE_BINS = 2**20  # of the images that are counted at a time
 _SOME = 8  # images, and pixels along each side, that are looked at to find probabilities
 
 
@@ -414,30 +415,41 @@ def update_together(
     for what, given_names in (("names", names), ("groups", groups)):
         if given_names is not None and (isinstance(given_names, str) or len(given_names) != n):
             raise ValueError(f"Expected {n} {what}, one per image, but got {given_names!r:.200}")
+    # Few images at a time where their sums take more room than their pixels.
+    step = max(_IMAGE_BINS // (k * s.num_bins), 1) if s.per_image else max(n, 1)
+    counted = []
     try:
-        batches = count(values, labels, inside, s, logits=not probs)
-    except ValueError:
+        for first in range(0, max(n, 1), step):
+            some = slice(first, first + step)
+            masks = [None if mask is None else mask[some] for mask in inside]
+            counted.append(count(values[some], labels[some], masks, s, logits=not probs))
+    except ValueError:  # labels out of range
+        fine = False
+    else:
+        faults = (batch.sums.faults for batches in counted for batch in batches)
+        fine = not _can_look(values) or not any(found.any() for found in faults)
+    if not fine:
         check_batch(values, labels, s.ignore_index, probs=probs, multilabel=s.multilabel)
-        raise
-    if _can_look(values) and any(batch.sums.faults.any() for batch in batches):
-        check_batch(values, labels, s.ignore_index, probs=probs, multilabel=s.multilabel)
+        raise ValueError("Expected values that can be counted, but some are no probabilities")
     # Nothing below can fail, so a batch is counted wholly or not at all.
     if not probs and meters[0]._like_probs is None:
-        some = (slice(_SOME), slice(None), *[slice(_SOME)] * (values.ndim - 2))
-        first = values[some]
+        corner = values[(slice(_SOME), slice(None), *[slice(_SOME)] * (values.ndim - 2))]
         if s.multilabel:
-            like = ((first >= 0) & (first <= 1)).all() & (first > 0).any()
+            like = ((corner >= 0) & (corner <= 1)).all() & (corner > 0).any()
         else:
-            like = is_distribution(first, 1).all() & (first.numel() > 0)
+            like = is_distribution(corner, 1).all() & (corner.numel() > 0)
         meters[0]._like_probs = like
         if _can_look(values):
             meters[0]._warn_of_probs()
-    for meter, batch in zip(meters, batches, strict=True):
-        if values.device.type != "cpu":
-            meter._sums = meter._sums.to(values.device)
-        batch.add_to(meter._sums)
-        if batch.images is not None:
-            meter._images.append(batch.images)
+    for batches in counted:
+        for meter, batch in zip(meters, batches, strict=True):
+            if values.device.type != "cpu":
+                meter._sums = meter._sums.to(values.device)
+            batch.add_to(meter._sums)
+            if batch.images is not None:
+                meter._images.append(batch.images)
+    if s.per_image:
+        for meter in meters:
             meter._names += [""] * n if names is None else map(str, names)
             meter._groups += [""] * n if groups is None else map(str, groups)
 

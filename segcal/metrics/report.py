@@ -10,7 +10,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class Protocol:
 def _freeze(owner: object, **dtypes: type) -> None:
     """Replace fields of a frozen dataclass by read-only copies as arrays."""
     for name, dtype in dtypes.items():
-        array = np.array(getattr(owner, name), dtype)
+        array: Array = np.array(getattr(owner, name), dtype)
         array.setflags(write=False)
         object.__setattr__(owner, name, array)
 
@@ -458,8 +458,13 @@ class Report(ScoreTable):
             for array in arrays:
                 if array.shape != shape:
                     raise ValueError(f"Expected {name} tables of {shape}, but got {array.shape}")
-        if self.class_names is not None and len(self.class_names) != k:
-            raise ValueError(f"Expected {k} class_names, but got {len(self.class_names)}")
+        lengths: dict[str, tuple[int, Any]] = {"class_names": (k, self.class_names)}
+        if self.images is not None:
+            lengths["class_ace"] = k, self.images.class_ace
+            lengths["bins"] = b, self.images.bins
+        for name, (length, row) in lengths.items():
+            if row and len(row) != length:
+                raise ValueError(f"Expected {length} {name}, but got {len(row)}")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON, completely or not at all."""
@@ -508,7 +513,8 @@ def from_plain(kind: Any, data: Any) -> Any:
         raise TypeError(f"a report that is {data!r:.60}")
     if is_dataclass(kind):
         hints = get_type_hints(kind)
-        return kind(**{f.name: from_plain(hints[f.name], data[f.name]) for f in fields(kind)})
+        values = {f.name: from_plain(hints[f.name], data[f.name]) for f in fields(kind)}
+        return cast(type, kind)(**values)
     if origin in (Union, types.UnionType):  # always `X | None` here
         return None if data is None else from_plain(parts[0], data)
     if origin is np.ndarray:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ CLASS_STEP = 16
 CLASS_BINS = FINE_BINS // CLASS_STEP + 1
 MOST_CLASSES = 256  # for more it is not kept: it takes 2 kB per class
 
+_MOST_CELLS = 2**20  # of a confusion matrix of a batch; with more, the cell of each pixel is listed
 EDGE_RULES = ("right", "left")
 
 
@@ -246,8 +247,8 @@ class ImageSums(_Tensors):
     ) -> ImageSums:
         """`images` images without pixels."""
         i, k, b = images, num_classes, num_bins
-        whole = {"dtype": torch.int32, "device": device}
-        real = {"dtype": torch.float64, "device": device}
+        whole: dict[str, Any] = {"dtype": torch.int32, "device": device}
+        real: dict[str, Any] = {"dtype": torch.float64, "device": device}
         pixels = (i, k) if multilabel else (i,)
         return cls(
             pixels=torch.zeros(pixels, dtype=torch.int64, device=device),
@@ -266,18 +267,80 @@ class ImageSums(_Tensors):
         names = [field.name for field in fields(cls)]
         return cls(*(torch.cat([getattr(b, name).cpu() for b in blocks]) for name in names))
 
-    def set_class_ace(self, count: Tensor) -> None:
-        """Compute `class_ace`, which is no sum, when the images are complete.
+
+class Tables(NamedTuple):
+    """What is counted of a batch: sums of A groups of pixels and R images (or R = 1), all float64.
+
+    The last axis of `classes`, `top` and `fine` is (number of pixels, Σ p).
+    """
+
+    classes: Any  # (A, R, K, B, 2); the number of pixels in the first bin is not filled in
+    hits: Any  # (A, R, K, B)
+    top: Any  # (A, R, B, 2, 2) wrong and right
+    predicted: Any  # (A, R, K, 2) wrong and right
+    fine: Any  # (A, F, 2, 2) wrong and right
+    class_fine: Any  # (A, K, G, 2) wrong and right; (A, 0, G, 2) for many classes
+    confusion: Any  # (A, K, K); (A, 0, 0) if cells are listed
+    scores: Any  # (A, 2) NLL and Brier
+
+    @classmethod
+    def zeros(
+        cls, make: Callable[[tuple[int, ...]], Any], a: int, r: int, k: int, b: int
+    ) -> Tables:
+        """Empty tables of the arrays that `make` makes of a shape."""
+        cells = (k, k) if k * k <= _MOST_CELLS else (0, 0)
+        kept = k if k <= MOST_CLASSES else 0
+        shapes = [(a, r, k, b, 2), (a, r, k, b), (a, r, b, 2, 2), (a, r, k, 2)]
+        shapes += [(a, FINE_BINS, 2, 2), (a, kept, CLASS_BINS, 2), (a, *cells), (a, 2)]
+        return cls(*map(make, shapes))
+
+    def of(self, group: int) -> Tables:
+        """The tables of one group, without that axis."""
+        return Tables(*(table[group] for table in self))
+
+    def batch_sums(self, images: Tensor, faults: Tensor, *, per_image: bool) -> BatchSums:
+        """What one group, given without its axis, adds to a meter.
 
         Args:
-            count: (I, K, B) pixels in the bins; those of the first bin may be missing.
+            images: () images with at least one counted pixel.
+            faults: (3,) as in `Sums`.
+            per_image: whether R is the number of images.
         """
-        several = self.pixels.ndim > 1  # pixels of each class, for sigmoid outputs
-        pixels = self.pixels.unsqueeze(-1) if several else self.pixels.view(-1, 1, 1)
-        first = pixels - count[..., 1:].sum(2, keepdim=True)
-        count = torch.cat([first, count[..., 1:]], 2)
-        mean_gap = self.class_gap.abs() / count.clamp(min=1)
-        self.class_ace = mean_gap.sum(2) / (count > 0).sum(2).clamp(min=1)
+        classes, hits, top, predicted, fine, class_fine, confusion, scores = self
+        count = classes[..., 0]
+        pixels = top[..., 0].sum((1, 2))  # (R,)
+        count[..., 0] = pixels[:, None] - count[..., 1:].sum(2)
+        whole = Sums(
+            class_count=count.sum(0).long(),
+            class_hits=hits.sum(0).long(),
+            class_confidence=classes[..., 1].sum(0),
+            top_count=top[..., 0].sum((0, 2)).long(),
+            top_hits=top[:, :, 1, 0].sum(0).long(),
+            top_confidence=top[..., 1].sum((0, 2)),
+            confusion=confusion.long(),
+            fine_correct=fine[:, 1, 0].long(),
+            fine_wrong=fine[:, 0, 0].long(),
+            fine_confidence=fine[..., 1].sum(1),
+            class_fine_correct=class_fine[..., 1].long(),
+            class_fine_wrong=class_fine[..., 0].long(),
+            nll=scores[0],
+            brier=scores[1],
+            images=images,
+            faults=faults,
+        )
+        if not per_image:
+            return BatchSums(whole, None)
+        gap = classes[..., 1] - hits
+        each = ImageSums(
+            pixels=pixels.long(),
+            top_gap=top[..., 1].sum(2) - top[:, :, 1, 0],
+            class_gap=gap,
+            intersection=predicted[..., 1].int(),
+            predicted=predicted.sum(2).int(),
+            truth=hits.sum(2).int(),
+            class_ace=(gap.abs() / count.clamp(min=1)).sum(2) / (count > 0).sum(2).clamp(min=1),
+        )
+        return BatchSums(whole, each)
 
 
 @dataclass
@@ -403,6 +466,7 @@ def check_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor], settings
     if set(state) != set(own):
         odd = sorted(set(state) ^ set(own))
         raise ValueError(f"Expected the state of a CalibrationMeter, but {odd} do not match")
+    settings.require_equal(_decode_settings(state["settings"]))
     for name, tensor in own.items():
         text = name in ("names", "groups", "settings")  # of any length; so is the number of images
         free = 1 if text or name.startswith("image.") else 0
@@ -416,7 +480,6 @@ def check_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor], settings
                 f"Expected {name} of {tensor.dtype} {tuple(tensor.shape)}, "
                 f"but got {got.dtype} {tuple(got.shape)}"
             )
-    settings.require_equal(_decode_settings(state["settings"]))
     rows = {len(decode_names(state[name])) for name in ("names", "groups")}
     rows |= {len(tensor) for name, tensor in state.items() if name.startswith("image.")}
     if len(rows) > 1:

@@ -57,7 +57,7 @@ def test_it_is_the_loss_of_that_name(bins):
 def test_both_passes_count_it_alike(monkeypatch):
     logits, labels = case()
     compiled = measured(logits, labels)
-    monkeypatch.setattr(counting, "compiled_passes", lambda: None)
+    monkeypatch.setattr(counting, "compiled", lambda: None)
     in_torch = measured(logits, labels)
     assert in_torch.class_ace == pytest.approx(compiled.class_ace, rel=1e-9)
     assert in_torch.image_ace == pytest.approx(compiled.image_ace, rel=1e-9)
@@ -67,8 +67,8 @@ def test_images_in_pieces_and_threads(monkeypatch):
     """An image may be counted in pieces; its ACE is known when all are."""
     logits, labels = case(pixels=1000)
     whole = measured(logits, labels)
-    monkeypatch.setattr("segcal.metrics.counting.cpu.PIECE_PIXELS", 64)
-    monkeypatch.setattr("segcal.metrics.counting.cpu._WORTH_A_THREAD", 1)
+    monkeypatch.setattr("segcal.metrics.counting._COPIED_BLOCK", 64)
+    monkeypatch.setattr("segcal.metrics.counting._WORTH_A_THREAD", 1)
     assert measured(logits, labels).class_ace == pytest.approx(whole.class_ace, rel=1e-9)
 
 

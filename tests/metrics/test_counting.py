@@ -1,27 +1,20 @@
 """The compiled pass counts what the torch pass counts, and its parts are what they say."""
 
-import importlib.util
 import logging
-import shutil
 import sys
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 
+import numba
 import numpy as np
 import pytest
 import torch
-from numba import njit
 from torch.nn.functional import interpolate
 
 from segcal import CalibrationMeter
 from segcal.metrics import counting, sums, update_together
-from segcal.metrics.counting import compiled, cpu
-from segcal.metrics.counting.cpu import count_compiled
-from segcal.metrics.counting.device import count_in_torch, fine_bin
-from segcal.metrics.sums import bin_edges, fine_edges
+from segcal.metrics.counting import count_compiled, count_in_torch
+from segcal.metrics.sums import fine_edges
+from segcal.pixels import default_ignore_index
 
-IGNORE = 255
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 PASSES = {"compiled": count_compiled, "torch": count_in_torch}
 
@@ -67,37 +60,15 @@ def labels_for(logits, ignored=0.1):
     labels = torch.randint(0, logits.shape[1], shape, generator=generator)
     own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
     masked = own <= torch.finfo(logits.dtype).min
-    return labels.masked_fill(masked | (torch.rand(shape, generator=generator) < ignored), IGNORE)
+    drawn = torch.rand(shape, generator=generator) < ignored
+    return labels.masked_fill(masked | drawn, default_ignore_index(logits.shape[1]))
 
 
 def count(way, values, labels, inside=(None,), **options):
     logits = options.pop("logits", True)
-    options = {"per_image": True, "ignore_index": IGNORE, **options}
+    options = {"per_image": True, **options}
     settings = CalibrationMeter(values.shape[1], **options).settings
     return PASSES[way](values, labels, inside, settings, logits=logits)
-
-
-def near_edges(probs, edges, ulps=2):
-    """How many probabilities lie within some ulp of an edge."""
-    down, up = probs, probs
-    for _ in range(ulps):
-        down, up = down.nextafter(torch.zeros(()).to(down)), up.nextafter(torch.full_like(up, 2))
-    edges = edges.to(probs)
-    return int((torch.bucketize(down, edges) != torch.bucketize(up, edges)).sum())
-
-
-def next_to_edges(values, labels, num_bins=15, edge_rule="right"):
-    """How many probabilities of logits lie within 2 ulp of an edge, by what is counted of them."""
-    wide = torch.promote_types(values.dtype, torch.float32)
-    probs = values.to(wide).softmax(1).movedim(1, 0)[:, labels != IGNORE]  # (K, P)
-    edges, top = bin_edges(num_bins, edge_rule, wide)[1:-1], probs.amax(0)
-    fine = near_edges(top, fine_edges())
-    return {
-        "class": near_edges(probs, edges),
-        "top": near_edges(top, edges),
-        "fine": fine,
-        "class_fine": fine,
-    }
 
 
 def confusion_of(batch, k):
@@ -107,49 +78,45 @@ def confusion_of(batch, k):
 
 
 def assert_agree(values, labels, **options):
-    """Counts but for probabilities within 2 ulp of an edge; sums over all bins to 2e-9.
-
-    Where few pixels are summed, the last bit of float32 probabilities is more than that.
-    """
-    k, few = values.shape[1], int((labels != IGNORE).sum()) < 10_000
-    tolerance = 1e-12 if values.dtype == torch.float64 else 1e-8 if few else 2e-9
+    """Counts exactly, sums to 1e-12."""
+    k = values.shape[1]
     (one,), (other,) = (count(way, values, labels, **options) for way in PASSES)
-    free = next_to_edges(values, labels, **options)
     assert torch.equal(confusion_of(one, k), confusion_of(other, k))
-    for name in ("pixels", "intersection", "predicted", "truth"):
-        assert torch.equal(getattr(one.images, name), getattr(other.images, name)), name
-    for name, mine in one.sums.tensors().items():
-        theirs = getattr(other.sums, name)
-        if mine.is_floating_point():
-            torch.testing.assert_close(mine.sum(), theirs.sum(), rtol=tolerance, atol=0, msg=name)
-        elif name != "confusion":
-            moved = int((mine - theirs).abs().sum())
-            assert moved <= 2 * free.get(name.rsplit("_", 1)[0], 0), (name, moved, free)
-    for name, about in (("top_gap", "top"), ("class_gap", "class")):
-        mine, theirs = getattr(one.images, name), getattr(other.images, name)
-        torch.testing.assert_close(mine.sum(-1), theirs.sum(-1), rtol=1e-6, atol=1e-4)
-        moved = int((mine - theirs).abs().gt(1e-4 + 1e-6 * theirs.abs()).sum())
-        assert moved <= 2 * free[about], (name, moved, free)
+    for mine, theirs in ((one.sums, other.sums), (one.images, other.images)):
+        for name, tensor in mine.tensors().items() if mine is not None else ():
+            if tensor.is_floating_point():
+                torch.testing.assert_close(
+                    tensor, getattr(theirs, name), rtol=1e-12, atol=1e-10, msg=name
+                )
+            elif name != "confusion":
+                assert torch.equal(tensor, getattr(theirs, name)), name
 
 
-@pytest.mark.parametrize(("num_bins", "edge_rule"), [(15, "right"), (100, "left"), (1, "right")])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", LOGITS)
-def test_compiled_is_torch(name, dtype, num_bins, edge_rule):
-    logits = LOGITS[name](dtype)
-    assert_agree(logits, labels_for(logits), num_bins=num_bins, edge_rule=edge_rule)
+def test_compiled_is_torch(name):
+    for dtype in (torch.float32, torch.float64):
+        logits = LOGITS[name](dtype)
+        assert_agree(logits, labels_for(logits))
+
+
+@pytest.mark.parametrize("name", ["on edges", "extreme", "classification"])
+def test_compiled_is_torch_in_half_precision_and_other_bins(name):
+    for dtype in DTYPES:
+        logits = LOGITS[name](dtype)
+        for num_bins, edge_rule in ((15, "right"), (100, "left"), (1, "right")):
+            assert_agree(logits, labels_for(logits), num_bins=num_bins, edge_rule=edge_rule)
 
 
 @pytest.mark.parametrize("way", PASSES)
 @pytest.mark.parametrize("name", ["random", "confident", "flat"])
 def test_float32_sums_are_those_of_float64(name, way):
-    """Rounding of single probabilities evens out: to 1e-9, whichever library computes exp."""
+    """Rounding of single probabilities evens out: to 2e-8, as numpy's exp of float32 is biased by that."""
     logits = LOGITS[name](torch.float32)
     labels = labels_for(logits)
     (single,), (double,) = (count(way, x, labels) for x in (logits, logits.double()))
     for name in ("top_confidence", "class_confidence", "nll", "brier"):
         mine, theirs = getattr(single.sums, name), getattr(double.sums, name)
-        torch.testing.assert_close(mine.sum(), theirs.sum(), rtol=1e-9, atol=0, msg=name)
+        torch.testing.assert_close(mine.sum(), theirs.sum(), rtol=2e-8, atol=0, msg=name)
 
 
 @pytest.mark.parametrize("way", PASSES)
@@ -169,61 +136,11 @@ def test_compiled_is_torch_on_a_real_network(shared_data, dtype):
     assert_agree(logits.to(dtype), torch.from_numpy(data["labels"][:6]))
 
 
-def differing(cases):
-    """How many counts of probabilities differ between the passes, and of how many."""
-    moved = total = 0
-    for values, labels in cases:
-        (one,), (other,) = (count(way, values, labels) for way in PASSES)
-        for name in ("class_count", "top_count", "fine_correct", "fine_wrong"):
-            mine, theirs = getattr(one.sums, name), getattr(other.sums, name)
-            moved += int((mine - theirs).abs().sum())
-            total += int(theirs.sum())
-    return -(-moved // 2), total  # a pixel that moves leaves one bin and comes to another
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    "names", [("random", "confident", "flat"), ("on edges", "extreme")], ids=str
-)
-def test_how_many_counts_differ(names, dtype):
-    """docs/conventions.md has the numbers: `pytest -s -k how_many_counts` prints them."""
-    logits = [LOGITS[name](dtype) for name in names]
-    cases = [(values, labels_for(values)) for values in logits]
-    moved, total = differing(cases)
-    print(f"\n{', '.join(names)}, {dtype}: {moved} of {total}")
-    near = [next_to_edges(*case) for case in cases]
-    assert moved <= sum(found[name] for found in near for name in ("class", "top", "fine"))
-    assert moved <= max(total // 100_000, 2)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_how_many_counts_differ_on_a_real_network(shared_data, dtype):
-    data = np.load(shared_data / "deeplabv3_voc_logits" / "val.npz", allow_pickle=False)
-    logits = torch.from_numpy(data["logits33"][:24]).float().movedim(-1, 1)
-    large = (interpolate(x[None], (257, 257), mode="bilinear", align_corners=True) for x in logits)
-    labels = torch.from_numpy(data["labels"][:24]).split(1)
-    moved, total = differing((x.to(dtype), y) for x, y in zip(large, labels, strict=True))
-    print(f"\nreal, {dtype}: {moved} of {total}")
-    assert moved <= total // 100_000
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_probabilities_are_counted_alike_bit_for_bit(dtype):
+def test_probabilities_are_counted_alike(dtype):
     logits = random_logits(dtype, shape=(2, 21, 500))
     probs = logits.double().softmax(1).to(dtype)
-    (one,), (other,) = (count(way, probs, labels_for(logits), logits=False) for way in PASSES)
-    for name, mine in one.sums.tensors().items():
-        if mine.is_floating_point():
-            torch.testing.assert_close(mine, getattr(other.sums, name), rtol=1e-13, atol=0)
-        elif name != "confusion":
-            assert torch.equal(mine, getattr(other.sums, name)), name
-    assert torch.equal(confusion_of(one, 21), confusion_of(other, 21))
-
-
-def test_compiled_code_has_the_numbers_of_sums():
-    """They stand twice, because numba's cache does not see that an imported number changed."""
-    for name in ("FINE_CELLS", "FINE_STEPS", "OCTAVES", "FINE_BINS", "CLASS_STEP", "MOST_NLL"):
-        assert getattr(compiled, name) == getattr(sums, name), name
+    assert_agree(probs, labels_for(logits), logits=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -234,11 +151,9 @@ def test_fine_bins_are_where_their_edges_say(dtype):
     assert edges[[0, 1, 2, 960, -2, -1]].tolist() == [0, 2**-10, 2**-9, 15 / 16, 1 - 2**-24, 1]
     at = edges.to(dtype)
     down, up = at.nextafter(torch.zeros_like(at)), at.nextafter(torch.ones_like(at))
-    # Below 1/2, 1 - p has fewer bits than p.
-    p = torch.cat([at, down[at > 0.5], up[at >= 0.5]])
-    expected = (torch.bucketize(p.double(), edges) - 1).clamp(min=0)
-    assert torch.equal(fine_bin(p), expected)
-    p, expected = p[p > 0.5], expected[p > 0.5]
+    p = torch.cat([at, down, up])
+    p = p[p > 0.5]  # the largest of two
+    expected = torch.bucketize(p.double(), edges) - 1
     for way in PASSES:
         (batch,) = count(way, torch.stack([p, 1 - p], 1), torch.zeros(len(p)).long(), logits=False)
         assert torch.equal(batch.sums.fine_correct, expected.bincount(minlength=sums.FINE_BINS))
@@ -251,9 +166,9 @@ def test_fine_histogram_by_class_counts_what_is_accepted(monkeypatch, way, probs
     monkeypatch.setattr(counting, "counting_pass", lambda device_type: PASSES[way])
     logits = random_logits(torch.float64, shape=(2, 5, 40, 50))
     values, labels = logits.softmax(1) if probs else logits, labels_for(logits)
-    meter = CalibrationMeter(5, ignore_index=IGNORE)
+    meter = CalibrationMeter(5)
     (meter.update_probs if probs else meter.update)(values, labels)
-    report, counted = meter.compute(), labels != IGNORE
+    report, counted = meter.compute(), labels != 255
     confidence, predicted = (x[counted] for x in logits.softmax(1).max(1))
     right = predicted == labels[counted]
     table = report.class_fine
@@ -276,45 +191,6 @@ def test_fine_histogram_by_class_is_for_a_stated_number_of_classes(monkeypatch, 
         assert found is None or found.accepted[:, 0].sum() == 40
 
 
-@njit(**compiled._EXACT)
-def _exp_of_all(x):
-    out = np.empty_like(x)
-    for i in range(len(x)):
-        out[i] = compiled._exp(x[i])
-    return out
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_exp_is_right_to_two_ulp(dtype):
-    """Against longer precision: from the smallest number to where exp is 0, all magnitudes."""
-    least = -104 if dtype == np.float32 else -746
-    generator = np.random.default_rng(0)
-    tiny = -np.geomspace(1e-30, 1, 100_000)
-    x = np.concatenate([generator.uniform(least, 0, 400_000), tiny, [0.0, least]]).astype(dtype)
-    truth = np.exp(x.astype(np.float64 if dtype == np.float32 else np.longdouble))
-    found = _exp_of_all(x)
-    ulp = np.spacing(np.maximum(truth, np.finfo(dtype).smallest_subnormal).astype(dtype))
-    assert (np.abs(found - truth) <= 2 * ulp).all()
-    assert (found <= 1).all()
-    special = _exp_of_all(np.array([0, -0.0, -np.inf, np.finfo(dtype).min, np.nan], dtype=dtype))
-    np.testing.assert_array_equal(special, [1, 1, 0, 0, np.nan])
-
-
-@njit(**compiled._EXACT)
-def _widen_all(bits, bfloat16):
-    out = np.empty(len(bits), np.float32)
-    for i in range(len(bits)):
-        out[i] = compiled._widened(bits[i], bfloat16)
-    return out
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_every_half_is_widened_exactly(dtype):
-    bits = np.arange(2**16, dtype=np.uint16)
-    truth = torch.from_numpy(bits).view(dtype).float().numpy()
-    np.testing.assert_array_equal(_widen_all(bits, dtype == torch.bfloat16), truth)
-
-
 def some_masks(labels, many):
     """Overlapping masks, one that holds nothing, and None for everything."""
     generator = torch.Generator().manual_seed(1)
@@ -326,7 +202,7 @@ def some_masks(labels, many):
 
 @pytest.mark.parametrize("many", [False, True], ids=["few", "more than a byte has bits"])
 @pytest.mark.parametrize("probs", [False, True], ids=["logits", "probabilities"])
-@pytest.mark.parametrize("shape", [(3, 5, 20, 30), (40, 5), (2, 600, 7)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 5, 20, 30), (40, 5), (2, 1100, 7)], ids=str)
 @pytest.mark.parametrize("way", PASSES)
 def test_together_is_one_by_one(monkeypatch, way, shape, probs, many):
     """Meters updated together hold what each holds alone, of labels ignored outside its mask."""
@@ -340,7 +216,7 @@ def test_together_is_one_by_one(monkeypatch, way, shape, probs, many):
     update_together(together, values, labels, inside=masks, names=names, probs=probs)
     for mask, meter in zip(masks, together, strict=True):
         alone = CalibrationMeter(shape[1], per_image=True)
-        part = labels if mask is None else labels.masked_fill(~mask, IGNORE)
+        part = labels if mask is None else labels.masked_fill(~mask, default_ignore_index(shape[1]))
         (alone.update_probs if probs else alone.update)(values, part, names=names)
         mine, theirs = meter.state_dict(), alone.state_dict()
         for name in mine:
@@ -384,7 +260,7 @@ def test_masked_classes_count_with_probability_zero(monkeypatch, way, least):
     logits[:, [1, 4, 5]] = least
     meter, rest = CalibrationMeter(6), CalibrationMeter(3)
     meter.update(logits, labels)
-    renamed = torch.tensor([0, 9, 1, 2])[labels.clamp_max(3)].masked_fill(labels > 3, IGNORE)
+    renamed = torch.tensor([0, 9, 1, 2])[labels.clamp_max(3)].masked_fill(labels > 3, 255)
     rest.update(logits[:, [0, 2, 3]], renamed)
     report, expected = meter.compute(), rest.compute()
     assert report.classes.count[[1, 4, 5], 0].tolist() == [report.protocol.pixels] * 3
@@ -405,20 +281,6 @@ def test_huge_logits_have_a_finite_nll_or_are_refused(monkeypatch, way):
     ):
         meter.update(wide, torch.tensor([1]))
     assert meter.compute().protocol.pixels == 2
-
-
-@pytest.mark.parametrize("way", PASSES)
-def test_threads_may_share_a_meter(monkeypatch, way):
-    monkeypatch.setattr(counting, "counting_pass", lambda device_type: PASSES[way])
-    logits = random_logits(torch.float32, shape=(2, 4, 64))
-    labels = labels_for(logits)
-    meter, alone = CalibrationMeter(4, per_image=True), CalibrationMeter(4)
-    with ThreadPoolExecutor(8) as pool:
-        for done in [pool.submit(meter.update, logits, labels) for _ in range(100)]:
-            done.result()
-    alone.update(logits, labels)
-    assert meter.compute().confusion.tolist() == (100 * alone.compute().confusion).tolist()
-    assert len(meter.names) == len(meter.image_sums().pixels) == 200
 
 
 def test_a_report_does_not_change_with_its_meter():
@@ -446,7 +308,8 @@ def test_crops_are_counted_in_place(monkeypatch):
     """Pixels of a crop do not lie side by side in memory, and windows even share it."""
     large = random_logits(torch.float32, shape=(2, 5, 30, 41))
     windows = large[0].flatten(1).unfold(1, 4, 3).movedim(1, 0)  # (N, 5, 4)
-    monkeypatch.setattr(cpu, "PIECE_PIXELS", 100)
+    monkeypatch.setattr(counting, "_BLOCK", 500)
+    monkeypatch.setattr(counting, "_COPIED_BLOCK", 500)
     crops = (large[..., 3:20, 5:35], large.mT, large[::2], large[:, :, ::3, ::2], windows)
     for part in crops:
         labels = labels_for(part)
@@ -458,11 +321,8 @@ def test_crops_are_counted_in_place(monkeypatch):
 
 
 def test_without_numba_torch_counts_and_says_so_once(monkeypatch, caplog):
-    for name in ("cpu", "compiled"):
-        monkeypatch.delitem(sys.modules, f"segcal.metrics.counting.{name}")
-        monkeypatch.delattr(counting, name)
     monkeypatch.setitem(sys.modules, "numba", None)
-    counting.compiled_passes.cache_clear()
+    counting.compiled.cache_clear()
     try:
         with caplog.at_level(logging.INFO, "segcal"):
             meter = CalibrationMeter(4)
@@ -472,49 +332,22 @@ def test_without_numba_torch_counts_and_says_so_once(monkeypatch, caplog):
         (line,) = caplog.messages
         assert "numba cannot be imported" in line
     finally:
-        counting.compiled_passes.cache_clear()
+        counting.compiled.cache_clear()
 
 
-def test_long_compiling_is_announced(monkeypatch):
-    said = threading.Event()
-    monkeypatch.setattr(cpu, "_ANNOUNCED_AFTER", 0)
-    monkeypatch.setattr(cpu.log, "info", lambda *message: said.set())
-    monkeypatch.setattr(cpu, "count_pixels", lambda *arguments: said.wait(60))
-    cpu._load_counting.__wrapped__(torch.float32)
-    assert said.is_set()
+def test_compiled_code_does_without_a_folder_that_can_be_written(monkeypatch):
+    plain = numba.njit
 
+    def njit(cache=False, **options):
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available for file")
+        return plain(**options)
 
-@pytest.mark.parametrize("home", ["writable", "not writable"])
-def test_compiled_code_is_kept_where_that_is_possible(tmp_path, monkeypatch, home):
-    """In the user's cache if the package cannot be written; nowhere if neither can."""
-    package = tmp_path / "package"
-    package.mkdir()
-    source = shutil.copy(compiled.__file__, package / "compiled.py")
-    (package / "__pycache__").write_text("a file, so that no folder of this name can be made")
-    cache = tmp_path / "cache"
-    if home == "not writable":
-        cache.write_text("a file as well")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    spec = importlib.util.spec_from_file_location("compiled_elsewhere", source)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    kept = module.count_pixels.stats.cache_path
-    assert (kept is not None and kept.startswith(str(cache))) == (home == "writable")
-
-
-def test_work_grows_with_the_classes_not_with_their_square():
-    """CPU time of each logit; a histogram of K² bins a chunk made it 7 times longer at 5,000."""
-
-    def seconds(k, pixels):
-        logits = torch.randn(2, k, pixels, generator=torch.Generator().manual_seed(0))
-        meter, labels = CalibrationMeter(k), torch.arange(2 * pixels).view(2, pixels) % k
-        meter.update(logits, labels)  # compiles
-        taken = []
-        for _ in range(3):
-            start = time.process_time()
-            meter.update(logits, labels)
-            taken.append(time.process_time() - start)
-        return min(taken) / logits.numel()
-
-    assert seconds(5000, 1000) < 3 * seconds(50, 100_000)
+    monkeypatch.setattr(numba, "njit", njit)
+    counting.compiled.cache_clear()
+    try:
+        meter = CalibrationMeter(3)
+        meter.update(torch.zeros(1, 3), torch.tensor([0]))
+        assert counting.compiled() is not None and meter.compute().accuracy == 1
+    finally:
+        counting.compiled.cache_clear()

@@ -7,8 +7,6 @@ from torchmetrics.functional.classification import binary_calibration_error, bin
 
 from segcal import CalibrationMeter, Report
 from segcal.metrics import counting, meter, paired_differences, update_together
-from segcal.metrics.counting import cpu
-from segcal.metrics.counting import device as torch_pass
 from segcal.metrics.scores import SCORES
 from tests.support import metric_oracles as oracle
 from tests.support.loss_batches import multilabel_batch
@@ -22,9 +20,9 @@ def counted_by(request):
     """Every law holds for both passes."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "torch":
-            patch.setattr(counting, "counting_pass", lambda device_type: torch_pass.count_in_torch)
+            patch.setattr(counting, "counting_pass", lambda device_type: counting.count_in_torch)
         else:
-            assert counting.counting_pass("cpu") is cpu.count_compiled
+            assert counting.counting_pass("cpu") is counting.count_compiled
         yield request.param
 
 
@@ -248,12 +246,12 @@ def test_paired_differences_of_exclusive_classes_are_those_of_the_softmax():
 BAD = {
     "nan": (
         lambda z, y: z[1, 2, 3, 4].fill_(torch.nan),
-        r"finite logits, but got nan at image 1 of the batch, pixel \(3, 4\), class 2",
+        r"finite logits, .* got nan at image 1 of the batch, pixel \(3, 4\), class 2",
     ),
     "inf": (lambda z, y: z[0, 1, 5, 6].fill_(torch.inf), r"got inf at image 0 .* class 1"),
     "-inf": (
         lambda z, y: (z[2, 0, 1, 1].fill_(-torch.inf), y[2, 0, 1, 1].fill_(1)),
-        r"finite NLL for the label, but got -inf at image 2 .* \(1, 1\), class 0",
+        r"finite NLL .* got -inf at image 2 .* \(1, 1\), class 0",
     ),
     "label": (
         lambda z, y: y[3, 1, 0, 2].fill_(2),
@@ -304,7 +302,7 @@ def test_wrong_use_is_named():
 
 
 def test_bad_batch_on_an_accelerator_adds_nothing_and_is_reported(monkeypatch):
-    monkeypatch.setattr(counting, "counting_pass", lambda device_type: torch_pass.count_in_torch)
+    monkeypatch.setattr(counting, "counting_pass", lambda device_type: counting.count_in_torch)
     monkeypatch.setattr(meter, "_can_look", lambda tensor: False)
     found = measured(*batch(), per_image=True)
     before = found.state_dict()
@@ -316,6 +314,6 @@ def test_bad_batch_on_an_accelerator_adds_nothing_and_is_reported(monkeypatch):
         found.compute()
     after = found.state_dict()
     for name in before:
-        if name not in ("faults", "names") and not name.startswith("image."):
+        if name not in ("faults", "names", "groups") and not name.startswith("image."):
             assert torch.equal(before[name], after[name]), name
     assert not after["image.class_gap"][5:].any()

@@ -111,9 +111,6 @@ def test_they_survive_json():
     again = Report.from_dict(json.loads(json.dumps(report.to_dict())))
     assert again == report
     assert again.protocols == report.protocols
-    for bad in ({"odd": {}}, {"image": {"ece": 0.1}}, {"batch:0": report.protocols["image"]}):
-        with pytest.raises(ValueError, match="Expected"):
-            Report.from_dict({**report.to_dict(), "protocols": bad})
 
 
 def test_nothing_counted_is_nan():

@@ -55,36 +55,6 @@ def test_volumes_of_one_slice_are_images():
     assert volume[0].compute().intervals
 
 
-def test_a_volume_in_parts_is_one_image():
-    edges = boundary(2)
-    whole = [CalibrationMeter(CLASSES, per_image=True) for _ in range(2)]
-    parts = [CalibrationMeter(CLASSES, per_image=True) for _ in range(2)]
-    for i, (logits, labels) in enumerate(volumes()):
-        labels[:, 3:6] = 255  # a part without counted voxels
-        mask = edges(labels)
-        update_together(whole, logits, labels, inside=[None, mask], names=[f"v{i}"])
-        for first in range(0, SIZE[0], 3):
-            part = slice(first, first + 3)
-            update_together(
-                parts,
-                logits[:, :, part],
-                labels[:, part],
-                inside=[None, mask[:, part]],
-                names=[f"v{i}"],
-                continued=first > 0,
-            )
-    for one, other in zip(whole, parts, strict=True):
-        report, again = one.compute(), other.compute()
-        assert_same(report, again)
-        assert report.protocol == again.protocol
-        assert_same(report, again, ("image_ece", "image_ace"))
-        assert report.class_ace == pytest.approx(again.class_ace, rel=1e-9)
-        for name, interval in report.intervals.items():
-            assert again.intervals[name].low == pytest.approx(interval.low, rel=1e-9)
-            assert again.intervals[name].high == pytest.approx(interval.high, rel=1e-9)
-        assert [i.name for i in report.worst_images] == [i.name for i in again.worst_images]
-
-
 def near_another_label(labels, width):
     """Literally: whether another label lies within `width` along every axis."""
     found = torch.zeros(labels.shape, dtype=torch.bool)

@@ -1,0 +1,469 @@
+"""Sums of a batch of pixels: compiled loops on the CPU, torch on other devices or without numba.
+
+Both passes fill the same tables. In each pixel fewer than B classes can have a probability past
+the first bin edge, and mostly one or two do: only those are sorted into bins, and the rest of a
+row goes to the first bin.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from segcal.metrics import sums
+from segcal.metrics.scores import Array
+from segcal.metrics.sums import (
+    CLASS_STEP,
+    FINE_BINS,
+    FINE_CELLS,
+    FINE_STEPS,
+    OCTAVES,
+    BatchSums,
+    Settings,
+    Tables,
+)
+from segcal.pixels import (
+    MOST_NLL,
+    Cut,
+    as_rows,
+    cut,
+    flatten,
+    fold_multilabel,
+    is_distribution,
+    rounding_of,
+)
+
+log = logging.getLogger(__name__)
+
+_MOST_MASKS = 8  # counted in one walk, as the bits of a byte
+_PIECE = 2**21  # values that the torch pass works on at a time
+_BLOCK = 2**17  # values that the compiled pass works on at a time: they stay in the cache
+_COPIED_BLOCK = 2**15 - 1  # the same where values are copied: torch copies fewer with one thread
+_WORTH_A_THREAD = 2**18  # values
+
+
+def count(
+    values: Tensor,
+    labels: Tensor,
+    inside: Sequence[Tensor | None],
+    settings: Settings,
+    *,
+    logits: bool,
+) -> list[BatchSums]:
+    """The sums of one batch, for each mask in `inside`; probabilities are computed once.
+
+    Values or labels that cannot be counted are reported in `Sums.faults`. All other sums of the
+    batch are then 0; on the CPU they mean nothing.
+
+    Args:
+        values: (N, K, *S) logits, or probabilities if `logits` is False.
+        labels: (N, *S); for sigmoid outputs (N, K, *S).
+        inside: bool of the labels' shape each, what to count; None for all.
+        settings: of the meter.
+        logits: whether a softmax, or sigmoids, are still to be taken.
+    """
+    if not settings.multilabel:
+        one_pass = counting_pass(values.device.type)
+        starts = range(0, len(inside), _MOST_MASKS)
+        parts = [inside[i : i + _MOST_MASKS] for i in starts]
+        return [b for part in parts for b in one_pass(values, labels, part, settings, logits)]
+    two = replace(settings, num_classes=2, class_names=None, multilabel=False)
+    problems = []  # each class is counted as a two-class problem
+    for c in range(values.shape[1]):
+        one = slice(c, c + 1)
+        folded = fold_multilabel(values[:, one], labels[:, one], probs=not logits)
+        masks = [None if mask is None else mask[:, c] for mask in inside]
+        problems.append(count(*folded, masks, two, logits=logits))
+    batches = []
+    for mask, of_classes in zip(inside, zip(*problems, strict=True), strict=True):
+        counted = labels != settings.ignore_index
+        counted = counted if mask is None else counted & mask
+        batch = BatchSums.of_problems(of_classes, images=counted.flatten(1).any(1).sum())
+        batch.neutralise()
+        batches.append(batch)
+    return batches
+
+
+def counting_pass(device_type: str) -> Callable[..., list[BatchSums]]:
+    """The function that counts on a type of device."""
+    return count_in_torch if device_type != "cpu" or compiled() is None else count_compiled
+
+
+def count_in_torch(
+    values: Tensor,
+    labels: Tensor,
+    inside: Sequence[Tensor | None],
+    settings: Settings,
+    logits: bool,
+) -> list[BatchSums]:
+    """See `count`. Nothing here waits for the device."""
+    (n, k), b, device = values.shape[:2], settings.num_bins, values.device
+    compute = torch.promote_types(values.dtype, torch.float32)
+    edges = sums.bin_edges(b, settings.edge_rule, compute if logits else values.dtype).to(device)
+    fine = sums.fine_edges().to(device)
+    rows, flat = as_rows(values, labels)
+
+    def zeros(shape: tuple[int, ...]) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float64, device=device)
+
+    def add(table: Tensor, slot: Tensor, weight: Tensor, p: Tensor | None = None) -> None:
+        """Add weights to the slots of a table; with p, its last axis is (Σ weight, Σ p)."""
+        if table.numel():
+            step = 1 if p is None else 2
+            table.view(-1).scatter_add_(0, slot * step, weight)
+            if p is not None:
+                table.view(-1).scatter_add_(0, slot * step + 1, p.double())
+
+    tables = Tables.zeros(zeros, len(inside), n if settings.per_image else 1, k, b)
+    faults = torch.zeros(len(inside), 3, dtype=torch.int64, device=device)
+    seen = torch.zeros(len(inside), n, dtype=torch.bool, device=device)
+    cells: list[Tensor] = []
+    counted: list[list[Tensor]] = [[] for _ in inside]
+    for images, part in cut(rows.shape, max(_PIECE // k, 1)):
+        piece = flatten(rows[images, :, part], flat[images, part], settings.ignore_index)
+        wide, target = piece.dense.to(compute).movedim(1, 0).flatten(1), piece.target.flatten()
+        if logits:
+            high, true = wide.amax(0), wide.gather(0, target[None])[0]
+            exp = _exp_(wide - high)
+            norm = exp.sum(0, dtype=torch.float64)
+            probs, best = exp.div_(norm.to(exp)), wide.argmax(0)
+            # The log-softmax of the label, from the largest logit: nothing underflows.
+            nll = high.double() - true.double() + norm.log()
+            usable = nll <= MOST_NLL  # not so for NaN or +inf anywhere, and for -inf at the label
+        else:
+            probs, usable = wide.clamp(0, 1), is_distribution(wide, 0, rounded_to=values.dtype)
+            best, true = probs.argmax(0), probs.gather(0, target[None])[0]
+            nll = -true.clamp(min=torch.finfo(values.dtype).tiny).double().log()
+        row = torch.arange(n, device=device)[images].repeat_interleave(piece.valid.shape[1])
+        row = row if settings.per_image else torch.zeros_like(row)
+        cells.append(target * k + best)
+        for i, mask in enumerate(inside):
+            inner = piece.valid
+            if mask is not None:
+                inner = inner & mask.reshape(flat.shape)[images, part].reshape(inner.shape)
+            ok = inner.flatten() & usable
+            counted[i].append(ok)
+            seen[i, images] |= inner.any(1)
+            faults[i, 0] += piece.out_of_range
+            faults[i, 1 if logits else 2] += (inner.flatten() & ~usable).sum()
+            t, weight, p = tables.of(i), ok.double(), probs.masked_fill(~ok, 0)
+            top, hit, right = p.amax(0), p.gather(0, target[None])[0], (best == target).long()
+            f = torch.bucketize(top.double(), fine[1:-1])
+            add(t.top, (row * b + torch.bucketize(top, edges[1:-1])) * 2 + right, weight, top)
+            add(t.hits, (row * k + target) * b + torch.bucketize(hit, edges[1:-1]), weight)
+            add(t.predicted, (row * k + best) * 2 + right, weight)
+            add(t.fine, f * 2 + right, weight, top)
+            add(t.class_fine, (best * sums.CLASS_BINS + f // CLASS_STEP) * 2 + right, weight)
+            add(t.confusion, cells[-1], weight)
+            squares = p.double().square().sum(0) - 2 * hit.double() + 1
+            t.scores[0] += nll.masked_fill(~ok, 0).sum()
+            t.scores[1] += squares.masked_fill(~ok, 0).sum()
+
+            above = p > edges[1]  # (K, P)
+            slot = (row * k + torch.arange(k, device=device)[:, None]) * b
+            slot = slot + torch.bucketize(p, edges[1:-1])
+            # Zeros go anywhere: atomic additions to a few slots would queue up.
+            anywhere = torch.arange(slot.numel(), device=device) % max(t.hits.numel(), 1)
+            slot = torch.where(above, slot, anywhere.view_as(slot)).flatten()
+            add(t.classes, slot, above.double().flatten(), p.masked_fill(~above, 0).flatten())
+            below = p.double().masked_fill(above, 0).view(k, len(inner), -1).sum(2).T  # (n, K)
+            at = images if settings.per_image else slice(0, 1)
+            t.classes[at, :, 0, 1] += below if settings.per_image else below.sum(0)
+    found = []
+    for i in range(len(inside)):
+        batch = tables.of(i).batch_sums(seen[i].sum(), faults[i], per_image=settings.per_image)
+        if cells and not tables.confusion.numel():
+            batch.cells, batch.counted = torch.cat(cells), torch.cat(counted[i])
+        batch.neutralise()
+        found.append(batch)
+    return found
+
+
+def _exp_(x: Tensor) -> Tensor:
+    """Exponentiate in place; on the CPU with numpy, so that both passes have the same values."""
+    if x.device.type != "cpu":
+        return x.exp_()
+    np.exp(x.numpy(), out=x.numpy())
+    return x
+
+
+def count_compiled(
+    values: Tensor,
+    labels: Tensor,
+    inside: Sequence[Tensor | None],
+    settings: Settings,
+    logits: bool,
+) -> list[BatchSums]:
+    """See `count`. Threads share the blocks of pixels; at the end their tables are added."""
+    passes = compiled()
+    assert passes is not None
+    (n, k), b, per_image = values.shape[:2], settings.num_bins, settings.per_image
+    compute = torch.promote_types(values.dtype, torch.float32)
+    dtype = compute if logits else values.dtype  # of the probabilities
+    edges = sums.bin_edges(b, settings.edge_rule, dtype).numpy()
+    rows, flat = as_rows(values, labels)
+    groups, members = _groups(inside, flat)
+    num_groups = 1 + max((group for several in members for group in several), default=0)
+    # Large images are read where they are; other blocks are copied, widened and made contiguous.
+    in_place = rows.dtype == compute and rows.is_contiguous() and rows[:1].numel() >= _BLOCK
+    width = max((_BLOCK if in_place else _COPIED_BLOCK) // k, 1)
+
+    def work(blocks: Sequence[Cut]) -> tuple[Tables, list[Array], int]:
+        """The tables of some blocks, the cells of their pixels if listed, and what is wrong."""
+        tables = Tables.zeros(np.zeros, num_groups, n if per_image else 1, k, b)
+        cells: list[Array] = []
+        memory = np.empty(0, edges.dtype)
+        for images, part in blocks:
+            target = flat[images, part].reshape(-1).long().numpy()
+            group, w = groups[images, part].reshape(-1).copy(), len(target)
+            if in_place:
+                source, start = rows[images.start].numpy(), part.start
+            else:
+                piece = rows[images, :, part].movedim(1, 0).reshape(k, w)
+                source, start = piece.to(compute).contiguous().numpy(), 0
+            memory = memory if len(memory) >= k * w else np.empty(k * w, edges.dtype)
+            block = memory[: k * w].reshape(k, w)
+            best, distance = np.empty(w, np.int32), np.empty(w)
+            given = source, start, target, settings.ignore_index, group, block, best, distance
+            wrong = passes.load(*given) if logits else _load_probs(*given, values.dtype)
+            if wrong:
+                return tables, cells, wrong
+            if logits:
+                np.exp(block, out=block)
+            length = w // (images.stop - images.start) if per_image else w
+            first = images.start if per_image else 0
+            if not passes.add(
+                block, target, group, best, distance, edges, logits, first, length, tables
+            ):
+                return tables, cells, _BAD_VALUES
+            if not tables.confusion.size:
+                kept = group >= 0
+                cells.append(np.stack([group[kept], (target * k + best)[kept]]))
+        return tables, cells, 0
+
+    blocks = cut(rows.shape, width)
+    threads = max(min(torch.get_num_threads(), values.numel() // _WORTH_A_THREAD), 1)
+    if threads == 1:
+        shares = [work(blocks)]
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            shares = list(pool.map(work, (blocks[thread::threads] for thread in range(threads))))
+    whole = Tables(*(sum(parts) for parts in zip(*(share[0] for share in shares), strict=True)))
+    wrong = [share[2] for share in shares]
+    faults = torch.tensor([wrong.count(_BAD_LABELS), 0, 0])
+    faults[1 if logits else 2] = wrong.count(_BAD_VALUES)
+    valid = labels.numpy() != settings.ignore_index
+    found = []
+    for mask, member in zip(inside, members, strict=True):
+        one = Tables(*(torch.from_numpy(np.asarray(table[member].sum(0))) for table in whole))
+        counted = valid if mask is None else valid & mask.numpy()
+        seen = torch.tensor(counted.any(tuple(range(1, counted.ndim))).sum())
+        batch = one.batch_sums(seen, faults, per_image=per_image)
+        if not one.confusion.numel():
+            listed = [
+                np.zeros((2, 0), np.int64),
+                *(cells for share in shares for cells in share[1]),
+            ]
+            group, cells = np.concatenate(listed, 1)
+            batch.cells = torch.from_numpy(cells)
+            batch.counted = torch.from_numpy(np.isin(group, member))
+        found.append(batch)
+    return found
+
+
+def _groups(inside: Sequence[Tensor | None], labels: Tensor) -> tuple[Array, list[list[int]]]:
+    """Masks as disjoint groups of pixels, so that each pixel is counted once.
+
+    Returns:
+        The group of each pixel, -1 for none, in the labels' shape; and the groups of each mask.
+    """
+    if all(mask is None for mask in inside):
+        return np.broadcast_to(np.int32(0), labels.shape), [[0]] * len(inside)
+    code = np.zeros(labels.shape, np.uint8)
+    for i, mask in enumerate(inside):
+        held = True if mask is None else mask.reshape(labels.shape).numpy()
+        code |= np.uint8(1 << i) * np.asarray(held, np.uint8)
+    codes = np.flatnonzero(np.bincount(code.reshape(-1), minlength=256)[1:]) + 1
+    group = np.full(256, -1, np.int32)
+    group[codes] = np.arange(len(codes))
+    members = [[g for g, c in enumerate(codes) if c >> i & 1] for i in range(len(inside))]
+    return group[code], members
+
+
+_BAD_LABELS, _BAD_VALUES = 1, 2
+
+
+class _Passes(NamedTuple):
+    load: Callable[..., int]
+    add: Callable[..., bool]
+
+
+@functools.cache
+def compiled() -> _Passes | None:
+    """`_load_logits` and `_add`, which numba compiles at their first call; None without numba."""
+    try:
+        import numba
+    except ImportError as error:
+        log.info("counting with torch, which is slower: numba cannot be imported (%s)", error)
+        return None
+    # Sums may be added in any order, so that they become vector code; NaN stays NaN.
+    options: dict[str, Any] = {
+        "nogil": True,
+        "error_model": "numpy",
+        "fastmath": {"contract", "reassoc", "nsz"},
+    }
+
+    def build(function: Callable[..., Any]) -> Any:
+        try:  # kept beside this file or, where that cannot be written, in the user's cache
+            return numba.njit(cache=True, **options)(function)
+        except RuntimeError:  # neither can be written
+            return numba.njit(**options)(function)
+
+    return _Passes(build(_load_logits), build(_add))
+
+
+def _load_probs(source, start, target, ignored, group, block, best, distance, given):
+    """As `_load_logits`, for probabilities whose dtype is `given`: `distance` gets -log p_y."""
+    k, w = block.shape
+    group[target == ignored] = -1
+    y = np.where(group < 0, 0, target)
+    if y.min() < 0 or y.max() >= k:
+        return _BAD_LABELS
+    below, off = rounding_of(given)
+    np.copyto(block, source[:, start : start + w])
+    fine = (block.min(0) >= -below) & (np.abs(block.sum(0, dtype=np.float64) - 1) <= off)
+    np.clip(block, 0, 1, out=block)
+    best[:] = block.argmax(0)
+    true = block[y, np.arange(w)].astype(np.float64)
+    distance[:] = -np.log(np.maximum(true, torch.finfo(given).tiny))
+    return 0 if (fine | (group < 0)).all() else _BAD_VALUES
+
+
+def _load_logits(source, start, target, ignored, group, block, best, distance):
+    """Fill a (K, P) block with z - max z of the P pixels from `start` on in a (K, L) source.
+
+    `group` (P,) gets -1 where the (P,) labels `target` are `ignored`, `best` (P,) the first class
+    of the largest logit, and `distance` (P,) max z - z_y.
+    """
+    k, w = block.shape
+    none = np.int32(k)
+    high = source[0][start : start + w].copy()
+    best[:] = none
+    for c in range(1, k):
+        row = source[c][start : start + w]
+        for j in range(w):
+            high[j] = row[j] if row[j] > high[j] else high[j]
+    for c in range(k):
+        row, out, this = source[c][start : start + w], block[c], np.int32(c)
+        for j in range(w):
+            tie = this if row[j] == high[j] else none
+            best[j] = tie if tie < best[j] else best[j]
+            out[j] = row[j] - high[j]
+    for j in range(w):
+        if target[j] == ignored:
+            group[j] = -1
+        elif group[j] >= 0:
+            if not 0 <= target[j] < k:
+                return _BAD_LABELS
+            distance[j] = np.float64(high[j]) - np.float64(source[target[j], start + j])
+    return 0
+
+
+def _add(block, target, group, best, distance, edges, logits, first, length, tables):
+    """Add a (K, P) block of probabilities, or of exp(z - max z) if `logits`, to the tables.
+
+    The block becomes probabilities. Its images have `length` pixels each; `first` is the row of
+    the tables for the first of them. Returns whether all values that count can be used.
+    """
+    k, w = block.shape
+    edge, one, zero = edges[1], np.uintp(1), block.dtype.type(0)
+    scale = float(len(edges) - 1)
+    for b in range(1, len(edges) - 1):
+        scale = min(scale, b / edges[b])
+    scale = block.dtype.type(scale * (1 - 1e-6))  # such that p * scale is in no bin too high
+
+    def bin_of(p):  # edges[b] < p <= edges[b + 1]; unsigned, as numba looks at signs of indices
+        b = np.uintp(p * scale)
+        while p > edges[b + one]:
+            b += one
+        return b
+
+    total, product = np.zeros(w), np.ones(len(tables.scores))
+    if logits:
+        for c in range(k):
+            row = block[c]
+            for j in range(w):
+                total[j] += row[j]
+        for j in range(w):  # not so for NaN or +inf anywhere, and for -inf at the label
+            if group[j] >= 0 and not (total[j] >= 1 and distance[j] <= MOST_NLL):
+                return False
+        norm = total.astype(block.dtype)
+        for c in range(k):
+            row = block[c]
+            for j in range(w):
+                row[j] /= norm[j]
+    found = np.empty(w + 1, np.int64)
+    for start in range(0, w, length):
+        r, here = first + start // length, group[start : start + length]
+        for a in range(len(tables.scores)):
+            for c in range(k):
+                row, table = block[c][start : start + length], tables.classes[a, r, c]
+                below, squares, n = 0.0, 0.0, 0
+                for j in range(length):
+                    p = np.float64(row[j] if here[j] == a else zero)
+                    squares += p * p
+                    below += p if row[j] <= edge else 0.0
+                for j in range(length):  # a branch takes twice as long
+                    found[n] = j
+                    n += (row[j] > edge) & (here[j] == a)
+                for i in range(n):
+                    b = bin_of(row[found[i]])
+                    table[b, 0] += 1
+                    table[b, 1] += row[found[i]]
+                table[0, 1] += below
+                tables.scores[a, 1] += squares
+        for j in range(start, start + length):
+            a = group[j]
+            if a < 0:
+                continue
+            y, c = np.uintp(target[j]), np.uintp(best[j])
+            right, top, true = np.uintp(y == c), block[c, j], block[y, j]
+            b = bin_of(top)
+            tables.top[a, r, b, right, 0] += 1
+            tables.top[a, r, b, right, 1] += top
+            tables.hits[a, r, y, bin_of(true)] += 1
+            tables.predicted[a, r, c, right] += 1
+            p = np.float64(top)
+            if p <= 1 - FINE_STEPS / FINE_CELLS:
+                f = max(math.ceil(p * FINE_CELLS) - 1, 0)
+            elif p > 1 - 2.0**-OCTAVES:
+                f = FINE_BINS - 1
+            else:  # FINE_STEPS bins to each halving of 1 - p
+                part, power = math.frexp(1 - p)
+                step = int(part * 2 * FINE_STEPS) - FINE_STEPS
+                f = FINE_BINS - 2 - (power - 1 + OCTAVES) * FINE_STEPS - step
+            tables.fine[a, f, right, 0] += 1
+            tables.fine[a, f, right, 1] += top
+            if tables.class_fine.shape[1]:
+                tables.class_fine[a, c, f // CLASS_STEP, right] += 1
+            if tables.confusion.shape[1]:
+                tables.confusion[a, y, c] += 1
+            tables.scores[a, 0] += distance[j]
+            tables.scores[a, 1] += 1 - 2 * np.float64(true)
+            if logits:
+                product[a] *= total[j]  # one logarithm for many pixels
+                if product[a] > 1e250:
+                    tables.scores[a, 0] += math.log(product[a])
+                    product[a] = 1.0
+    for a in range(len(product)):
+        tables.scores[a, 0] += math.log(product[a])
+    return True
