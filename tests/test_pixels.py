@@ -1,15 +1,40 @@
+import math
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from segcal.sources.saved import PredictionFolder
 
-from segcal.pixels import flatten, label_mass
+import segcal
+from segcal import CalibrationMeter
+from segcal.pixels import check_batch, flatten, is_distribution, label_mass
 
 
-@pytest.mark.parametrize("ignore_index", [None, 1.5, "255", 2**63, -(10**30)])
-def test_an_ignore_index_is_a_number(ignore_index):
-    with pytest.raises(ValueError, match="Expected ignore_index to be an integer, but got"):
-        flatten(torch.zeros(1, 2, 3), torch.zeros(1, 3).long(), ignore_index)
+def test_an_ignore_index_is_a_number_and_no_class():
+    logits, labels = torch.zeros(1, 2, 3), torch.zeros(1, 3).long()
+    for ignore_index in (1.5, "255", 2**63, -(10**30)):
+        with pytest.raises(ValueError, match="ignore_index must be an integer"):
+            flatten(logits, labels, ignore_index)
+    for ignore_index in (0, 1):
+        with pytest.raises(ValueError, match="is one of the 2 classes"):
+            flatten(logits, labels, ignore_index)
+        with pytest.raises(ValueError, match="is one of the 2 classes"):
+            CalibrationMeter(2, ignore_index=ignore_index)
+    flatten(logits, labels, 2)
+    with pytest.raises(ValueError, match="is one of the 2 classes"):
+        CalibrationMeter(5, ignore_index=1, multilabel=True)
+    assert CalibrationMeter(5, ignore_index=2, multilabel=True).settings.ignore_index == 2
+
+
+@pytest.mark.parametrize(("classes", "ignored"), [(2, 255), (255, 255), (256, -100), (1000, -100)])
+def test_the_default_ignore_index_is_no_class(classes, ignored):
+    labels = torch.tensor([[0, ignored, classes - 1]])
+    assert flatten(torch.zeros(1, classes, 3), labels).labels.tolist() == [0, classes - 1]
+    assert CalibrationMeter(classes).settings.ignore_index == ignored
+    with pytest.raises(ValueError, match="Expected labels"):
+        flatten(torch.zeros(1, classes, 3), labels, -7)
 
 
 def test_compact_view_lists_valid_pixels_in_image_order():
@@ -32,11 +57,11 @@ def test_compact_view_lists_valid_pixels_in_image_order():
     dtype=st.sampled_from(
         [torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.int64]
     ),
-    ignore=st.sampled_from([100, 2, -1]),
+    ignore=st.sampled_from([100, 3, -1]),
     seed=st.integers(0, 99),
 )
 def test_any_shape_and_label_dtype_equals_a_loop(spatial, dtype, ignore, seed):
-    ignore = ignore if dtype.is_signed else abs(ignore)
+    ignore = ignore if dtype.is_signed else 100
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(2, 3, *spatial, generator=generator)
     labels = torch.randint(0, 3, (2, *spatial), generator=generator)
@@ -86,20 +111,16 @@ def test_shape_and_dtype_mistakes_name_expected_and_got(logits, labels, says):
         flatten(logits, labels)
 
 
-def test_out_of_range_labels_are_named_and_counted():
-    labels = torch.tensor([[20, 21, 21], [255, -1, 0]])
+def test_out_of_range_labels_are_named_counted_and_placed():
+    logits, labels = torch.zeros(2, 21, 1, 3), torch.tensor([[[20, 0, 0]], [[255, 21, 21]]])
     with pytest.raises(ValueError) as error:
-        flatten(torch.zeros(2, 21, 3), labels)
+        flatten(logits, labels)
     assert str(error.value) == (
-        "Expected labels in 0..20 (21 classes) or ignore_index=255, but got -1, 21 in 3 pixels"
+        "Expected labels in 0..20 (21 classes) or ignore_index=255, but got 21 in 2 pixels, first "
+        "at image 1 of the batch, pixel (0, 1); if label 21 means ignored, state --ignore-index 21"
     )
-
-
-def test_ignore_index_may_be_a_class():
-    pixels = flatten(torch.zeros(1, 3, 3), torch.tensor([[0, 1, 2]]), ignore_index=1)
-    assert pixels.labels.tolist() == [0, 2]
-    with pytest.raises(ValueError, match="255 in 1 pixel$"):
-        flatten(torch.zeros(1, 3, 1), torch.tensor([[255]]), ignore_index=1)
+    with pytest.raises(ValueError, match=r"got -1, 22 in 3 pixels, .* pixel \(0, 0\)$"):
+        flatten(logits, labels.masked_fill(labels == 21, 22).masked_fill(labels == 20, -1))
 
 
 class OnAccelerator(torch.Tensor):
@@ -143,3 +164,111 @@ def test_mass_of_labels_counts_what_is_valid_by_its_class():
     several = torch.tensor([[[0, 1], [1, 255]]])  # (1, K = 2, 2)
     assert label_mass(several, 255, torch.tensor([1.0, 10.0]), multilabel=True) == 12
     assert label_mass(several[:, 0], 255, torch.tensor([3.0]), multilabel=True) == 6
+
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_rounded_softmax_is_a_distribution(dtype):
+    for k in (2, 21, 1000):
+        torch.manual_seed(k)
+        check_rounded((3 * torch.randn(500, k, dtype=torch.float64)).softmax(1), dtype)
+
+
+def check_rounded(probs, dtype):
+    assert is_distribution(probs.to(dtype), 1).all()
+    assert is_distribution(probs.to(dtype).double(), 1, rounded_to=dtype).all()
+    assert is_distribution(probs.to(dtype).T, 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_probabilities_by_hand(dtype):
+    off = {torch.float16: 8 / 1024, torch.bfloat16: 8 / 128}.get(dtype, 1e-4)
+    values = [[0.5, 0.5], [1.0, 0.0], [1.2, -0.2], [0.5, 0.5 + 2 * off], [0.5, 0.5 + off / 2]]
+    values += [[0.5, float("nan")], [float("inf"), 0.0], [0.2, 0.2], [2.0, 1.0]]
+    expected = [True, True, False, False, True, False, False, False, False]
+    assert is_distribution(torch.tensor(values, dtype=dtype), 1).tolist() == expected
+
+
+def asked(probs, folder):
+    """Who takes two pixels of these (C,) probabilities: meter, file, overlay."""
+    image = torch.stack([probs, probs], 1)[:, :, None]  # (C, 2, 1)
+    labels = torch.tensor([[0], [1]])
+    np.savez(folder / "a.npz", probs=image.numpy(), labels=labels.numpy())
+    takers = {
+        "meter": lambda: segcal.CalibrationMeter(len(probs)).update_probs(
+            image[None], labels[None]
+        ),
+        "file": lambda: PredictionFolder(folder)[0],
+        "overlay": lambda: segcal.viz.calibration_overlay(None, image, labels),
+    }
+    found = {}
+    for name, take in takers.items():
+        try:
+            take()
+            found[name] = True
+        except ValueError as error:
+            assert "probabilities" in str(error)
+            found[name] = False
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    "values", [[0.7, 0.3], [1.0, 0.0], [1.2, -0.2], [0.8, 0.3], [0.4, 0.4], [3.0, -2.0]]
+)
+def test_meter_files_and_overlays_agree(tmp_path, values, dtype):
+    probs = torch.tensor(values, dtype=dtype)
+    expected = bool(is_distribution(probs, 0))
+    assert asked(probs, tmp_path) == dict.fromkeys(("meter", "file", "overlay"), expected)
+
+
+INF = math.inf
+LOGITS = {  # of one pixel with label 0: (values, whether it can be counted)
+    "finite": ([1.0, 2.0, 3.0], True),
+    "a masked class": ([1.0, -INF, 3.0], True),
+    "finfo.min": ([1.0, torch.finfo(torch.float32).min, 3.0], True),
+    "masked but for the label": ([1.0, -INF, -INF], True),
+    "the label is masked": ([-INF, 2.0, 3.0], False),
+    "all are masked": ([-INF, -INF, -INF], False),
+    "nan": ([1.0, math.nan, 3.0], False),
+    "inf": ([1.0, INF, 3.0], False),
+}
+
+
+@pytest.mark.parametrize("name", LOGITS)
+def test_meter_and_validator_take_the_same_logits(name):
+    values, fine = LOGITS[name]
+    logits = torch.tensor([[0.0, 0.0, 0.0], values]).T[None]  # (1, 3, 2)
+    for label, taken in ((0, fine), (255, True)):
+        labels = torch.tensor([[0, label]])
+        for take in (check_batch, CalibrationMeter(3).update):
+            if taken:
+                take(logits, labels)
+            else:
+                with pytest.raises(ValueError, match=r"pixel \(1\)"):
+                    take(logits, labels)
+    if name != "the label is masked":  # without labels, the predicted class must be possible
+        if fine:
+            check_batch(logits)
+        else:
+            with pytest.raises(ValueError, match=r"pixel \(1\)"):
+                check_batch(logits)
+
+
+def test_sigmoid_outputs_are_checked_one_by_one():
+    z = torch.tensor([[[0.0, 3.0], [-INF, 2.0]]])  # (1, K = 2, 2)
+    labels = torch.tensor([[[0, 1], [0, 255]]])
+    check_batch(z, labels, multilabel=True)
+    check_batch(z, multilabel=True)
+    with pytest.raises(ValueError, match=r"finite NLL .* pixel \(0\), class 1"):
+        check_batch(z, labels.masked_fill(z == -INF, 1), multilabel=True)
+    for bad in (math.nan, INF):
+        with pytest.raises(ValueError, match=r"finite logits.* pixel \(0\), class 1"):
+            check_batch(z.masked_fill(z == -INF, bad), labels, multilabel=True)
+    check_batch(z.sigmoid(), labels, probs=True, multilabel=True)
+    rounded = torch.tensor([[[1 + 2 * torch.finfo(torch.float32).eps]]])
+    check_batch(rounded, probs=True, multilabel=True)
+    with pytest.raises(ValueError, match=r"0\.\.1, but got 3 .* pixel \(1\), class 0"):
+        check_batch(z, probs=True, multilabel=True)

@@ -33,8 +33,7 @@ from segcal.evaluation import results
 from segcal.files import read_rgb
 from segcal.losses import build_loss
 from segcal.metrics import counting
-from segcal.metrics.counting.cpu import count_compiled
-from segcal.metrics.counting.device import count_in_torch
+from segcal.metrics.counting import count_compiled, count_in_torch
 from segcal.models import build as build_model
 from segcal.posthoc import CALIBRATORS
 from segcal.sweep.definition import read_sweep
