@@ -170,7 +170,7 @@ def test_a_run_from_messages_to_report(tmp_path):
     report = segcal.Report.load(tmp_path / "run" / "eval" / "report.json")
     assert report.protocol.images == report.protocol.pixels == 36
     assert report.accuracy > 0.6 and report.class_names == GROUPS
-    calibrator = segcal.load_calibrator(tmp_path / "run/eval/posthoc/lts/calibrator.safetensors")
+    calibrator = segcal.load_calibrator(tmp_path / "run/eval/lts/calibrator.safetensors")
     assert calibrator(torch.randn(2, 3)).shape == (
         2,
         3,
