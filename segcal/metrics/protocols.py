@@ -92,11 +92,14 @@ def scores_by_protocol(
 
 
 def _means(meter: CalibrationMeter, size: int, *, weighted: bool) -> dict[str, float]:
-    """The mean score of groups of `size` images; of each group by its pixels, if `weighted`."""
+    """The mean score of groups of `size` images; of each group by its pixels, if `weighted`.
+
+    A group that has no score does not count: no class is present or predicted in it.
+    """
     names, images = sorted_sums(meter.image_sums(), meter.names)
-    if not names:
-        return dict.fromkeys(PROTOCOL_SCORES, math.nan)
     starts = np.arange(0, len(names), size)
+    if not len(starts):
+        return dict.fromkeys(PROTOCOL_SCORES, math.nan)
     sums = {
         name: np.add.reduceat(array.astype(np.float64), starts) for name, array in images.items()
     }
@@ -109,5 +112,9 @@ def _means(meter: CalibrationMeter, size: int, *, weighted: bool) -> dict[str, f
         "ece": scores.ratio(np.abs(sums["top_gap"]).sum(1), pixels),
         "sce": scores.mean_of_known(class_ece),
     }
-    weights = pixels if weighted else np.ones(len(pixels))
-    return {name: float(np.average(by_group[name], weights=weights)) for name in PROTOCOL_SCORES}
+    means = {}
+    for name in PROTOCOL_SCORES:
+        known = ~np.isnan(by_group[name])
+        weights = (pixels if weighted else np.ones(len(pixels))) * known
+        means[name] = float(scores.ratio(np.nansum(by_group[name] * weights), weights.sum()))
+    return means

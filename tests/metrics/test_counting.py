@@ -110,7 +110,7 @@ def test_compiled_is_torch_in_half_precision_and_other_bins(name):
 @pytest.mark.parametrize("way", PASSES)
 @pytest.mark.parametrize("name", ["random", "confident", "flat"])
 def test_float32_sums_are_those_of_float64(name, way):
-    """Rounding of single probabilities evens out: to 2e-8, as numpy's exp of float32 is biased by that."""
+    """Rounding of single probabilities evens out, but for the bias of numpy's exp: 2e-8."""
     logits = LOGITS[name](torch.float32)
     labels = labels_for(logits)
     (single,), (double,) = (count(way, x, labels) for x in (logits, logits.double()))

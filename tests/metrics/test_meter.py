@@ -249,7 +249,7 @@ def test_logits_are_never_taken_for_probabilities(dtype):
     meter = CalibrationMeter(5)
     with pytest.raises(ValueError, match="logits go to update"):
         meter.update_probs(logits, labels)
-    with pytest.raises(ValueError, match="of sum 1.1"):
+    with pytest.raises(ValueError, match=r"of sum 1.1"):
         meter.update_probs(logits.double().softmax(1).to(dtype) * 1.1, labels)
     meter.update_probs(logits.double().softmax(1).to(dtype), labels)
     assert meter.compute().protocol.pixels == int((labels != 255).sum())
@@ -308,10 +308,10 @@ def test_saved_is_loaded(tmp_path, per_image):
 def test_load_names_the_file_that_is_no_meter(tmp_path):
     path = tmp_path / "other.npz"
     np.savez(path, x=np.zeros(3))
-    with pytest.raises(ValueError, match="other.npz: expected a saved CalibrationMeter"):
+    with pytest.raises(ValueError, match=r"other.npz: expected a saved CalibrationMeter"):
         CalibrationMeter.load(path)
     path.write_bytes(b"not a zip")
-    with pytest.raises(ValueError, match="other.npz"):
+    with pytest.raises(ValueError, match=r"other.npz"):
         CalibrationMeter.load(path)
 
 
@@ -415,3 +415,67 @@ def test_memory_layout_does_not_matter():
     assert_same(measured(channels_last, labels), measured(logits, labels))
     rows = logits.movedim(1, -1).contiguous().movedim(-1, 1)
     assert_same(measured(rows, labels.to(torch.uint8)), measured(logits, labels))
+
+
+def test_samples_are_counted_by_their_mean():
+    logits, labels = batch(4, dtype=torch.float32)
+    members = torch.stack([logits, logits.flip(1), 0 * logits]).softmax(2)  # (M, N, C, H, W)
+    pooled, expected = CalibrationMeter(5), CalibrationMeter(5)
+    pooled.update_samples(members, labels)
+    expected.update_probs(members.double().mean(0).float(), labels)
+    assert_same(pooled, expected)
+    one = CalibrationMeter(5)
+    one.update_samples(members[:1], labels)
+    alone = CalibrationMeter(5)
+    alone.update_probs(members[0], labels)
+    assert_same(one, alone)
+    with pytest.raises(ValueError, match="logits go to"):
+        pooled.update_samples(logits[None], labels)
+    with pytest.raises(ValueError, match=r"\(M, N, C"):
+        pooled.update_samples(members[:0], labels)
+    assert_same(pooled, expected)
+
+
+def test_samples_of_half_precision_stay_probabilities():
+    logits, labels = batch(5)
+    members = torch.stack([logits, logits.flip(1)]).softmax(2).half()
+    meter = CalibrationMeter(5)
+    meter.update_samples(members, labels)
+    expected = CalibrationMeter(5)
+    expected.update_probs(members.double().mean(0).half(), labels)
+    assert_same(meter, expected)
+
+
+def test_images_belong_to_groups(tmp_path):
+    a, b = CalibrationMeter(5, per_image=True), CalibrationMeter(5, per_image=True)
+    a.update(*batch(0), names=["p1s1", "p1s2"], groups=["p1", "p1"])
+    b.update(*batch(1), names=["x", "y"])
+    both = a + b
+    assert both.names == ["p1s1", "p1s2", "x", "y"] and both.groups == ["p1", "p1", "", ""]
+    both.save(tmp_path / "meter.npz")
+    assert CalibrationMeter.load(tmp_path / "meter.npz").groups == both.groups
+    with pytest.raises(ValueError, match="2 groups"):
+        a.update(*batch(1), groups=["p1"])
+    state = both.state_dict()
+    with pytest.raises(ValueError, match="groups"):
+        a.load_state_dict(state | {"groups": state["groups"][:-1]})
+    assert a.groups == ["p1", "p1"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "nll"), [(torch.float16, 9.704061), (torch.float32, 87.336545)], ids=str
+)
+def test_a_probability_of_0_counts_as_the_smallest_normal_number(dtype, nll):
+    meter = CalibrationMeter(2)
+    meter.update_probs(torch.tensor([[0.0, 1.0]], dtype=dtype), torch.tensor([0]))
+    assert meter.compute().nll == pytest.approx(nll, abs=1e-6)
+
+
+def test_a_merged_meter_shares_nothing_that_changes():
+    a, b = measured(*batch(0), per_image=True), measured(*batch(1), per_image=True)
+    both = a + b
+    before = both.compute()
+    a.update(*batch(2))
+    b.reset()
+    assert both.compute() == before
+    CalibrationMeter(5, per_image=True).load_state_dict(both.state_dict())

@@ -7,13 +7,13 @@ import torch
 
 from segcal import CalibrationMeter, Report
 from segcal.evaluation.evaluate import measure, report_of
-from segcal.sources import Batch, Source
 from segcal.metrics.protocols import (
     PROTOCOLS,
     check_protocols,
     describe_protocol,
     scores_by_protocol,
 )
+from segcal.sources import Batch, Source
 from tests.support.metric_oracles import ece, tables
 
 EVERY = ("pooled", "image", "foreground", "batch:2", "batch:3")
@@ -111,6 +111,20 @@ def test_they_survive_json():
     again = Report.from_dict(json.loads(json.dumps(report.to_dict())))
     assert again == report
     assert again.protocols == report.protocols
+
+
+@pytest.mark.parametrize("probs", [False, True])
+def test_an_image_without_any_class_leaves_the_means_defined(probs):
+    """By hand: nothing is present or predicted in the second of three images."""
+    z = torch.tensor([[[4.0, -4.0]], [[-4.0, -4.0]], [[4.0, 4.0]]])  # (N, K = 1, 2)
+    labels = torch.tensor([[[1, 0]], [[0, 0]], [[1, 0]]])
+    meter = CalibrationMeter(1, per_image=True, multilabel=True)
+    (meter.update_probs if probs else meter.update)(z.sigmoid() if probs else z, labels)
+    found = scores_by_protocol(["image", "batch:1", "batch:2"], meter.compute(), meter)
+    assert found["image"]["miou"] == pytest.approx((1 + 1 / 2) / 2)
+    assert found["batch:1"]["miou"] == pytest.approx((1 + 1 / 2) / 2)
+    assert found["batch:2"]["miou"] == pytest.approx((4 * 1 + 2 * 1 / 2) / 6)
+    assert found["image"]["accuracy"] == pytest.approx(5 / 6)
 
 
 def test_nothing_counted_is_nan():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from segcal import CalibrationMeter, Report
+from segcal.metrics.scores import SCORES
 
 K = 4
 
@@ -104,7 +105,7 @@ def test_bad_files_are_named(tmp_path, spoil, message):
 def test_files_that_are_no_report(tmp_path, text):
     path = tmp_path / "bad.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match="bad.json"):
+    with pytest.raises(ValueError, match=r"bad.json"):
         Report.load(path)
 
 
@@ -138,3 +139,11 @@ def test_fine_histogram_holds_all_predictions():
     count = fine.correct + fine.wrong
     mean = fine.confidence_sum[count > 0] / count[count > 0]
     assert np.all((mean > fine.edges[:-1][count > 0]) & (mean <= fine.edges[1:][count > 0]))
+
+
+def test_a_notebook_shows_scores_and_protocol():
+    report = report_of(per_image=True)
+    page = report._repr_html_()
+    assert page.count("<tr>") == page.count("</tr>") > 5
+    assert f"<th>ECE (%)</th><td>{SCORES['ece'].number(report.ece)}</td>" in page
+    assert SCORES["ece"].number(report.intervals["ece"].low) in page and "450 pixels" in page
