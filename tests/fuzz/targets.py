@@ -24,22 +24,23 @@ import torch._dynamo  # torch loads it late, and makes a folder then
 import yaml
 
 import segcal
-from segcal.commands.evaluate import _read_log
-from segcal.training.config import load_config, parse_train
 from segcal.data import build as build_data
 from segcal.data.samples import read_class_mask
 from segcal.data.shift import parse_shifts
-from segcal.evaluation import results
+from segcal.evaluation import folder as results
+from segcal.evaluation.evaluate import Evaluation
+from segcal.evaluation.folder import load_evaluation, write_comparison
 from segcal.files import read_rgb
 from segcal.losses import build_loss
 from segcal.metrics import counting
 from segcal.metrics.counting import count_compiled, count_in_torch
 from segcal.models import build as build_model
 from segcal.posthoc import CALIBRATORS
+from segcal.sources.network import _read_log
 from segcal.sweep.definition import read_sweep
+from segcal.training.config import load_config, parse_train
 from tests.fuzz.files import Payload, npz, png, pt
 from tests.fuzz.guard import command
-from tests.support import local_ray
 from tests.support.holdouts import make_calibrator
 from tests.support.saved import CLASSES, logits_and_labels
 from tests.support.synthetic_reports import synthetic_report
@@ -250,10 +251,9 @@ def state_attempt(data, _, out):
 
 def report_examples(folder):
     report = synthetic_report(3, side=8, images=2, per_image=True, names=("a", "b", "c"))
-    entry = segcal.viz.PageRow(
-        "run", report, [{"epoch": 1, "train/loss": 2.0}], "loss: nll", (), ["x"]
-    )
-    results.write_result(results.Result("run", "ts", entry), [], folder / "written")
+    log = [{"epoch": 1, "train/loss": 2.0}]
+    whole = Evaluation("run", {"none": report}, skipped={"x": "bad"}, config="a: 1", history=log)
+    whole.save(folder / "written")
     report.save(folder / "plain.json")
     return [(folder / "written" / "report.json").read_bytes(), (folder / "plain.json").read_bytes()]
 
@@ -276,9 +276,8 @@ def log_attempt(data, _, out):
     (out / "log.jsonl").write_bytes(data)
     history = _read_log(out / "log.jsonl")
     report = synthetic_report(3, side=4, images=1)
-    entry = segcal.viz.PageRow("run", report, history)
-    results.write_result(results.Result("run", "none", entry), [], out)
-    assert len(results.read_result(out / "report.json").entry.history) == len(history)
+    Evaluation("run", {"none": report}, history=history).save(out / "eval")
+    assert len(load_evaluation(out / "eval").history) == len(history)
     for name in ("train/loss", "holdout/ece"):
         np.asarray([record.get(name) or 0 for record in history], dtype=float)
 
@@ -524,41 +523,6 @@ ADAPTERS = {
 }
 
 
-def ray_examples(_):
-    """An address, what is written into which of three files, and which tasks die."""
-    usual = {"address": "127.0.0.1:6379", "file": 0, "put": [], "cut": 10**6, "dies": []}
-    others = (
-        {},
-        {"address": "auto", "file": 1, "put": [[40, 7]]},
-        {"address": "ray://[::1]:10001", "file": 2, "cut": 30},
-        {"address": "a-host:1", "dies": [1]},
-    )
-    return [json.dumps(usual | other).encode() for other in others]
-
-
-def ray_attempt(data, _, out):
-    """`segcal eval --predictions --ray` with a Ray that runs tasks here."""
-    given = json.loads(data)
-    try:
-        address, dies = str(given["address"]).replace("\0", ""), {int(n) for n in given["dies"]}
-        number, cut = int(given["file"]) % 3, int(given["cut"])
-        put = [(int(place), int(value) % 256) for place, value in given["put"]]
-    except (KeyError, TypeError, OverflowError, AttributeError) as error:
-        raise ValueError(f"Expected a description of a cluster, but got {error!r}") from None
-    (out / "in").mkdir()
-    for i in range(3):
-        written = bytearray(prediction_examples(None)[0])
-        if i == number:
-            for place, value in put:
-                written[place % len(written)] = value
-            written = written[: max(cut, 0)]
-        (out / "in" / f"{i}.npz").write_bytes(written)
-    with local_ray.installed(dies):
-        words = ("eval", "--predictions", out / "in", "--out", out / "eval", *EVAL)
-        status = command(*words, f"--ray={address}")
-    assert status == 0 or not (out / "eval").exists()
-
-
 def shift_examples(_):
     words = ("fog,jpeg:1,2,rotation:-30.5,domain:sketch", "fog:3", "all:1,3,5", "rotation:45")
     return [word.encode() for word in words]
@@ -597,8 +561,8 @@ def sweep_attempt(data, _, out):
     """What a file asks for, without any training; a grid of thousands is not made."""
     (out / "a.yaml").write_bytes(data)
     sweep = read_sweep(out / "a.yaml")
-    if sum(len(entry.seeds) for entry in sweep.entries) < 1000:
-        assert sweep.methods()
+    if sum(len(method.seeds) for method in sweep.methods) < 1000:
+        assert sweep.tunings()
 
 
 def option_examples(_):
@@ -670,17 +634,14 @@ def name_attempt(data, _, out):
     logits, labels = (torch.from_numpy(x)[None] for x in logits_and_labels(0, size=4))
     meter.update(logits, labels, names=[name])
     report = meter.compute(resamples=4)
-    arrays = dict.fromkeys(("labels", "prediction"), np.zeros((4, 4), np.int64))
-    arrays |= dict.fromkeys(("confidence", "gap"), np.ones((4, 4), np.float32))
-    drawn = [segcal.viz.Overlay(name, png(np.zeros((4, 4, 3), np.uint8)), 0.5, arrays)]
-    entry = segcal.viz.PageRow(name, report, (), name, (), [name])
-    with results.new_contents(out / "eval") as staging:
-        written = results.write_result(results.Result(name, "none", entry), drawn, staging)
-        results.write_pages([written], staging, name)
+    labels, odd = np.zeros((4, 4), np.int64), np.ones((4, 4), np.float32)
+    drawn = segcal.viz.Overlay(name, labels, labels, odd, odd, None, None, (name, "b", "<i>"), 0.5)
+    reports, overlays = {"none": report}, {"none": [drawn]}
+    whole = Evaluation(name, reports, overlays=overlays, skipped={name: name}, config=name)
+    whole.save(out / "eval")
     inside = {path.parent.name for path in (out / "eval" / "overlays").iterdir()}
     assert inside == {"overlays"}
-    again = results.read_result(out / "eval" / "report.json")
-    results.write_pages([again], out, name)
+    write_comparison([load_evaluation(out / "eval")], out / "page", title=name)
     meter.save(out / "state.npz")
     assert segcal.CalibrationMeter.load(out / "state.npz").names == [name.replace("\0", " ")]
 
@@ -705,11 +666,10 @@ TARGETS = {
     "options": Target("json", option_examples, option_attempt),
     "compare": Target("zip", state_examples, compare_attempt),
     "adapters": Target("json", adapter_examples, adapter_attempt),
-    "ray": Target("json", ray_examples, ray_attempt),
 }
 
 
 def draw_nothing():
     """Leave figures and pages out, which take seconds each, but read what they are made of."""
-    results.write_figures = lambda entries, folder, **_: None
-    results.write_page = lambda entries, path, **_: Path(path).write_text(repr(entries)[:100])
+    results.write_figures = lambda *_, **__: None
+    results.write_page = lambda rows, path, **_: Path(path).write_text(repr(rows)[:100])

@@ -71,7 +71,8 @@ class Stepwise(Runs):
                 if stop.received:
                     (folder / "saved").touch()
                     raise Interrupted(stop.received)
-                kept.write_text(str(step + 1))
+                kept.with_suffix(".new").write_text(str(step + 1))
+                kept.with_suffix(".new").replace(kept)  # others may be reading it
                 with self.log.open("a") as file:
                     file.write(f"{label} {step} {os.getpid()} {node()}\n")
                 while self.gate and not self.gate.exists() and not stop.received:
