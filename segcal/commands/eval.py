@@ -203,7 +203,7 @@ def run(options: argparse.Namespace) -> None:
     from segcal import distributed
     from segcal.evaluation.evaluate import evaluate_source
     from segcal.evaluation.folder import load_evaluation, require_writable, write_comparison
-    from segcal.sources.named import name_of
+    from segcal.sources.readers import name_of
     from segcal.viz.tables import distinct_names
 
     inputs = [*options.inputs, *options.predictions, *map(Path, options.model)]

@@ -6,12 +6,22 @@ import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
 from segcal.data import classification, options
 from segcal.data.options import DATASETS, DataConfig
-from segcal.data.samples import ArrayPart, FilePart, Part, RawDataset, Samples, split, spread
+from segcal.data.samples import (
+    AbsentPart,
+    ArrayPart,
+    FilePart,
+    Part,
+    RawDataset,
+    Samples,
+    split,
+    spread,
+)
 from segcal.data.shift import DOMAIN, ROTATION, Shift, ShiftedPart, imbalanced
 from segcal.data.transforms import Augmentation, Augmenter
 from segcal.files import check_size, one_line
@@ -24,7 +34,8 @@ class Splits:
     """A data set ready for training.
 
     Attributes:
-        train: augmented; index it with `(epoch, index)`.
+        train: augmented; index it with `(epoch, index)`. Where there is nothing to train on, to
+            ask for anything of it, or of a hold-out that would be cut from it, raises why.
         holdout: as the images are; for model selection and post-hoc fits.
         test: as the images are.
         num_classes: C.
@@ -72,7 +83,15 @@ def build(config: DataConfig, *, seed: int = 0) -> Splits:
         raise ValueError(f"Expected data.std to be positive, but got {config.std}")
     source = _read(config)
     ignore_index = config.ignored(len(source.class_names))
-    chosen = np.arange(len(source.train.names))
+    changes = {name: getattr(config, name) for name in (f.name for f in fields(Augmentation))}
+    recipe = replace(source.augmentation, **{k: v for k, v in changes.items() if v is not None})
+    augmenter = None
+    if config.augment and recipe != Augmentation(scale=recipe.scale):  # that does nothing
+        augmenter = Augmenter(recipe, ignore_index=ignore_index)
+    absent = isinstance(source.train, AbsentPart)  # there is only something to evaluate on
+    chosen = np.arange(0 if absent else len(source.train.names))
+    train: Any = source.train
+    holdout: Any = source.train
     if config.imbalance is not None:
         assert isinstance(source.train, ArrayPart | FilePart)  # one label per sample
         chosen = imbalanced(
@@ -81,18 +100,15 @@ def build(config: DataConfig, *, seed: int = 0) -> Splits:
             factor=config.imbalance,
             seed=config.split_seed,
         )
-    if source.holdout is None:
+    if source.holdout is not None:
+        holdout = _samples(config, source, source.holdout)
+    elif not absent:
         kept, held = split(len(chosen), holdout=config.holdout, seed=config.split_seed)
         chosen, holdout = chosen[kept], _samples(config, source, source.train, chosen[held])
-    else:
-        holdout = _samples(config, source, source.holdout)
-    changes = {name: getattr(config, name) for name in (f.name for f in fields(Augmentation))}
-    recipe = replace(source.augmentation, **{k: v for k, v in changes.items() if v is not None})
-    augmenter = None
-    if config.augment and recipe != Augmentation(scale=recipe.scale):  # that does nothing
-        augmenter = Augmenter(recipe, ignore_index=ignore_index)
+    if not absent:
+        train = _samples(config, source, source.train, chosen, augmenter=augmenter, seed=seed)
     return Splits(
-        train=_samples(config, source, source.train, chosen, augmenter=augmenter, seed=seed),
+        train=train,
         holdout=holdout,
         test=_test(config, source),
         num_classes=len(source.class_names),

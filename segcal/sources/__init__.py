@@ -43,6 +43,11 @@ def open_source(
 
         return open_network(str(path), data, **options)
     path = Path(path)
+    if not path.exists():
+        from segcal.sources.readers import is_network
+
+        if is_network(str(path)):
+            raise ValueError(f"{path} is a network: name its images too, with data='NAME:ROOT'")
     if format not in FORMATS:
         raise ValueError(f"the format must be one of {', '.join(FORMATS)}, but is {format!r}")
     if format == "segcal" and (path / "config.yaml").is_file():

@@ -1,0 +1,424 @@
+"""Networks by name or by file: what stands before the colon of a name, or ends a file's name.
+
+`READERS` and `FILES` list them; a new kind is one function and one entry there. Nothing is
+downloaded but the weights that a name asks for, and a FILE.py is code that runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import runpy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+from urllib.error import URLError
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from segcal.data.samples import IMAGENET_MEAN, IMAGENET_STD
+from segcal.sources.network import logits_of
+from segcal.sources.source import file_digest
+
+log = logging.getLogger(__name__)
+Outputs = Literal["auto", "logits", "probs", "scores"]
+
+
+@dataclass
+class Network:
+    """A network, and what turns an image into its input.
+
+    Attributes:
+        module: (N, 3, h, w) inputs to (N, C, *) outputs, as `segcal.evaluate` takes them.
+        prepare: (H, W, 3) uint8 RGB to the (3, h, w) input.
+        class_names: C names, if the network knows them.
+        outputs: what the module gives: logits, probs, or scores of 0 to 1 that need not sum to 1;
+            auto looks at them.
+        pad_to: both sides of an input must be multiples of this.
+        key: a digest of the weights.
+    """
+
+    module: nn.Module
+    prepare: Callable[[np.ndarray], Tensor]
+    class_names: tuple[str, ...] = ()
+    outputs: Outputs = "auto"
+    pad_to: int = 1
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Normalise:
+    """Resize to `size`, (h, w) or None, scale to 0-1, subtract `mean` and divide by `std`."""
+
+    mean: Sequence[float] = IMAGENET_MEAN
+    std: Sequence[float] = IMAGENET_STD
+    size: tuple[int, int] | None = None
+
+    def __call__(self, image: np.ndarray) -> Tensor:
+        if self.size is not None and image.shape[:2] != self.size:
+            height, width = self.size
+            resized = Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR)
+            image = np.asarray(resized)
+        values = torch.from_numpy(image.copy()).movedim(2, 0).float() / 255
+        mean, std = (
+            torch.tensor(x, dtype=torch.float32).view(3, 1, 1) for x in (self.mean, self.std)
+        )
+        return (values - mean) / std
+
+
+# Readers of a spec: (what follows the colon, number of classes of the data, input) -> Network.
+
+
+def torchvision_network(name: str, num_classes: int, given: Normalise | None) -> Network:
+    """NAME[@WEIGHTS]: WEIGHTS is a name of torchvision's, or a file of a state dict."""
+    from torchvision import models
+
+    name, _, weights = name.partition("@")
+    known = models.get_model_weights(name)
+    if weights and Path(weights).is_file():
+        options = {"weights_backbone": None} if hasattr(models.segmentation, name) else {}
+        module = models.get_model(name, weights=None, num_classes=num_classes, **options)
+        _load(module, Path(weights))
+        return Network(module, given or Normalise(), key=file_digest(Path(weights)))
+    chosen = known[weights] if weights else known.DEFAULT
+    module = models.get_model(name, weights=chosen)
+    preset = chosen.transforms()
+    names = tuple(map(str, chosen.meta["categories"]))
+    return Network(module, given or _Preset(preset), names, key=_weights_digest(module))
+
+
+@dataclass(frozen=True)
+class _Preset:
+    """The transforms that come with weights of torchvision."""
+
+    transforms: Callable[[Tensor], Tensor]
+
+    def __call__(self, image: np.ndarray) -> Tensor:
+        return self.transforms(torch.from_numpy(image.copy()).movedim(2, 0))
+
+
+def transformers_network(name: str, num_classes: int, given: Normalise | None) -> Network:
+    """ORG/NAME or FOLDER of transformers, with the image processor of the checkpoint."""
+    from transformers import (
+        AutoConfig,
+        AutoImageProcessor,
+        AutoModelForSemanticSegmentation,
+        AutoModelForUniversalSegmentation,
+    )
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING_NAMES as UNIVERSAL,
+    )
+
+    config = AutoConfig.from_pretrained(name)
+    universal = config.model_type in UNIVERSAL
+    kind = AutoModelForUniversalSegmentation if universal else AutoModelForSemanticSegmentation
+    model = kind.from_pretrained(name)
+    prepare: Callable[[np.ndarray], Tensor]
+    if given is None:
+        processor = AutoImageProcessor.from_pretrained(name, use_fast=True)
+        if getattr(processor, "do_split_image", False):  # EoMT cuts images into several inputs
+            processor.do_split_image, processor.do_pad = False, False
+        prepare = _Processor(processor)
+    else:
+        prepare = given
+    tasks = None
+    if config.model_type == "oneformer":
+        from transformers import AutoProcessor
+
+        full = AutoProcessor.from_pretrained(name)
+        image = np.zeros((64, 64, 3), np.uint8)
+        tasks = full(images=image, task_inputs=["semantic"], return_tensors="pt")["task_inputs"]
+    names = tuple(config.id2label[c] for c in sorted(config.id2label))
+    module = _UniversalHead(model, tasks) if universal else model
+    return Network(
+        module,
+        prepare,
+        names,
+        outputs="scores" if universal else "logits",
+        key=_weights_digest(model),
+    )
+
+
+@dataclass(frozen=True)
+class _Processor:
+    """The image processor of a checkpoint of transformers."""
+
+    processor: Any
+
+    def __call__(self, image: np.ndarray) -> Tensor:
+        values: Tensor = self.processor(images=image, return_tensors="pt")["pixel_values"][0]
+        return values
+
+
+class _UniversalHead(nn.Module):
+    """MaskFormer, Mask2Former, OneFormer and EoMT: Σ_q softmax(class)_qc · sigmoid(mask)_q.
+
+    These (N, C, h, w) scores lie in 0 .. 1 or a little above and do not sum to 1.
+    """
+
+    def __init__(self, model: nn.Module, tasks: Tensor | None) -> None:
+        super().__init__()
+        self.model = model
+        self.tasks: Tensor | None
+        self.register_buffer("tasks", tasks)
+
+    def forward(self, images: Tensor) -> Tensor:
+        extra = {}
+        if self.tasks is not None:
+            extra["task_inputs"] = self.tasks.expand(len(images), -1)
+        found = self.model(pixel_values=images, **extra)
+        classes = found.class_queries_logits.softmax(-1)[..., :-1]  # (N, Q, C), without "nothing"
+        return torch.einsum("nqc,nqhw->nchw", classes, found.masks_queries_logits.sigmoid())
+
+
+def smp_network(name: str, num_classes: int, given: Normalise | None) -> Network:
+    """ORG/NAME or FOLDER of segmentation_models_pytorch's `save_pretrained`."""
+    import segmentation_models_pytorch as smp
+
+    model = smp.from_pretrained(name)
+    config = getattr(model, "config", None) or {}
+    normalise = Normalise()
+    if config.get("encoder_weights"):
+        encoder = config["encoder_name"], config["encoder_weights"]
+        try:  # newer versions keep them beside the weights, on a hub
+            params = smp.encoders.get_preprocessing_params(*encoder)
+        except (OSError, ValueError):
+            log.warning("images are normalised as for ImageNet: say --mean and --std if not")
+        else:
+            scale = 255 if params["input_range"] == [0, 255] else 1
+            mean, std = ([x / scale for x in params[key]] for key in ("mean", "std"))
+            normalise = Normalise(mean, std)
+    return Network(model, given or normalise, pad_to=32, key=_weights_digest(model))
+
+
+def timm_network(name: str, num_classes: int, given: Normalise | None) -> Network:
+    """NAME[@FILE]: a classification network of timm, with its own weights or those of a file."""
+    import timm
+
+    name, _, file = name.partition("@")
+    if file:
+        model = timm.create_model(name, num_classes=num_classes)
+        _load(model, Path(file))
+    else:
+        model = timm.create_model(name, pretrained=True)
+    config = timm.data.resolve_model_data_config(model)
+    height, width = config["input_size"][1:]
+    normalise = Normalise(config["mean"], config["std"], (height, width))
+    return Network(model, given or normalise, outputs="logits", key=_weights_digest(model))
+
+
+def onnx_network(name: str, num_classes: int, given: Normalise | None) -> Network:
+    """FILE.onnx, whose first input is (N, 3, h, w)."""
+    module = _OnnxModule(Path(name))
+    sides = module.session.get_inputs()[0].shape[2:]
+    fixed = len(sides) == 2 and all(isinstance(side, int) for side in sides)
+    prepare = given or Normalise()
+    if fixed and prepare.size is None:
+        prepare = replace(prepare, size=(sides[0], sides[1]))
+    return Network(module, prepare, key=file_digest(Path(name)))
+
+
+class _OnnxModule(nn.Module):
+    def __init__(self, path: Path) -> None:
+        import onnxruntime
+
+        super().__init__()
+        self.path = path
+        self.session = onnxruntime.InferenceSession(
+            str(path), providers=onnxruntime.get_available_providers()
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        name, size = self.session.get_inputs()[0].name, self.session.get_inputs()[0].shape[0]
+        pieces = images.split(size) if isinstance(size, int) else [images]  # traced for a size
+        found = [self.session.run(None, {name: piece.cpu().numpy()})[0] for piece in pieces]
+        return torch.from_numpy(np.concatenate(found)).to(images.device)
+
+
+def exported_network(name: str, num_classes: int, given: Normalise | None) -> Network:
+    """FILE.pt2 of torch.export, whose only input is (N, 3, h, w)."""
+    program = torch.export.load(name)
+    shapes = [
+        node.meta["val"].shape
+        for node in program.graph.nodes
+        if node.op == "placeholder" and getattr(node.meta.get("val"), "ndim", 0) == 4
+    ]
+    if not shapes:
+        raise ValueError(f"{name} takes no images (N, 3, h, w)")
+    size, _, *sides = shapes[-1]  # parameters come first among the placeholders
+    prepare = given or Normalise()
+    if all(isinstance(side, int) for side in sides) and prepare.size is None:
+        prepare = replace(prepare, size=(sides[0], sides[1]))
+    module = _ExportedModule(program.module(), size if isinstance(size, int) else None)
+    return Network(module, prepare, key=file_digest(Path(name)))
+
+
+class _ExportedModule(nn.Module):
+    """An exported module, which has no train and eval mode and says so with an error."""
+
+    def __init__(self, exported: nn.Module, size: int | None) -> None:
+        super().__init__()
+        self.exported, self.size = [exported], size  # in a list it is no submodule
+
+    def forward(self, images: Tensor) -> Tensor:
+        pieces = images.split(self.size) if self.size else [images]  # traced for a size
+        return torch.cat([logits_of(self.exported[0](piece)) for piece in pieces])
+
+
+def code_network(name: str, num_classes: int, given: Normalise | None) -> Network:
+    """FILE.py:FUNCTION: the function returns a module, or a module and its `prepare`."""
+    file, _, function = name.rpartition(":")
+    found = runpy.run_path(file)
+    if function not in found:
+        raise ValueError(f"{file} has no function {function}")
+    made = found[function]()
+    module, prepare = made if isinstance(made, tuple) else (made, given or Normalise())
+    if not isinstance(module, nn.Module):
+        raise ValueError(
+            f"{name} must return a torch.nn.Module, or a module and a function from an RGB image "
+            f"to its input, but returned {type(module).__name__}"
+        )
+    return Network(module, prepare, key=_weights_digest(module))
+
+
+Reader = Callable[[str, int, "Normalise | None"], Network]
+READERS: dict[str, Reader] = {
+    "torchvision": torchvision_network,
+    "hf": transformers_network,
+    "smp": smp_network,
+    "timm": timm_network,
+}
+FILES: dict[str, Reader] = {".onnx": onnx_network, ".pt2": exported_network}
+
+
+def is_network(spec: str) -> bool:
+    """Whether a text names a network: torchvision:…, hf:…, smp:…, timm:…, or a file of one."""
+    head, colon, _ = spec.partition(":")
+    return (
+        (bool(colon) and head in READERS)
+        or Path(spec).suffix in FILES
+        or spec.rpartition(":")[0].endswith(".py")
+    )
+
+
+def name_of(spec: str) -> str:
+    """The part of a spec that tells most: NAME of torchvision:NAME@FILE, FUNCTION of FILE.py."""
+    return Path(spec.partition("@")[0]).name.rpartition(":")[2]
+
+
+def read_network(spec: str, num_classes: int, given: Normalise | None = None) -> Network:
+    """The network that a text names.
+
+    Args:
+        spec: see `is_network`.
+        num_classes: of the data, for weights in files that do not say it.
+        given: how images become inputs; None for the network's own way.
+
+    Raises:
+        ValueError: in one line, what is missing and how to get it.
+    """
+    head, _, rest = spec.partition(":")
+    if rest and head in READERS:
+        read, name = READERS[head], rest
+    elif Path(spec).suffix in FILES:
+        read, name = FILES[Path(spec).suffix], spec
+    elif spec.rpartition(":")[0].endswith(".py"):
+        read, name = code_network, spec
+    else:
+        raise ValueError(
+            f"{spec!r} names no network: write {', '.join(f'{k}:NAME' for k in READERS)}, "
+            "FILE.onnx, FILE.pt2 or FILE.py:FUNCTION"
+        )
+    path = Path(name.rpartition(":")[0] if read is code_network else name)
+    if read in (*FILES.values(), code_network) and not path.is_file():
+        raise ValueError(f"{spec}: there is no file {path}")
+    try:
+        return read(name, num_classes, given)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{spec} needs the package {error.name}: pip install {error.name}"
+        ) from None
+    except (OSError, URLError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"{spec} is not on this machine, and cannot be downloaded: get its files where there "
+            f"is a network, and name them by their path ({reason:.160})"
+        ) from None
+    except (KeyError, RuntimeError) as error:
+        raise ValueError(f"{spec} cannot be opened: {' '.join(str(error).split()):.200}") from None
+
+
+def _load(module: nn.Module, path: Path) -> None:
+    """Put the weights of a file into a module; nothing is unpickled."""
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        state: Any = load_file(path)
+    else:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    for key in ("model", "state_dict"):
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            state = state[key]
+    module.load_state_dict(state)
+
+
+def _weights_digest(module: nn.Module) -> str:
+    found = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        if isinstance(tensor, Tensor):
+            found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            found.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+class Tiled(nn.Module):
+    """A network on square tiles of a large image, whose outputs are blended where they overlap.
+
+    Weights of a tile fall linearly to its borders, so that no seam shows.
+
+    Args:
+        module: (N, 3, h, w) to (N, C, h, w), or to outputs that are resized to that.
+        tile: side of a tile.
+        overlap: pixels that neighbours share, less than half of `tile`.
+    """
+
+    def __init__(self, module: nn.Module, tile: int, overlap: int) -> None:
+        super().__init__()
+        if not 0 <= overlap <= tile // 2:
+            raise ValueError(f"--overlap must be at most half of --tile, but {overlap} > {tile}/2")
+        self.module, self.tile, self.overlap = module, tile, overlap
+
+    def forward(self, images: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        total: Tensor | None = None
+        weights = images.new_zeros(1, 1, height, width)
+        for top in self._starts(height):
+            for left in self._starts(width):
+                place = (..., slice(top, top + self.tile), slice(left, left + self.tile))
+                piece = images[place]
+                found = logits_of(self.module(piece))
+                if found.shape[-2:] != piece.shape[-2:]:
+                    found = nn.functional.interpolate(
+                        found, size=piece.shape[-2:], mode="bilinear", align_corners=False
+                    )
+                ramps = [self._ramp(side, found) for side in piece.shape[-2:]]
+                weight = ramps[0][:, None] * ramps[1]
+                if total is None:
+                    total = found.new_zeros(*found.shape[:2], height, width)
+                total[place] += found * weight
+                weights[place] += weight
+        assert total is not None
+        return total / weights
+
+    def _starts(self, side: int) -> list[int]:
+        last = max(side - self.tile, 0)
+        step = self.tile - self.overlap
+        return [*range(0, last, step), last]
+
+    def _ramp(self, side: int, like: Tensor) -> Tensor:
+        distance = torch.arange(1, side + 1, device=like.device, dtype=like.dtype)
+        return torch.minimum(distance, distance.flip(0)).clamp(max=max(self.overlap, 1))
