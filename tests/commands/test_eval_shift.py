@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from segcal.run import open_run
 
 import segcal
 from segcal.cli import main
@@ -17,7 +18,6 @@ from segcal.data import build as build_data
 from segcal.data.corruptions import CORRUPTIONS
 from segcal.data.shift import Shift
 from segcal.evaluation import results, shifted
-from segcal.run import open_run
 from tests.support.datasets import write_pacs
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -66,7 +66,9 @@ def test_rotated_digits(digits):
     loader = [(torch.stack(images), torch.stack(labels))]
     expected = segcal.evaluate(run.model, loader, num_classes=10, progress=False)
     assert found.nll == pytest.approx(expected.nll)
-    calibrator = segcal.load_calibrator(digits / "eval" / "posthoc" / "ts" / "calibrator.safetensors")
+    calibrator = segcal.load_calibrator(
+        digits / "eval" / "posthoc" / "ts" / "calibrator.safetensors"
+    )
     scaled = segcal.evaluate(
         run.model, loader, num_classes=10, progress=False, transform=calibrator
     )

@@ -5,7 +5,7 @@ import torch
 
 import segcal
 from segcal.cli import main
-from segcal.run import open_run
+from segcal.sources.network import RunSource
 
 QUICK = ["--workers", "0", "--device", "cpu"]
 
@@ -16,10 +16,10 @@ def test_the_file_gives_calibrated_probabilities(runs, tmp_path, capsys, name):
     command = ["export", str(runs / name), "--posthoc", "ts", "--out", str(out), *QUICK]
     assert main(command) == 0
     assert capsys.readouterr().out.startswith(f"{out}: images (N, 3, ")
-    run = open_run(runs / name)
-    size = run.data.test[0][0].shape
-    images = torch.stack([item[0] for item in run.data.test if item[0].shape == size])
-    holdout = [(run.model(x[None]).detach(), y[None]) for x, y in run.data.holdout]
+    run = RunSource(runs / name)
+    size = run.splits.test[0][0].shape
+    images = torch.stack([item[0] for item in run.splits.test if item[0].shape == size])
+    holdout = [(run.model(x[None]).detach(), y[None]) for x, y in run.splits.holdout]
     calibrator = segcal.TemperatureScaling().fit(holdout)
     with torch.no_grad():
         expected = calibrator(run.model(images)).softmax(1)
@@ -36,7 +36,7 @@ def test_onnx_and_another_size(runs, tmp_path):
     session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {"images": images.numpy()})
     with torch.no_grad():
-        expected = open_run(runs / "seg").model(images).softmax(1)
+        expected = RunSource(runs / "seg").model(images).softmax(1)
     torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-4, rtol=0)
 
 
@@ -44,11 +44,11 @@ def test_onnx_and_another_size(runs, tmp_path):
     ("arguments", "reason"),
     [
         (["{seg}"], "--out"),
-        (["{seg}", "--out", "{tmp}/model.bin"], "Expected a path ending in .pt2 or .onnx"),
-        (["{seg}", "--out", "{tmp}/m.pt2", "--posthoc", "ts,vs"], "one post-hoc method"),
+        (["{seg}", "--out", "{tmp}/model.bin"], ".onnx"),
+        (["{seg}", "--out", "{tmp}/m.pt2", "--posthoc", "ts,vs"], "one method"),
         (["{seg}", "--out", "{tmp}/m.pt2", "--posthoc", "tz"], "none, ts, vs, ms, dc, lts"),
-        (["{seg}", "--out", "{tmp}/m.pt2", "--size", "big"], "such as 480x640, but got big"),
-        (["{tmp}", "--out", "{tmp}/m.pt2"], "Expected a run"),
+        (["{seg}", "--out", "{tmp}/m.pt2", "--size", "big"], "big"),
+        (["{tmp}", "--out", "{tmp}/m.pt2"], "config.yaml"),
     ],
 )
 def test_wrong_arguments_are_one_line(runs, tmp_path, capsys, arguments, reason):
