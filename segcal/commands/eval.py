@@ -228,7 +228,8 @@ def run(options: argparse.Namespace) -> None:
     ]
     beside = Path("evals") if options.model else inputs[0].parent
     comparison = options.out or beside / "comparison"
-    places = [*folders, comparison] if len(inputs) > 1 else folders
+    places = [folder for folder in folders if folder.suffix != ".json"]
+    places += [comparison] if len(inputs) > 1 else []
     for i, place in enumerate(places):
         require_writable(place)
         if place.resolve() in [other.resolve() for other in places[:i]]:

@@ -283,7 +283,7 @@ def test_bad_files_are_skipped_counted_and_listed_on_request(tmp_path, capsys, u
     page = (folder / "eval" / "report.html").read_text()
     for number in range(6):
         assert f"im00{number}.npz" in skipped[f"im00{number}"]
-        assert f"im00{number}.npz" in page
+        assert f"im00{number}" in page
 
 
 @pytest.mark.parametrize(
