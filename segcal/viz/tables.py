@@ -264,11 +264,11 @@ def to_markdown(
             rows = parts.setdefault((table.title, tuple(table.columns)), [])
             rows += [(f"{name}, {p}" if len(reports) > 1 else p, cells) for p, cells in table.rows]
     tables += [Table(title, columns, rows) for (title, columns), rows in parts.items()]
-    said = [
-        *(f"- {name}: {note}" for name, some in (notes or {}).items() for note in some),
-        *dict.fromkeys(note for report in reports.values() for note in reading_notes(report)),
-        *dict.fromkeys(protocol_sentence(report) for report in reports.values()),
-    ]
+    own = [f"- {name}: {note}" for name, some in (notes or {}).items() for note in some]
+    every = reports.values()
+    said = [*own, *[""][: len(own)]]  # a line of its own after a list
+    said += dict.fromkeys(note for report in every for note in reading_notes(report))
+    said += dict.fromkeys(protocol_sentence(report) for report in every)
     return "\n".join([*(table.markdown() for table in tables), *said]) + "\n"
 
 
