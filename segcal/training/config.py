@@ -301,6 +301,7 @@ Train a network. With no option at all: {TrainConfig.loss} on embedded data.
   --config  YAML file of options, or the name of a recipe; the command line overrides it.
   --resume  Continue the run in --out, with its own settings; start it if there is none.
   --list    Print the recipes that --config knows by name, with their cost and result, and exit.
+  --help    Print this, and exit.
   --list-losses
             Print the losses with their hyper-parameters, and exit.
   --multilabel
