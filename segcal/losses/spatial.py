@@ -45,8 +45,9 @@ def svls(batch: LossBatch, true_log_prob: Tensor, *, sigma: float = 1.0) -> Tens
             slope.scatter_add_(1, target.unsqueeze(1), near.unsqueeze(1))
         slope.scatter_add_(1, pixels.target.unsqueeze(1), -mass.unsqueeze(1))
         slope *= (valid / (mass + (middle or 1.0))).unsqueeze(1)
-        # A masked class has a logit of −inf, and counts for nothing unless it is near.
-        value = (slope * z).masked_fill_(slope == 0, 0).sum(1)
+        # The logit of a masked class is −inf: clamped, 0 times it is 0.
+        value = z.clamp_min(torch.finfo(z.dtype).min / 64).mul_(slope).sum(1)
+        value = torch.where(pixels.valid, value, 0)
     return batch.mean(-(true_log_prob + with_slope(pixels.dense, value, slope)))
 
 
