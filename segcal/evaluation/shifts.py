@@ -33,15 +33,15 @@ def open_shifts(source: Source, shifts: Sequence[str | Shift]) -> dict[str, Sour
         for given in shifts
         for shift in ([given] if isinstance(given, Shift) else parse_shifts(given))
     ]
-    found: dict[str, Source] = {}
-    folders: dict[Path, str] = {}
+    folders: dict[Path, Shift] = {}
     for shift in asked:
-        name = str(shift)
-        if (first := folders.setdefault(place(NONE, name), name)) != name:
-            raise ValueError(f"the results under {first} and {name} would have one folder")
-        if name not in found:
-            found[name] = source.shifted(shift)
-    return found
+        first = folders.setdefault(place(NONE, str(shift)), shift)
+        if first != shift:
+            raise ValueError(
+                f"the results under {first.name}:{first.value} and {shift.name}:{shift.value} "
+                "would be in one folder: rename one of them"
+            )
+    return {str(shift): source.shifted(shift) for shift in folders.values()}
 
 
 def evaluate_shift(
