@@ -47,7 +47,7 @@ METHODS: dict[str, Method] = {
 }
 NONE = "none"  # the predictions as they are, among the names of methods
 
-__all__ = [  # noqa: PLE0604 (the classes are named by the table)
+__all__ = [
     "CALIBRATORS",
     "METHODS",
     "NONE",

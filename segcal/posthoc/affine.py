@@ -1,4 +1,4 @@
-"""Calibrators that are one linear map: vector, matrix and Dirichlet, and the convex fit they share."""
+"""Calibrators that are one linear map: vector, matrix, Dirichlet, and the convex fit they share."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class AffineCalibrator(PixelCalibrator):
 
         mean NLL + λ · ‖W off its diagonal‖² / (K(K−1)) + μ · ‖b‖² / K + ρ · ‖[W, b] − [I, 0]‖²
 
-    (ODIR, Kull et al. 2019, and a faint pull to the identity, ρ = 1e-4, so that there is one minimum)
-    is minimised on the other images, by L-BFGS from the identity. The pair
+    (ODIR, Kull et al. 2019, and a faint pull to the identity, ρ = 1e-4, so that there is one
+    minimum) is minimised on the other images, by L-BFGS from the identity. The pair
     of least validation NLL is then fitted on all images. If that NLL is not below the identity's,
     the map does not generalise to new images, and the calibrator is the identity.
 
@@ -140,7 +140,8 @@ class VectorScaling(AffineCalibrator):
     Guo et al. scale the logits, but then a constant added to all logits of a pixel would change
     the calibrated probabilities. The log-probabilities p = softmax(z) do not have it.
 
-    Fitted as `AffineCalibrator` says, with W diagonal; λ has no effect. The predicted class may change.
+    Fitted as `AffineCalibrator` says, with W diagonal; λ has no effect. The predicted class may
+    change.
 
     Attributes:
         weight_: (C,) w.

@@ -369,7 +369,7 @@ class Holdout:
         if len(total) == 1:
             raise ValueError(
                 f"The hold-out must have at least 2 classes, but all {self.count} valid pixels "
-                f"are of class {[*total][0]}"
+                f"are of class {next(iter(total))}"
             )
         if not any(logits_like for *_, logits_like in everyone):
             function, inverse = ("sigmoid", "logit") if self.multilabel else ("softmax", "log")
@@ -431,7 +431,7 @@ class Sample:
         self.limit = torch.inf  # rows with larger numbers are not drawn
 
     def numbers(self, batch: HoldoutBatch, length: int) -> tuple[Tensor, Tensor]:
-        """(N, length) numbers in 0..1 for `length` rows of each image, and (N,) the images' keys."""
+        """(N, length) numbers in 0..1 for the rows of each image, and (N,) the images' keys."""
         images = []
         for labels in batch.labels.cpu().numpy():
             digest = blake2b(labels.tobytes(), digest_size=16).digest()
@@ -553,9 +553,9 @@ class PixelCalibrator(Calibrator):
     One pass over the batches draws the sample: each valid pixel has the same chance, and neither
     batches nor ranks change it. A hold-out of up to `max_pixels` is used whole.
 
-    Every fifth image is for validation (of a single image, every fifth pixel). The calibrator learns
-    from the other images. If its NLL on the validation images is below that of the logits as they
-    are, it learns once more from all images; if not, it is the identity.
+    Every fifth image is for validation (of a single image, every fifth pixel). The calibrator
+    learns from the other images. If its NLL on the validation images is below that of the logits
+    as they are, it learns once more from all images; if not, it is the identity.
 
     Args:
         max_pixels: size of the sample of pixels; 8·C bytes per pixel.

@@ -31,8 +31,8 @@ class LocalTemperatureScaling(Calibrator):
     The predicted class never changes.
 
     The batches of the hold-out may be (logits, labels) or (logits, labels, images); a calibrator
-    fitted with images needs them again in `calibrator(logits, images)`. Images may have any range and
-    number of channels, and are resized to the logits if they differ.
+    fitted with images needs them again in `calibrator(logits, images)`. Images may have any range
+    and number of channels, and are resized to the logits if they differ.
 
     One pass over the batches samples tiles of 64 × 64 pixels, as many as `max_pixels` allows; every
     rank trains on all of them. Every fifth image is for validation (of a single image, every fifth

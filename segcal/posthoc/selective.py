@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -160,7 +161,7 @@ def _layers(classes: int) -> list[nn.Module]:
     """C → C → 2C → C → 2 as convolutions over (N, C, L), with SiLU in between."""
     widths = [classes, classes, 2 * classes, classes, 2]
     layers: list[nn.Module] = []
-    for before, after in zip(widths, widths[1:], strict=False):
+    for before, after in pairwise(widths):
         layers += [nn.Conv1d(before, after, 1), nn.SiLU()]
     return layers[:-1]
 

@@ -44,8 +44,8 @@ class TemperatureScaling(Calibrator):
     for a step in log β that is kept between the values known to be too small and too large. The
     first guess comes from a sample of 65536 pixels; a smaller hold-out is read only once.
 
-    `grid` is the best of T = 0.1, 0.2, …, 10, the grid of the paper. As the NLL is convex in β, that
-    is one of the two next to the minimum.
+    `grid` is the best of T = 0.1, 0.2, …, 10, the grid of the paper. As the NLL is convex in β,
+    that is one of the two next to the minimum.
 
     K sigmoid outputs (`multilabel`) share one T, of least NLL over all their labels.
     `ClasswiseTemperatureScaling` has one for each.
@@ -104,7 +104,7 @@ class TemperatureScaling(Calibrator):
 
         beta, nll = least_nll(of_sample)
         if holdout.count > _GUESS_PIXELS:
-            before = float(sum(holdout.everyone(unscaled))[0])
+            before = sum(float(sums[0]) for sums in holdout.everyone(unscaled))
             beta, nll = least_nll(of_holdout, beta, most=_MOST_PASSES)
             sums = of_holdout
         else:  # the sample is the whole hold-out

@@ -1,4 +1,4 @@
-"""What holds for every calibrator: what it refuses, any shape, the same after saving and loading."""
+"""What holds for every calibrator: what it refuses, any shape, saving and loading."""
 
 import copy
 from dataclasses import replace
@@ -90,7 +90,7 @@ def validation_images(z, y):
 
 @every_calibrator
 def test_a_constant_added_to_the_logits_of_a_pixel_changes_nothing(name):
-    """Fit and transform of z, of z + c and of log softmax(z) are the same; so are permuted batches."""
+    """Fit and transform of z, z + c and log softmax(z) agree; batches may be permuted."""
     holdout = random_holdout(6, n=4, size=(12, 12))
     generator = torch.Generator().manual_seed(3)
     offset = [(z + 10 * torch.randn(z[:, :1].shape, generator=generator), y) for z, y in holdout]
@@ -140,7 +140,7 @@ def test_logits_that_are_not_finite_are_refused_unless_ignored(name):
     for value in (torch.nan, torch.inf, -torch.inf, torch.finfo(torch.float32).min):
         spoilt = z.clone()
         spoilt[3, 2, 4, 4] = value
-        with pytest.raises(ValueError, match="1 pixels .*fit on finite logits .* not masked"):
+        with pytest.raises(ValueError, match=r"1 pixels .*fit on finite logits .* not masked"):
             make_calibrator(name).fit(spoilt, y)
         ours = make_calibrator(name).fit(spoilt, ignored)
         assert ours.nll_before_ == pytest.approx(theirs.nll_before_, rel=1e-12)
@@ -150,7 +150,7 @@ def test_logits_that_are_not_finite_are_refused_unless_ignored(name):
 
 def test_probabilities_are_refused():
     probs = [(z.softmax(1), y) for z, y in random_holdout()]
-    with pytest.raises(ValueError, match="look like probabilities.* before the softmax"):
+    with pytest.raises(ValueError, match=r"look like probabilities.* before the softmax"):
         segcal.TemperatureScaling().fit(probs)
     with pytest.raises(ValueError, match="look like probabilities"):
         segcal.TemperatureScaling().fit([(p.half(), y) for p, y in probs])
@@ -197,7 +197,7 @@ def test_batches_that_change_between_passes_are_noticed(monkeypatch):
         def __iter__(self):
             yield from self.generator
 
-    with pytest.raises(ValueError, match="same 512 pixels .* has 0 in pass 2"):
+    with pytest.raises(ValueError, match=r"same 512 pixels .* has 0 in pass 2"):
         segcal.TemperatureScaling().fit(Once())
 
 

@@ -142,9 +142,9 @@ def test_others_refuse_in_a_plain_sentence():
 
 def test_what_cannot_be_fitted_is_named():
     (z, y), *_ = holdout()
-    with pytest.raises(ValueError, match="look like probabilities.*before the sigmoid"):
+    with pytest.raises(ValueError, match=r"look like probabilities.*before the sigmoid"):
         segcal.TemperatureScaling(multilabel=True).fit([(z.sigmoid(), y)])
-    with pytest.raises(ValueError, match="at least 2 classes, but all .* of class 0"):
+    with pytest.raises(ValueError, match=r"at least 2 classes, but all .* of class 0"):
         segcal.TemperatureScaling(multilabel=True).fit([(z, torch.zeros_like(y))])
     with pytest.raises(ValueError, match="labels of the logits' shape"):
         segcal.TemperatureScaling(multilabel=True).fit([(z, y[:, 0])])
