@@ -31,15 +31,15 @@ RIDGE = 1e-4
 class AffineCalibrator(PixelCalibrator):
     """softmax(W x + b) with x made of the log-probabilities, fitted on a sample of pixels.
 
-    The sample and the validation images are those of `PixelCalibrator`. For each (λ, μ) the convex
+    The sample and its three parts are those of `PixelCalibrator`. For each (λ, μ) the convex
     objective
 
         mean NLL + λ · ‖W off its diagonal‖² / (K(K−1)) + μ · ‖b‖² / K + ρ · ‖[W, b] − [I, 0]‖²
 
     (ODIR, Kull et al. 2019, and a faint pull to the identity, ρ = 1e-4, so that there is one
-    minimum) is minimised on the other images, by L-BFGS from the identity. The pair
-    of least validation NLL is then fitted on all images. If that NLL is not below the identity's,
-    the map does not generalise to new images, and the calibrator is the identity.
+    minimum) is minimised by L-BFGS from the identity. The pair of least NLL on images that were not
+    fitted on is then fitted on all. If that NLL is not below the identity's, the map does not
+    generalise to new images, and the calibrator is the identity.
 
     Args:
         lambdas: values of λ to choose from; by default those of the class.
@@ -94,24 +94,26 @@ class AffineCalibrator(PixelCalibrator):
         self.lambda_, self.mu_ = 0.0, 0.0
         self._keep(torch.eye(num_classes, num_classes + 1))
 
-    def _choose(self, fitting: PixelSample, validation: PixelSample) -> None:
-        x, labels = self._features(fitting.x), fitting.labels
-        k = len(x)
+    def _try(self, fitting: PixelSample, validation: PixelSample) -> list[float]:
+        nlls = []
+        x, k = self._features(fitting.x), len(fitting.x)
         affine = torch.eye(k, k + 1, dtype=x.dtype, device=x.device)
-        best = math.inf, (0.0, 0.0), affine
-        # From the strongest penalty to the weakest: each fit starts near its minimum, at the last.
-        for pair in sorted(product(self.lambdas, self.mus), reverse=True):
-            affine = minimise(x, labels, self._free(k).to(x.device), pair, affine, _ROUGH)
+        for pair in self._pairs:  # each fit starts near its minimum, at the last one
+            affine = minimise(x, fitting.labels, self._free(k).to(x.device), pair, affine, _ROUGH)
             self._keep(affine)
-            best = min(best, (self._nll(validation), pair, affine), key=lambda entry: entry[0])
-        _, (self.lambda_, self.mu_), affine = best
-        self._keep(affine)
+            nlls.append(self._nll(validation))
+        return nlls
 
-    def _learn(self, sample: PixelSample) -> None:
+    def _learn(self, sample: PixelSample, choice: int) -> None:
+        self.lambda_, self.mu_ = pair = self._pairs[choice]
         x, k = self._features(sample.x), len(sample.x)
         start = torch.eye(k, k + 1, dtype=x.dtype, device=x.device)
-        free, pair = self._free(k).to(x.device), (self.lambda_, self.mu_)
-        self._keep(minimise(x, sample.labels, free, pair, start))
+        self._keep(minimise(x, sample.labels, self._free(k).to(x.device), pair, start))
+
+    @property
+    def _pairs(self) -> list[Pair]:
+        """All (λ, μ), from the strongest penalty to the weakest."""
+        return sorted(product(self.lambdas, self.mus), reverse=True)
 
     def _map(self, x: Tensor) -> Tensor:
         return self._multiply(self.weight_.to(x), self._features(x)) + self.bias_.to(x)[:, None]

@@ -31,7 +31,7 @@ CALIBRATOR_FORMAT = "segcal.posthoc/2"
 MAX_PIXELS = 100_000
 LARGEST = 1e30  # a logit below its negative, such as float32's least or -inf, masks its class
 _BLOCK_PIXELS = 1 << 14  # mapped at once
-_VALIDATION_EVERY = 5  # one image in five validates a fit on the others
+_FOLDS = 3  # parts of the hold-out, each of which validates a fit on the others
 T = TypeVar("T")
 
 
@@ -53,8 +53,8 @@ class Calibrator(nn.Module):
     moves, and is exported, with the model it belongs to. Every calibrator has
 
         num_classes_: C.
-        nll_before_, nll_after_: mean NLL (nats) without and with the calibrator on the validation
-            pixels: the whole hold-out for one temperature, else images that were not fitted on.
+        nll_before_, nll_after_: mean NLL (nats) of the hold-out without and with the calibrator:
+            one temperature as it is, other maps on images that they were not fitted on.
         improved_: whether that was an improvement. If not, the calibrator is the identity.
         passes_: how often the batches were read.
 
@@ -339,7 +339,7 @@ class Holdout:
                 pixels, valid = batch.pixels, batch.pixels.valid
                 if outside := int(pixels.out_of_range):
                     raise ValueError(f"{outside} labels are neither classes nor the ignore index")
-                low, high = pixels.dense.amin(1), pixels.dense.amax(1)  # (N, L)
+                low, high = pixels.dense.aminmax(dim=1)  # (N, L)
                 if bad := int((~((low >= -LARGEST) & (high <= LARGEST)) & valid).sum()):  # NaN too
                     raise ValueError(
                         f"{bad} pixels of a batch have logits of NaN, infinity or past "
@@ -423,7 +423,7 @@ class Sample:
 
     def __init__(self, holdout: Holdout, size: int, seed: int) -> None:
         self._holdout = holdout
-        self._size = size
+        self.size = size
         self._seed = seed
         self._seen: Counter[bytes] = Counter()
         self._rows: list[tuple[Tensor, ...]] = []  # (numbers, images, *columns) on the CPU or GPU
@@ -448,18 +448,18 @@ class Sample:
         """Take in rows: their numbers, the keys of their images, and what is wanted of them."""
         self._rows.append((numbers, images, *columns))
         self._held += len(numbers)
-        if self._held > 1.25 * self._size:
-            self._keep_smallest(self._size)
+        if self._held > 1.25 * self.size:
+            self._keep_smallest(self.size)
 
     def finish(self) -> tuple[Tensor, ...]:
-        """(validation, *columns) of the rows of all ranks, in the order of their numbers.
+        """(fold, *columns) of the rows of all ranks, in the order of their numbers.
 
-        validation (rows,) says which rows validate a fit instead of taking part: those of every
-        fifth image, or every fifth row if there is only one image.
+        fold (rows,) is the part of the hold-out, 0..2, that a row belongs to. Rows of one image
+        belong to one fold, unless there is only one image.
         """
-        self._keep_smallest(self._size)
+        self._keep_smallest(self.size)
         own = self._rows[0][0].cpu() if self._held else torch.zeros(0, dtype=torch.float64)
-        least = torch.cat(self._holdout.everyone(own)).sort().values[: self._size]
+        least = torch.cat(self._holdout.everyone(own)).sort().values[: self.size]
         self._keep_smallest(int((own <= least[-1]).sum()))
         shares = self._holdout.everyone(tuple(c.cpu() for c in self._rows[0]) if self._held else ())
         numbers, images, *columns = (
@@ -471,7 +471,7 @@ class Sample:
         kinds, place = images[order].unique(return_inverse=True)
         if len(kinds) == 1:
             place = torch.arange(len(order), device=place.device)
-        return place % _VALIDATION_EVERY == 1, *(column[order] for column in columns)
+        return place % _FOLDS, *(column[order] for column in columns)
 
     def _keep_smallest(self, count: int) -> None:
         if not self._held:
@@ -480,7 +480,7 @@ class Sample:
         order = numbers.argsort(stable=True)[:count]
         self._rows = [(numbers[order], *(column[order] for column in columns))]
         self._held = len(order)
-        if self._held == self._size:
+        if self._held == self.size:
             self.limit = float(numbers[order[-1]])
 
 
@@ -491,15 +491,15 @@ class PixelSample:
     Attributes:
         x: (C, P) float64 log-probabilities, or (K, P) logits of K sigmoid outputs.
         labels: (P,) classes; of sigmoid outputs (K, P) of 0, 1 or -1 for ignored labels.
-        validation: (P,) bool, whether the pixel's image validates a fit.
+        fold: (P,) the part of the hold-out that the pixel's image belongs to.
     """
 
     x: Tensor
     labels: Tensor
-    validation: Tensor
+    fold: Tensor
 
     def __getitem__(self, index: Tensor) -> PixelSample:
-        return PixelSample(self.x[:, index], self.labels[..., index], self.validation[index])
+        return PixelSample(self.x[:, index], self.labels[..., index], self.fold[index])
 
     @property
     def pixels(self) -> Pixels:
@@ -508,14 +508,12 @@ class PixelSample:
         return flatten(self.x[None], self.labels[None], -1, multilabel=multilabel)
 
     def nll(self, logits: Tensor) -> float:
-        """The mean NLL of calibrated logits (C, P) or (K, P); 0 without pixels."""
+        """Σ over the labels of the NLL of calibrated logits (C, P) or (K, P)."""
         if self.labels.ndim == 1:
-            total = cross_entropy(logits[None], self.labels[None], reduction="sum")
-            return float(total) / max(1, len(self.labels))
+            return float(cross_entropy(logits[None], self.labels[None], reduction="sum"))
         known = self.labels >= 0
         y = self.labels[known].to(logits)
-        total = binary_cross_entropy_with_logits(logits[known], y, reduction="sum")
-        return float(total) / max(1, len(y))
+        return float(binary_cross_entropy_with_logits(logits[known], y, reduction="sum"))
 
 
 class PixelSampler:
@@ -532,9 +530,9 @@ class PixelSampler:
         """Look at one batch."""
         values, labels = batch.values, batch.labels
         numbers, images = self._sample.numbers(batch, values.shape[2])
-        picked = (numbers < self._sample.limit) & (labels >= 0).any(1).cpu()
-        n, at = picked.nonzero(as_tuple=True)
-        x = values.new_zeros(0)
+        numbers = numbers.masked_fill((labels < 0).all(1).cpu(), torch.inf)
+        limit = min(self._sample.limit, _smallest(numbers, self._sample.size))
+        n, at = (numbers < torch.inf).logical_and_(numbers <= limit).nonzero(as_tuple=True)
         i, j = n.to(values.device), at.to(values.device)
         x = values[i, :, j].double()  # (p, C)
         x = x if self._multilabel else x.log_softmax(1)
@@ -542,9 +540,14 @@ class PixelSampler:
 
     def finish(self) -> PixelSample:
         """The sample of all ranks."""
-        validation, x, labels = self._sample.finish()
+        fold, x, labels = self._sample.finish()
         labels = labels.T.contiguous() if self._multilabel else labels[:, 0]
-        return PixelSample(x.T.contiguous(), labels, validation)
+        return PixelSample(x.T.contiguous(), labels, fold)
+
+
+def _smallest(numbers: Tensor, count: int) -> float:
+    """The largest of the `count` smallest numbers."""
+    return float(numbers.flatten().kthvalue(count).values) if numbers.numel() > count else torch.inf
 
 
 class PixelCalibrator(Calibrator):
@@ -553,9 +556,10 @@ class PixelCalibrator(Calibrator):
     One pass over the batches draws the sample: each valid pixel has the same chance, and neither
     batches nor ranks change it. A hold-out of up to `max_pixels` is used whole.
 
-    Every fifth image is for validation (of a single image, every fifth pixel). The calibrator
-    learns from the other images. If its NLL on the validation images is below that of the logits
-    as they are, it learns once more from all images; if not, it is the identity.
+    The images are cut into three parts (a single image into three parts of its pixels). The
+    calibrator learns from two of them and is judged by its NLL on the third, for each of the
+    three. If the NLL is below that of the logits as they are, it learns from all images; if not,
+    it is the identity. What it has to choose, such as a penalty, it chooses by the same NLL.
 
     Args:
         max_pixels: size of the sample of pixels; 8·C bytes per pixel.
@@ -583,14 +587,16 @@ class PixelCalibrator(Calibrator):
         sampler = PixelSampler(holdout, self.max_pixels, self.seed)
         holdout.survey(sampler)
         sample = sampler.finish()
-        fitting, validation = sample[~sample.validation], sample[sample.validation]
         self._start(holdout.num_classes, holdout.image_channels)
         self.to(sample.x.device)
-        before = validation.nll(validation.x)
-        self._choose(fitting, validation)
-        after = self._nll(validation)
-        if after < before:
-            self._learn(sample)
+        before = after = sample.nll(sample.x)
+        if len(folds := sample.fold.unique().tolist()) > 1:
+            parts = [self._try(sample[sample.fold != f], sample[sample.fold == f]) for f in folds]
+            nlls = [sum(nll) for nll in zip(*parts, strict=True)]
+            after = min(nlls)
+            if after < before:
+                self._learn(sample, nlls.index(after))
+        before, after = (nll / int((sample.labels >= 0).sum()) for nll in (before, after))
         # Ranks with other hardware or more threads may round differently: the first one's values.
         state = {name: tensor.cpu() for name, tensor in self.state_dict().items()}
         state, numbers, scores = holdout.everyone((state, self.numbers(), (before, after)))[0]
@@ -606,17 +612,18 @@ class PixelCalibrator(Calibrator):
         return mapped.reshape(logits.shape).to(logits.dtype)
 
     def _nll(self, sample: PixelSample) -> float:
-        """The mean NLL of the calibrated sample."""
+        """Σ of the NLL of the calibrated sample."""
         mapped = [self._map(part[None])[0] for part in sample.x.split(_BLOCK_PIXELS, 1)]
         return sample.nll(torch.cat(mapped, 1))
 
-    def _choose(self, fitting: PixelSample, validation: PixelSample) -> None:
-        """Choose what is chosen by the NLL of `validation`, and learn from `fitting`."""
-        self._learn(fitting)
+    def _try(self, fitting: PixelSample, validation: PixelSample) -> list[float]:
+        """Σ of the NLL of `validation` after learning from `fitting`, by each choice."""
+        self._learn(fitting, 0)
+        return [self._nll(validation)]
 
     @abstractmethod
-    def _learn(self, sample: PixelSample) -> None:
-        """Learn from a sample, with what `_choose` chose."""
+    def _learn(self, sample: PixelSample, choice: int) -> None:
+        """Learn from a sample, with one of the choices of `_try`."""
 
     @abstractmethod
     def _map(self, x: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ class CurveCalibrator(PixelCalibrator):
         # Softmax divides by the sum, so log q_c are logits of the normalised q.
         return logsigmoid(self._log_odds(*log_probs(x)))
 
-    def _learn(self, sample: PixelSample) -> None:
+    def _learn(self, sample: PixelSample, choice: int) -> None:
         self._start(self.num_classes_, 0)
         self.to(sample.x.device)
         if not self.multilabel:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import math
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +19,6 @@ _BATCH_PIXELS = 1 << 15
 _LEAST_BATCHES = 16  # per epoch, for small hold-outs
 _FARTHEST = 1e3  # of the network's input, so that huge logits do not overflow
 
-# M tiles of h × w pixels: logits (M, C, h, w) float32, images (M, channels, h, w) float32 (no
-# channels without images) and labels (M, h, w), -1 where ignored.
-Tiles = tuple[Tensor, Tensor, Tensor]
-
 
 class LocalTemperatureScaling(Calibrator):
     """Local temperature scaling (Ding et al. 2021): logits / T, with a T for each pixel.
@@ -35,8 +32,12 @@ class LocalTemperatureScaling(Calibrator):
     and number of channels, and are resized to the logits if they differ.
 
     One pass over the batches samples tiles of 64 × 64 pixels, as many as `max_pixels` allows; every
-    rank trains on all of them. Every fifth image is for validation (of a single image, every fifth
-    tile): the epoch of least NLL there is kept.
+    rank trains on all of them. The images are cut into three parts (a single image into three parts
+    of its tiles). The network is trained on two of them and judged on the third, for each of the
+    three; that says whether it is better than the logits as they are, and after which epoch. It is
+    then trained on all tiles.
+
+    SiLU has no kinks, at which the last bits of a logit would decide where training goes.
 
     Args:
         width: channels of the network.
@@ -49,7 +50,7 @@ class LocalTemperatureScaling(Calibrator):
 
     Attributes:
         image_channels_: channels of the images, 0 without.
-        epoch_: the epoch that was kept; 0 is the constant temperature.
+        epoch_: how many epochs it was trained for; 0 is the constant temperature.
         temperature_: () the constant best T.
         network_: gives log T minus log `temperature_`.
     """
@@ -123,12 +124,19 @@ class LocalTemperatureScaling(Calibrator):
     def _fit(self, holdout: Holdout) -> tuple[float, float]:
         sampler = TileSampler(holdout, self.max_pixels, self.seed)
         holdout.survey(sampler)
-        fitting, validation = sampler.finish()
+        fold, *tiles = sampler.finish()
         self._start(holdout.num_classes, holdout.image_channels)
-        self.to(fitting[0].device)
-        before = self._nll(validation)
-        self._normalise(*fitting)
-        after = self._train(fitting, validation)
+        self.to(fold.device)
+        before, parts = self._nll(tiles), []
+        for f in fold.unique():
+            fitting, held = ([part[where] for part in tiles] for where in (fold != f, fold == f))
+            parts.append([self._nll(held) for _ in self._train(*fitting)])
+        nlls = [sum(nll) for nll in zip(*parts, strict=True)]
+        after = min(nlls)
+        self.epoch_ = nlls.index(after)
+        for _ in islice(self._train(*tiles), self.epoch_ + 1):
+            pass
+        before, after = (nll / int((tiles[2] >= 0).sum()) for nll in (before, after))
         # Ranks with other hardware or more threads may round differently: the first one's values.
         state = {name: tensor.cpu() for name, tensor in self.state_dict().items()}
         values = state, self.epoch_, before, after
@@ -150,31 +158,31 @@ class LocalTemperatureScaling(Calibrator):
             self.image_mean_.copy_(seen.mean(0)[:, None, None])
             self.image_scale_.copy_(torch.where(scale > 0, scale, 1)[:, None, None])
 
-    def _train(self, fitting: Tiles, validation: Tiles) -> float:
-        """Train on `fitting`, keep the epoch of least NLL on `validation`; return that NLL."""
-        count, area = len(fitting[2]), fitting[2][0].numel()
-        size = max(1, min(_BATCH_PIXELS // area, count // _LEAST_BATCHES))
+    def _train(self, logits: Tensor, images: Tensor, labels: Tensor) -> Iterator[None]:
+        """Train on tiles; stops before the first epoch and after each."""
+        self.network_ = _network(logits.shape[1] + images.shape[1], self.width, self.seed).to(
+            logits
+        )
+        self._normalise(logits, images, labels)
+        yield
+        size = max(1, min(_BATCH_PIXELS // labels[0].numel(), len(labels) // _LEAST_BATCHES))
         order = torch.Generator().manual_seed(self.seed)
         optimizer = torch.optim.Adam(self.network_.parameters(), lr=self.lr)
-        best = self._nll(validation), 0, copy.deepcopy(self.network_.state_dict())
-        for epoch in range(1, self.epochs + 1):
-            for batch in torch.randperm(count, generator=order).split(size):
-                tiles = tuple(part[batch] for part in fitting)
+        for _ in range(self.epochs):
+            for batch in torch.randperm(len(labels), generator=order).split(size):
                 optimizer.zero_grad()
                 with torch.enable_grad():
-                    (self._nll_sum(*tiles) / (tiles[2] >= 0).sum()).backward()
+                    loss = self._nll_sum(logits[batch], images[batch], labels[batch])
+                    (loss / (labels[batch] >= 0).sum()).backward()
                 optimizer.step()
-            nll = self._nll(validation)
-            if nll < best[0]:
-                best = nll, epoch, copy.deepcopy(self.network_.state_dict())
-        nll, self.epoch_, state = best
-        self.network_.load_state_dict(state)
-        return nll
+            yield
 
-    def _nll(self, tiles: Tiles) -> float:
-        """The mean NLL over the tiles."""
-        parts = zip(*(part.split(8) for part in tiles), strict=True)
-        return sum(float(self._nll_sum(*part)) for part in parts) / int((tiles[2] >= 0).sum())
+    def _nll(self, tiles: Sequence[Tensor]) -> float:
+        """Σ of the NLL over tiles."""
+        return sum(
+            float(self._nll_sum(*part))
+            for part in zip(*(part.split(8) for part in tiles), strict=True)
+        )
 
     def _nll_sum(self, logits: Tensor, images: Tensor, labels: Tensor) -> Tensor:
         scaled = logits / self._temperatures(logits, images)
@@ -187,11 +195,11 @@ def _network(channels: int, width: int, seed: int) -> nn.Sequential:
     """(N, channels, H, W) to (N, 1, H, W), 0 at first; each pixel sees 15 × 15 around it."""
     network = nn.Sequential(
         nn.Conv2d(channels, width, 3, padding=1),
-        nn.ReLU(),
+        nn.SiLU(),
         nn.Conv2d(width, width, 3, padding=2, dilation=2),
-        nn.ReLU(),
+        nn.SiLU(),
         nn.Conv2d(width, width, 3, padding=4, dilation=4),
-        nn.ReLU(),
+        nn.SiLU(),
         nn.Conv2d(width, 1, 1),
     )
     generator = torch.Generator().manual_seed(seed)
@@ -264,20 +272,22 @@ class TileSampler:
             device = logits.device
             self._sample.offer(numbers[i, j, None].to(device), images[i, None].to(device), *tile)
 
-    def finish(self) -> tuple[Tiles, Tiles]:
-        """The tiles of all ranks to fit on, and those for validation."""
+    def finish(self) -> tuple[Tensor, ...]:
+        """(fold, logits, images, labels) of the tiles of all ranks.
+
+        logits (M, C, h, w) and images (M, channels, h, w) are float32; without images there are no
+        channels. labels (M, h, w) are -1 where ignored. Tiles of one `fold` (M,) are validated by
+        a fit on the others.
+        """
         if len(sides := {side for side in self._holdout.everyone(self._side) if side}) > 1:
             raise ValueError(f"The first images of all ranks must agree in size: {sides}")
-        held, logits, images, labels = self._sample.finish()
-        if len(labels) < 2:
+        fold, *tiles = self._sample.finish()
+        if len(fold) < 2:
             raise ValueError(
                 "The hold-out has valid pixels in one tile only: lts needs one tile to fit on and "
                 "one for validation"
             )
-        return (
-            (logits[~held], images[~held], labels[~held]),
-            (logits[held], images[held], labels[held]),
-        )
+        return fold, *tiles
 
 
 def _starts(length: int, side: int) -> range | list[int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import islice, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from segcal.posthoc.temperature import least_nll
 _BATCH_PIXELS = 1024
 _LEAST_BATCHES = 16  # per epoch, for small hold-outs
 _DECAY = 1e-6
+_LEAST = -100.0  # log-probability that the network sees
 
 
 class SelectiveScaling(PixelCalibrator):
@@ -31,9 +33,8 @@ class SelectiveScaling(PixelCalibrator):
     a logit decides between 1 and T for pixels at the edge.
 
     The network is trained with AdamW on the pixels of the sample, among which those predicted wrong
-    are repeated. After each epoch T has the least NLL on them. Every fifth image is for validation
-    (of a single image, every fifth pixel): the epoch of least NLL there is kept. If that is not
-    below the NLL of the unchanged logits, the calibrator is the identity.
+    are repeated. After each epoch T has the least NLL on them. How many epochs is chosen as
+    `PixelCalibrator` says.
 
     The training does not hang on the last bits of the logits either: it is in float64 on
     standardised log-probabilities, SiLU replaces the kinks of ReLU, and there is no bias before
@@ -49,7 +50,7 @@ class SelectiveScaling(PixelCalibrator):
         sync: sample over all ranks; False fits this rank's share alone.
 
     Attributes:
-        epoch_: the epoch that was kept.
+        epoch_: how many epochs it was trained for.
         temperature_: () T.
         network_: gives two logits for each pixel, right and wrong.
     """
@@ -91,8 +92,8 @@ class SelectiveScaling(PixelCalibrator):
         return self._wrong(x.log_softmax(1)).reshape(logits.shape[0], *logits.shape[2:])
 
     def _wrong(self, x: Tensor) -> Tensor:
-        """(N, L) of log-probabilities (N, C, L), of which none counts as less than exp(-100)."""
-        return self.network_(x.clamp_min(-100).to(self.temperature_.dtype)).softmax(1)[:, 1]
+        """(N, L) of log-probabilities (N, C, L)."""
+        return self.network_(x.clamp_min(_LEAST).to(self.temperature_.dtype)).softmax(1)[:, 1]
 
     def _transform(self, logits: Tensor, images: Tensor | None) -> Tensor:
         # The logits themselves, not their log-probabilities: rounding makes no ties.
@@ -111,20 +112,28 @@ class SelectiveScaling(PixelCalibrator):
         for weight in self.network_.parameters():
             nn.init.zeros_(weight)
 
-    def _choose(self, fitting: PixelSample, validation: PixelSample) -> None:
-        x = fitting.x.clamp_min(-100)
+    def _try(self, fitting: PixelSample, validation: PixelSample) -> list[float]:
+        return [self._nll(validation) for _ in self._train(fitting)]
+
+    def _learn(self, sample: PixelSample, choice: int) -> None:
+        self.epoch_ = choice + 1
+        for _ in islice(self._train(sample), self.epoch_):
+            pass
+
+    def _train(self, sample: PixelSample) -> Iterator[None]:
+        """Train on a sample; stops after each epoch, for which network and T are then set."""
+        x = sample.x.clamp_min(_LEAST)
         scale, mean = torch.std_mean(x, 1)
         scale = torch.where(scale > 0, scale, 1)
         standard = ((x - mean[:, None]) / scale[:, None])[None]  # (1, C, P)
-        wrong = (fitting.x.argmax(0) != fitting.labels).long()  # (P,)
+        wrong = (sample.x.argmax(0) != sample.labels).long()  # (P,)
         again = wrong.nonzero()[:, 0].repeat(self.repeats - 1)
         seen = torch.cat([torch.arange(len(wrong), device=wrong.device), again])
         size = max(2, min(_BATCH_PIXELS, len(seen) // _LEAST_BATCHES))
         order = torch.Generator().manual_seed(self.seed)
         detector = _detector(self.num_classes_, self.seed).to(x)
         optimizer = torch.optim.AdamW(detector.parameters(), lr=self.lr, weight_decay=_DECAY)
-        best = validation.nll(validation.x), 0, self.temperature_, self.network_
-        for epoch in range(1, self.epochs + 1):
+        for _ in range(self.epochs):
             for batch in seen[torch.randperm(len(seen), generator=order)].split(size):
                 if len(batch) > 1:  # of one there is no variance
                     optimizer.zero_grad()
@@ -132,15 +141,9 @@ class SelectiveScaling(PixelCalibrator):
                         cross_entropy(detector(standard[..., batch]), wrong[None, batch]).backward()
                     optimizer.step()
             self.network_ = _folded(detector, mean, scale)
-            beta = _least_beta(fitting, self._wrong(fitting.x[None])[0].double())
+            beta = _least_beta(sample, self._wrong(sample.x[None])[0].double())
             self.temperature_ = torch.full_like(self.temperature_, max(1.0, 1 / beta))
-            nll = self._nll(validation)
-            if nll < best[0]:
-                best = nll, epoch, self.temperature_, self.network_
-        _, self.epoch_, self.temperature_, self.network_ = best
-
-    def _learn(self, sample: PixelSample) -> None:
-        """Nothing: the epoch was chosen for the images that it was trained on."""
+            yield
 
 
 def _least_beta(sample: PixelSample, q: Tensor) -> float:

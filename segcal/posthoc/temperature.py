@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from segcal.pixels import Pixels
 from segcal.posthoc.calibrator import (
@@ -26,8 +27,10 @@ SHARES = (0.001, 0.01, 0.1, 1.0)
 # Newton's first guess comes from this many pixels, so that two or three passes finish it.
 _GUESS_PIXELS = 1 << 16
 _MOST_PASSES = 9  # with the first, which makes the guess, ten
-_TOLERANCE = 1e-5  # of log T; convergence is quadratic, so the last step lands near its square
-_BLOCK_VALUES = 1 << 17  # summed at once, to stay in a core's cache
+# A step in log T smaller than this is the last: convergence is quadratic, so it lands near its
+# square. In memory a step costs little, on a stream a pass.
+_TOLERANCE, _TOLERANCE_OF_PASSES = 1e-5, 3e-4
+_BLOCK_VALUES = 1 << 18  # summed at once, to stay in a core's cache
 
 
 class TemperatureScaling(Calibrator):
@@ -87,11 +90,13 @@ class TemperatureScaling(Calibrator):
 
     def _fit(self, holdout: Holdout) -> tuple[float, float]:
         sampler = PixelSampler(holdout, _GUESS_PIXELS, seed=0)
-        unscaled = torch.zeros(3, dtype=torch.float64)
+        unscaled = torch.zeros((), dtype=torch.float64)
 
         def visit(batch: HoldoutBatch) -> None:
             sampler(batch)
-            unscaled.add_(nll_derivatives(batch.pixels, 1.0).cpu())
+            for dense, target, valid in _blocks(batch.pixels):
+                nll = cross_entropy(dense, target, reduction="none").masked_fill_(~valid, 0)
+                unscaled.add_(nll.sum(dtype=torch.float64).cpu())
 
         holdout.survey(visit)
         sample = sampler.finish().pixels
@@ -104,8 +109,8 @@ class TemperatureScaling(Calibrator):
 
         beta, nll = least_nll(of_sample)
         if holdout.count > _GUESS_PIXELS:
-            before = sum(float(sums[0]) for sums in holdout.everyone(unscaled))
-            beta, nll = least_nll(of_holdout, beta, most=_MOST_PASSES)
+            before = sum(float(nll) for nll in holdout.everyone(unscaled))
+            beta, nll = least_nll(of_holdout, beta, _TOLERANCE_OF_PASSES, most=_MOST_PASSES)
             sums = of_holdout
         else:  # the sample is the whole hold-out
             before = float(of_sample(1.0)[0])
@@ -202,16 +207,15 @@ class ClasswiseTemperatureScaling(PixelCalibrator):
     def _map(self, x: Tensor) -> Tensor:
         return self._transform(x, None)
 
-    def _choose(self, fitting: PixelSample, validation: PixelSample) -> None:
-        best = math.inf, self.share_, self.temperatures_
-        for share in self.shares:
-            self.share_ = share
-            self._learn(fitting)
-            nll = self._nll(validation)
-            best = min(best, (nll, share, self.temperatures_.clone()), key=lambda entry: entry[0])
-        _, self.share_, self.temperatures_ = best
+    def _try(self, fitting: PixelSample, validation: PixelSample) -> list[float]:
+        nlls = []
+        for choice in range(len(self.shares)):
+            self._learn(fitting, choice)
+            nlls.append(self._nll(validation))
+        return nlls
 
-    def _learn(self, sample: PixelSample) -> None:
+    def _learn(self, sample: PixelSample, choice: int) -> None:
+        self.share_ = self.shares[choice]
         beta, _ = least_nll(lambda at: nll_derivatives(sample.pixels, at))
         weight = self.share_ * float(nll_derivatives(sample.pixels, beta)[2])  # s · P · v
         self.temperature_.fill_(1 / beta)
@@ -244,8 +248,7 @@ def nll_derivatives(pixels: Pixels, beta: float) -> Tensor:
     Each pixel is computed in the dtype of its logits, float32 at least; sums are float64.
     """
     total = torch.zeros(3, dtype=torch.float64, device=pixels.dense.device)
-    for dense, target, valid in _blocks(pixels):
-        wide = dense.to(torch.promote_types(dense.dtype, torch.float32))
+    for wide, target, valid in _blocks(pixels):
         z = wide - wide.amax(1, keepdim=True)  # (n, C, l), so that exp cannot overflow
         true = z.gather(1, target.unsqueeze(1)).squeeze(1)  # (n, l)
         weight = (z * beta).exp_()
@@ -258,24 +261,31 @@ def nll_derivatives(pixels: Pixels, beta: float) -> Tensor:
 
 
 def _blocks(pixels: Pixels) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """dense, target and valid of some pixels at a time."""
+    """Some pixels at a time: dense (float32 at least), target and valid."""
     n, c, length = pixels.dense.shape
     columns = max(1, _BLOCK_VALUES // c)
     rows = max(1, columns // max(1, length))
     for i in range(0, n, rows):
         for j in range(0, length, columns):
             part = slice(i, i + rows), slice(j, j + columns)
-            yield pixels.dense[part[0], :, part[1]], pixels.target[part], pixels.valid[part]
+            dense = pixels.dense[part[0], :, part[1]]
+            wide = dense.to(torch.promote_types(dense.dtype, torch.float32))
+            yield wide, pixels.target[part], pixels.valid[part]
 
 
 def least_nll(
-    sums: Callable[[float], Tensor], start: float = 1.0, *, most: int = 50
+    sums: Callable[[float], Tensor],
+    start: float = 1.0,
+    tolerance: float = _TOLERANCE,
+    *,
+    most: int = 50,
 ) -> tuple[float, float]:
     """(β of least NLL within 1/T_MAX..1/T_MIN, the NLL there), by Newton's method in log β.
 
     Args:
         sums: β to (3,) NLL and its first two derivatives.
         start: the first β to try.
+        tolerance: a step in log β smaller than this is the last.
         most: how many β to try.
     """
     at = math.log(start)
@@ -292,7 +302,7 @@ def least_nll(
         step = -slope / curvature if curvature > 0 else math.copysign(math.inf, -slope)
         if slope == 0 or low >= high:
             break
-        if abs(step) < _TOLERANCE:
+        if abs(step) < tolerance:
             best = (nll, at + step)
             break
         # Outside the bracket, or in ever equal steps towards infinity: try the bound next.
