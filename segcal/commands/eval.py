@@ -201,6 +201,7 @@ def _shard(text: str) -> tuple[int, int]:
 def run(options: argparse.Namespace) -> None:
     """Evaluate each input, save and print what was found, and compare several."""
     from segcal import distributed
+    from segcal.data.shift import Shift
     from segcal.evaluation.evaluate import evaluate_source
     from segcal.evaluation.folder import load_evaluation, require_writable, write_comparison
     from segcal.sources.readers import name_of
@@ -250,7 +251,7 @@ def run(options: argparse.Namespace) -> None:
                 _part(source, options),
                 holdout=fit,
                 posthoc=options.posthoc,
-                shifts=[*options.shift, *(f"data:{root}" for root in options.shift_data)],
+                shifts=[*options.shift, *(Shift("data", str(root)) for root in options.shift_data)],
                 regions=options.regions,
                 protocols=options.protocol,
                 operate=options.operate,

@@ -144,6 +144,10 @@ def make(
 
     if options.dry_run:
         print(*plan(tunings, runs), sep="\n")
+        try:
+            runs.require_data(tunings)
+        except (ValueError, OSError) as error:
+            print(f"before it can start: {error}")
         return 0
     runs.require_data(tunings)
     options.out.mkdir(parents=True, exist_ok=True)

@@ -251,8 +251,8 @@ class Runs:
                 if (config.folder / DATA).is_file():
                     self.require_same_data(config)
             for shift in tuning.method.shifts:
-                if shift.brings_images and (reason := missing(shift.configure(config.data))):
-                    raise ValueError(reason)
+                if shift.brings_images:  # raises if it is missing or has other classes
+                    shifted(_splits(config.data), config.data, shift)
 
     def require_same_data(self, config: TrainConfig) -> None:
         """Note what a new run is trained on; raise a ValueError if that of an old one changed."""

@@ -271,6 +271,20 @@ def test_moved_data_is_stated(two, capsys):
     assert "moved" in capsys.readouterr().err
 
 
+def test_a_shift_of_other_images_is_checked_before_training(two, capsys):
+    text = (two / "grid.yaml").read_text()
+    shutil.copytree(two / "one/data", two / "birds")
+    for part in ("train", "test"):
+        (two / "birds" / part / "dog").rename(two / "birds" / part / "bird")
+    for place, word in (("nowhere", "nowhere"), ("birds", "bird")):
+        shift = f"shift: data:{two / place}\n"
+        (two / "grid.yaml").write_text(text + shift)
+        assert sweep(two, "--out", str(two / "new"), "--dry-run") == 0
+        assert "before it can start: " in capsys.readouterr().out
+        assert sweep(two, "--out", str(two / "new")) == 2
+        assert word in capsys.readouterr().err and not (two / "new").exists()
+
+
 def test_changed_test_images_are_evaluated_again(two):
     first = nlls(two)
     Image.new("RGB", (8, 8)).save(two / "one/data/test/cat/0.png")
