@@ -242,9 +242,12 @@ def verdict(report: Report) -> Phrase:
 
 
 def _bias_interval(report: Report) -> Interval | None:
-    """The t interval over images of confidence minus accuracy; None if images are not known."""
-    table = None if report.images is None else report.images.table
-    if table is None or not 2 <= len(table.names) == report.protocol.images:
+    """The t interval over images of confidence minus accuracy; None if it cannot be known."""
+    images = report.images
+    if images is None or images.table is None or images.groups is not None:
+        return None
+    table = images.table
+    if not 2 <= len(table.names) == report.protocol.images:
         return None
     pixels = np.array(table.pixels, np.float64)
     excess = pixels * (np.array(table.bias) - report.bias)
