@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,26 +71,31 @@ def count(
         settings: of the meter.
         logits: whether a softmax, or sigmoids, are still to be taken.
     """
-    if not settings.multilabel:
+    if settings.multilabel:
+        two = replace(settings, num_classes=2, class_names=None, multilabel=False)
+        problems = []  # each class is counted as a two-class problem
+        for c in range(values.shape[1]):
+            one = slice(c, c + 1)
+            folded = fold_multilabel(values[:, one], labels[:, one], probs=not logits)
+            masks = [None if mask is None else mask[:, c] for mask in inside]
+            problems.append(count(*folded, masks, two, logits=logits))
+        batches = [BatchSums.of_problems(parts) for parts in zip(*problems, strict=True)]
+    else:
         one_pass = counting_pass(values.device.type)
         starts = range(0, len(inside), _MOST_MASKS)
-        parts = [inside[i : i + _MOST_MASKS] for i in starts]
-        return [b for part in parts for b in one_pass(values, labels, part, settings, logits)]
-    two = replace(settings, num_classes=2, class_names=None, multilabel=False)
-    problems = []  # each class is counted as a two-class problem
-    for c in range(values.shape[1]):
-        one = slice(c, c + 1)
-        folded = fold_multilabel(values[:, one], labels[:, one], probs=not logits)
-        masks = [None if mask is None else mask[:, c] for mask in inside]
-        problems.append(count(*folded, masks, two, logits=logits))
-    batches = []
-    for mask, of_classes in zip(inside, zip(*problems, strict=True), strict=True):
-        counted = labels != settings.ignore_index
-        counted = counted if mask is None else counted & mask
-        batch = BatchSums.of_problems(of_classes, images=counted.flatten(1).any(1).sum())
+        some = [inside[i : i + _MOST_MASKS] for i in starts]
+        batches = [b for masks in some for b in one_pass(values, labels, masks, settings, logits)]
+    valid = _arrayed(labels) != settings.ignore_index
+    for mask, batch in zip(inside, batches, strict=True):
+        counted = valid if mask is None else valid & _arrayed(mask)
+        batch.sums.images = torch.as_tensor(counted.reshape(len(counted), -1).any(1).sum())
         batch.neutralise()
-        batches.append(batch)
     return batches
+
+
+def _arrayed(tensor: Tensor) -> Any:
+    """On the CPU as an array: after an operation in torch its threads wait busily."""
+    return tensor.numpy() if tensor.device.type == "cpu" else tensor
 
 
 def counting_pass(device_type: str) -> Callable[..., list[BatchSums]]:
@@ -125,7 +130,6 @@ def count_in_torch(
 
     tables = Tables.zeros(zeros, len(inside), n if settings.per_image else 1, k, b)
     faults = torch.zeros(len(inside), 3, dtype=torch.int64, device=device)
-    seen = torch.zeros(len(inside), n, dtype=torch.bool, device=device)
     cells: list[Tensor] = []
     counted: list[list[Tensor]] = [[] for _ in inside]
     for images, part in cut(rows.shape, max(_PIECE // k, 1)):
@@ -133,7 +137,9 @@ def count_in_torch(
         wide, target = piece.dense.to(compute).movedim(1, 0).flatten(1), piece.target.flatten()
         if logits:
             high, true = wide.amax(0), wide.gather(0, target[None])[0]
-            exp = _exp_(wide - high)
+            exp = wide - high
+            # That of numpy is also in the compiled pass: both have the same probabilities.
+            exp = torch.from_numpy(np.exp(exp.numpy())) if device.type == "cpu" else exp.exp_()
             norm = exp.sum(0, dtype=torch.float64)
             probs, best = exp.div_(norm.to(exp)), wide.argmax(0)
             # The log-softmax of the label, from the largest logit: nothing underflows.
@@ -152,7 +158,6 @@ def count_in_torch(
                 inner = inner & mask.reshape(flat.shape)[images, part].reshape(inner.shape)
             ok = inner.flatten() & usable
             counted[i].append(ok)
-            seen[i, images] |= inner.any(1)
             faults[i, 0] += piece.out_of_range
             faults[i, 1 if logits else 2] += (inner.flatten() & ~usable).sum()
             t, weight, p = tables.of(i), ok.double(), probs.masked_fill(~ok, 0)
@@ -180,20 +185,11 @@ def count_in_torch(
             t.classes[at, :, 0, 1] += below if settings.per_image else below.sum(0)
     found = []
     for i in range(len(inside)):
-        batch = tables.of(i).batch_sums(seen[i].sum(), faults[i], per_image=settings.per_image)
+        batch = tables.of(i).batch_sums(faults[i], per_image=settings.per_image)
         if cells and not tables.confusion.numel():
             batch.cells, batch.counted = torch.cat(cells), torch.cat(counted[i])
-        batch.neutralise()
         found.append(batch)
     return found
-
-
-def _exp_(x: Tensor) -> Tensor:
-    """Exponentiate in place; on the CPU with numpy, so that both passes have the same values."""
-    if x.device.type != "cpu":
-        return x.exp_()
-    np.exp(x.numpy(), out=x.numpy())
-    return x
 
 
 def count_compiled(
@@ -206,6 +202,7 @@ def count_compiled(
     """See `count`. Threads share the blocks of pixels; at the end their tables are added."""
     passes = compiled()
     assert passes is not None
+    load_logits, add = passes
     (n, k), b, per_image = values.shape[:2], settings.num_bins, settings.per_image
     compute = torch.promote_types(values.dtype, torch.float32)
     dtype = compute if logits else values.dtype  # of the probabilities
@@ -215,10 +212,9 @@ def count_compiled(
     num_groups = 1 + max((group for several in members for group in several), default=0)
     # Large images are read where they are; other blocks are copied, widened and made contiguous.
     in_place = rows.dtype == compute and rows.is_contiguous() and rows[:1].numel() >= _BLOCK
-    width = max((_BLOCK if in_place else _COPIED_BLOCK) // k, 1)
 
-    def work(blocks: Sequence[Cut]) -> tuple[Tables, list[Array], int]:
-        """The tables of some blocks, the cells of their pixels if listed, and what is wrong."""
+    def work(blocks: Sequence[Cut]) -> tuple[Tables, list[Array], bool]:
+        """The tables of some blocks, cells of their pixels if listed, and whether all are fine."""
         tables = Tables.zeros(np.zeros, num_groups, n if per_image else 1, k, b)
         cells: list[Array] = []
         memory = np.empty(0, edges.dtype)
@@ -232,48 +228,36 @@ def count_compiled(
                 source, start = piece.to(compute).contiguous().numpy(), 0
             memory = memory if len(memory) >= k * w else np.empty(k * w, edges.dtype)
             block = memory[: k * w].reshape(k, w)
-            best, distance = np.empty(w, np.int32), np.empty(w)
-            given = source, start, target, settings.ignore_index, group, block, best, distance
-            wrong = passes.load(*given) if logits else _load_probs(*given, values.dtype)
-            if wrong:
-                return tables, cells, wrong
+            given = source, start, target, settings.ignore_index, group, block
+            fine, best, distance = load_logits(*given) if logits else _load_probs(*given, dtype)
             if logits:
                 np.exp(block, out=block)
-            length = w // (images.stop - images.start) if per_image else w
-            first = images.start if per_image else 0
-            if not passes.add(
-                block, target, group, best, distance, edges, logits, first, length, tables
+            several = (images.start, w // (images.stop - images.start)) if per_image else (0, w)
+            if not fine or not add(
+                block, target, group, best, distance, edges, logits, *several, tables
             ):
-                return tables, cells, _BAD_VALUES
+                return tables, cells, False
             if not tables.confusion.size:
                 kept = group >= 0
                 cells.append(np.stack([group[kept], (target * k + best)[kept]]))
-        return tables, cells, 0
+        return tables, cells, True
 
-    blocks = cut(rows.shape, width)
+    blocks = cut(rows.shape, max((_BLOCK if in_place else _COPIED_BLOCK) // k, 1))
     threads = max(min(torch.get_num_threads(), values.numel() // _WORTH_A_THREAD), 1)
     if threads == 1:
         shares = [work(blocks)]
     else:
         with ThreadPoolExecutor(threads) as pool:
             shares = list(pool.map(work, (blocks[thread::threads] for thread in range(threads))))
-    whole = Tables(*(sum(parts) for parts in zip(*(share[0] for share in shares), strict=True)))
-    wrong = [share[2] for share in shares]
-    faults = torch.tensor([wrong.count(_BAD_LABELS), 0, 0])
-    faults[1 if logits else 2] = wrong.count(_BAD_VALUES)
-    valid = labels.numpy() != settings.ignore_index
+    whole = [sum(parts) for parts in zip(*(tables for tables, _, _ in shares), strict=True)]
+    listed = [cells for _, some, _ in shares for cells in some]
+    group, cells = np.concatenate([np.zeros((2, 0), np.int64), *listed], 1)
+    bad = sum(not fine for _, _, fine in shares)  # the meter looks for where
     found = []
-    for mask, member in zip(inside, members, strict=True):
+    for member in members:
         one = Tables(*(torch.from_numpy(np.asarray(table[member].sum(0))) for table in whole))
-        counted = valid if mask is None else valid & mask.numpy()
-        seen = torch.tensor(counted.any(tuple(range(1, counted.ndim))).sum())
-        batch = one.batch_sums(seen, faults, per_image=per_image)
+        batch = one.batch_sums(torch.tensor([0, bad, 0]), per_image=per_image)
         if not one.confusion.numel():
-            listed = [
-                np.zeros((2, 0), np.int64),
-                *(cells for share in shares for cells in share[1]),
-            ]
-            group, cells = np.concatenate(listed, 1)
             batch.cells = torch.from_numpy(cells)
             batch.counted = torch.from_numpy(np.isin(group, member))
         found.append(batch)
@@ -299,16 +283,8 @@ def _groups(inside: Sequence[Tensor | None], labels: Tensor) -> tuple[Array, lis
     return group[code], members
 
 
-_BAD_LABELS, _BAD_VALUES = 1, 2
-
-
-class _Passes(NamedTuple):
-    load: Callable[..., int]
-    add: Callable[..., bool]
-
-
 @functools.cache
-def compiled() -> _Passes | None:
+def compiled() -> tuple[Callable[..., Any], Callable[..., bool]] | None:
     """`_load_logits` and `_add`, which numba compiles at their first call; None without numba."""
     try:
         import numba
@@ -328,36 +304,36 @@ def compiled() -> _Passes | None:
         except RuntimeError:  # neither can be written
             return numba.njit(**options)(function)
 
-    return _Passes(build(_load_logits), build(_add))
+    return build(_load_logits), build(_add)
 
 
-def _load_probs(source, start, target, ignored, group, block, best, distance, given):
-    """As `_load_logits`, for probabilities whose dtype is `given`: `distance` gets -log p_y."""
+def _load_probs(source, start, target, ignored, group, block, given):
+    """As `_load_logits`, for probabilities whose dtype is `given`; the distance is -log p_y."""
     k, w = block.shape
     group[target == ignored] = -1
-    y = np.where(group < 0, 0, target)
-    if y.min() < 0 or y.max() >= k:
-        return _BAD_LABELS
+    y = np.where((group < 0) | (target < 0) | (target >= k), 0, target)
     below, off = rounding_of(given)
     np.copyto(block, source[:, start : start + w])
     fine = (block.min(0) >= -below) & (np.abs(block.sum(0, dtype=np.float64) - 1) <= off)
     np.clip(block, 0, 1, out=block)
-    best[:] = block.argmax(0)
     true = block[y, np.arange(w)].astype(np.float64)
-    distance[:] = -np.log(np.maximum(true, torch.finfo(given).tiny))
-    return 0 if (fine | (group < 0)).all() else _BAD_VALUES
+    distance = -np.log(np.maximum(true, torch.finfo(given).tiny))
+    return ((fine & (y == target)) | (group < 0)).all(), block.argmax(0).astype(np.int32), distance
 
 
-def _load_logits(source, start, target, ignored, group, block, best, distance):
+def _load_logits(source, start, target, ignored, group, block):
     """Fill a (K, P) block with z - max z of the P pixels from `start` on in a (K, L) source.
 
-    `group` (P,) gets -1 where the (P,) labels `target` are `ignored`, `best` (P,) the first class
-    of the largest logit, and `distance` (P,) max z - z_y.
+    `group` (P,) gets -1 where the (P,) labels `target` are `ignored`.
+
+    Returns:
+        Whether all other labels are classes; (P,) the first class of the largest logit; and (P,)
+        the distance max z - z_y.
     """
     k, w = block.shape
     none = np.int32(k)
     high = source[0][start : start + w].copy()
-    best[:] = none
+    best, distance = np.full(w, none), np.zeros(w)
     for c in range(1, k):
         row = source[c][start : start + w]
         for j in range(w):
@@ -373,9 +349,9 @@ def _load_logits(source, start, target, ignored, group, block, best, distance):
             group[j] = -1
         elif group[j] >= 0:
             if not 0 <= target[j] < k:
-                return _BAD_LABELS
+                return False, best, distance
             distance[j] = np.float64(high[j]) - np.float64(source[target[j], start + j])
-    return 0
+    return True, best, distance
 
 
 def _add(block, target, group, best, distance, edges, logits, first, length, tables):

@@ -412,14 +412,16 @@ def update_together(
                 f"Expected masks of bool and the labels' shape {tuple(labels.shape)}, "
                 f"but got {mask.dtype} {tuple(mask.shape)}"
             )
+    if not n:
+        return
     for what, given_names in (("names", names), ("groups", groups)):
         if given_names is not None and (isinstance(given_names, str) or len(given_names) != n):
             raise ValueError(f"Expected {n} {what}, one per image, but got {given_names!r:.200}")
     # Few images at a time where their sums take more room than their pixels.
-    step = max(_IMAGE_BINS // (k * s.num_bins), 1) if s.per_image else max(n, 1)
+    step = max(_IMAGE_BINS // (k * s.num_bins), 1) if s.per_image else n
     counted = []
     try:
-        for first in range(0, max(n, 1), step):
+        for first in range(0, n, step):
             some = slice(first, first + step)
             masks = [None if mask is None else mask[some] for mask in inside]
             counted.append(count(values[some], labels[some], masks, s, logits=not probs))

@@ -298,11 +298,10 @@ class Tables(NamedTuple):
         """The tables of one group, without that axis."""
         return Tables(*(table[group] for table in self))
 
-    def batch_sums(self, images: Tensor, faults: Tensor, *, per_image: bool) -> BatchSums:
-        """What one group, given without its axis, adds to a meter.
+    def batch_sums(self, faults: Tensor, *, per_image: bool) -> BatchSums:
+        """What one group, given without its axis, adds to a meter, but for the number of images.
 
         Args:
-            images: () images with at least one counted pixel.
             faults: (3,) as in `Sums`.
             per_image: whether R is the number of images.
         """
@@ -325,7 +324,7 @@ class Tables(NamedTuple):
             class_fine_wrong=class_fine[..., 0].long(),
             nll=scores[0],
             brier=scores[1],
-            images=images,
+            images=faults.new_zeros(()),
             faults=faults,
         )
         if not per_image:
@@ -365,12 +364,11 @@ class BatchSums:
         total.add_(self.sums)
 
     @classmethod
-    def of_problems(cls, parts: Sequence[BatchSums], images: Tensor) -> BatchSums:
+    def of_problems(cls, parts: Sequence[BatchSums]) -> BatchSums:
         """The sums of K sigmoid outputs from those of their two-class problems.
 
         Args:
             parts: K, each with the sums of "absent" and "present" as the two classes.
-            images: () images with at least one counted decision.
         """
         by_class = _stacked([part.sums for part in parts])  # (K, ...)
         for name, tensor in by_class.items():
@@ -378,7 +376,6 @@ class BatchSums:
                 by_class[name] = tensor[:, 1]
             elif name != "confusion":
                 by_class[name] = tensor.sum(0)
-        by_class["images"] = images
         kept = [part.images for part in parts if part.images is not None]
         by_image = _stacked(kept) if kept else {}
         for name, tensor in by_image.items():
@@ -388,12 +385,7 @@ class BatchSums:
                 by_image[name] = tensor.T
             else:
                 by_image[name] = tensor[:, :, 1].movedim(0, 1)
-        joined = cls(Sums(**by_class), ImageSums(**by_image) if by_image else None)
-        cells = [part.cells + 4 * c for c, part in enumerate(parts) if part.cells is not None]
-        counted = [part.counted for part in parts if part.counted is not None]
-        if cells:
-            joined.cells, joined.counted = torch.cat(cells), torch.cat(counted)
-        return joined
+        return cls(Sums(**by_class), ImageSums(**by_image) if by_image else None)
 
     def neutralise(self) -> None:
         """Make a batch with faults add nothing but the faults, without waiting for the device."""
