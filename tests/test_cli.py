@@ -314,7 +314,9 @@ def test_killed_processes_end_as_one_that_was_not(tmp_path):
     out, err = resumed.communicate()
     assert resumed.returncode == 0, err
     assert "best by accuracy" in out and "eval_calib.py" in out
-    one, other = (checkpoint.read_checkpoint(tmp_path / name / "last.pt") for name in ("whole", "cut"))
+    one, other = (
+        checkpoint.read_checkpoint(tmp_path / name / "last.pt") for name in ("whole", "cut")
+    )
     assert all(torch.equal(one["model"][key], other["model"][key]) for key in one["model"])
     logs = [
         [json.loads(line) for line in (tmp_path / name / "log.jsonl").read_text().splitlines()]

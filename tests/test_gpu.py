@@ -409,6 +409,8 @@ def test_two_gpus_equal_one(two_gpus, tmp_path):
     for name, launcher in (("one", []), ("two", torchrun)):
         command = [sys.executable, *launcher, script, "--out", str(tmp_path / name), *options]
         subprocess.run(command, check=True)
-    one, two = (checkpoint.read_checkpoint(tmp_path / n / "last.pt")["model"] for n in ("one", "two"))
+    one, two = (
+        checkpoint.read_checkpoint(tmp_path / n / "last.pt")["model"] for n in ("one", "two")
+    )
     for name, weight in one.items():
         torch.testing.assert_close(two[name], weight, rtol=1e-3, atol=1e-4)

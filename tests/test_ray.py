@@ -5,16 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import ray
+from ray.cluster_utils import Cluster
 
-ray = pytest.importorskip("ray")
-
-from ray.cluster_utils import Cluster  # noqa: E402
-
-from segcal.cli import main  # noqa: E402
-from segcal.sweep.definition import Method, Tuning  # noqa: E402
-from segcal.sweep.pools import OnRay  # noqa: E402
-from segcal.sweep.runner import Task, work  # noqa: E402
-from tests.support.stepwise import STEPS, Stepwise  # noqa: E402
+from segcal.cli import main
+from segcal.sweep.definition import Method, Tuning
+from segcal.sweep.pools import OnRay
+from segcal.sweep.runner import Task, work
+from tests.support.stepwise import STEPS, Stepwise
 
 pytestmark = pytest.mark.slow
 NLL = Method("nll", "nll", (), (0, 1), ("none",), (), ())
