@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from segcal.metrics import CalibrationMeter, Report
+from segcal.metrics.scores import SCORES
 
 CLASSES = 4
 
@@ -27,3 +29,16 @@ def report_of(pairs, **options) -> Report:
     for logits, labels in pairs:
         meter.update(logits, labels)
     return meter.compute()
+
+
+def assert_same(found: Report, expected: Report, rel: float = 1e-9) -> None:
+    """The same pixels, bins and scores; adding images in another order may round sums apart."""
+    assert found.protocol == expected.protocol
+    for name in ("top", "classes"):
+        mine, theirs = getattr(found, name), getattr(expected, name)
+        assert (mine.count == theirs.count).all() and (mine.hits == theirs.hits).all()
+    assert (found.confusion == expected.confusion).all()
+    for name, score in SCORES.items():
+        if score.scope != "classes":
+            a, b = float(getattr(found, name)), float(getattr(expected, name))
+            assert a == pytest.approx(b, rel=rel, abs=1e-12, nan_ok=True), name
