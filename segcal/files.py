@@ -1,4 +1,4 @@
-"""Safe reading of untrusted files, and atomic writing.
+"""Safe reading of files that someone else may have made, and atomic writing.
 
 Sizes are read from the header of a file and checked before memory is allocated, and nothing is ever
 unpickled. Any problem with a file raises `BadFile`.
@@ -10,7 +10,6 @@ import errno
 import lzma
 import math
 import os
-import platform
 import secrets
 import tokenize
 import zipfile
@@ -44,13 +43,15 @@ class BadFile(ValueError):
 
 
 @contextmanager
-def naming(path: Path, expected: str = "") -> Iterator[None]:
+def reading(path: Path, expected: str = "") -> Iterator[None]:
     """Turn what reading `path` may raise into `BadFile`.
 
     Args:
-        path: the file.
+        path: the file; anything but a regular file, such as a pipe, is refused.
         expected: put before what a library says of it, where that alone would not be clear.
     """
+    if path.exists() and not path.is_file():
+        raise BadFile(f"{path}: this is not a regular file")  # a pipe would be waited for forever
     try:
         yield
     except BadFile:
@@ -68,14 +69,9 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
-MAX_BYTES = 4 * 2**30  # of one array in memory; a 150-class 2048 x 2048 float32 map has 2.4 GiB
-MAX_CLASSES = math.isqrt(MAX_BYTES // 8)  # the int64 confusion matrix is one array; 23170
-
-
-def require_file(path: Path) -> None:
-    """Raise unless `path` is a regular file: reading a pipe would wait forever."""
-    if path.exists() and not path.is_file():
-        raise BadFile(f"{path} is not a regular file")
+def utf8(text: str) -> str:
+    """`text` with ? for what no UTF-8 file can hold: a file's name may be any bytes."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def visible(folder: Path) -> list[Path]:
@@ -83,11 +79,15 @@ def visible(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
+MAX_BYTES = 4 * 2**30  # of one array in memory; a 150-class 2048 x 2048 float32 map has 2.4 GiB
+MAX_CLASSES = math.isqrt(MAX_BYTES // 8)  # the int64 confusion matrix is one array; 23170
+
+
 def check_size(length: int, what: str) -> None:
     """Raise if an array of `length` bytes is larger than `MAX_BYTES`."""
     if length > MAX_BYTES:
         limit = MAX_BYTES / 2**30
-        raise ValueError(f"Expected at most {limit:g} GiB, but {what} is {length / 2**30:.1f} GiB")
+        raise ValueError(f"{what} takes {length / 2**30:.1f} GiB; at most {limit:g} GiB are read")
 
 
 def check_num_classes(num_classes: int, *, multilabel: bool = False) -> None:
@@ -95,10 +95,11 @@ def check_num_classes(num_classes: int, *, multilabel: bool = False) -> None:
     least = 1 if multilabel else 2
     if not least <= num_classes <= MAX_CLASSES:
         raise ValueError(
-            f"Expected num_classes of at least {least} and at most {MAX_CLASSES}, "
-            f"but got {num_classes}"
+            f"num_classes must be at least {least} and at most {MAX_CLASSES}, but is {num_classes}"
         )
 
+
+# Arrays ------------------------------------------------------------------------------------------
 
 _PIECE = 2**20  # bytes read at a time
 _SMALL = 2**26  # bytes that a file of any size may unpack to
@@ -110,16 +111,14 @@ _HEADERS = {
 
 def read_npy(path: Path) -> np.ndarray:
     """The array of a .npy file."""
-    require_file(path)
-    with naming(path), path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         return _read_array(file, path.stat().st_size)
 
 
 def npy_shape(path: Path) -> tuple[int, ...]:
     """The shape of the array of a .npy file, of any size, which is not read."""
-    require_file(path)
-    with naming(path), path.open("rb") as file:
-        return _read_header(file, path.stat().st_size, any_size=True)[0]
+    with reading(path), path.open("rb") as file:
+        return _read_header(file, path.stat().st_size)[0]
 
 
 class Npz:
@@ -139,20 +138,18 @@ class Npz:
 
     def __init__(self, path: Path, *, own: bool = False) -> None:
         self._path, self._own = path, own
-        with naming(path):
-            require_file(path)
+        with reading(path):
             self._archive = zipfile.ZipFile(path)
             members = [info for info in self._archive.infolist() if info.filename.endswith(".npy")]
-            names = [info.filename for info in members]
-            if len(set(names)) < len(names):
-                raise ValueError("two arrays have one name")
+            self._members = {info.filename.removesuffix(".npy"): info for info in members}
+            if len(self._members) < len(members):
+                raise ValueError("two of its arrays have one name")
             total = sum(info.file_size for info in members)
             if own and total > max(path.stat().st_size, _SMALL):
                 raise ValueError(
-                    f"Expected arrays that are not compressed, but got {total / 2**20:.0f} MiB in "
-                    f"a file of {path.stat().st_size / 2**20:.1f} MiB"
+                    f"its arrays would unpack from {path.stat().st_size / 2**20:.1f} to "
+                    f"{total / 2**20:.0f} MiB, but segcal does not compress large ones"
                 )
-        self._members = {info.filename.removesuffix(".npy"): info for info in members}
         self.keys = [*self._members]
 
     def __enter__(self) -> Npz:
@@ -162,39 +159,35 @@ class Npz:
         self._archive.close()
 
     def __getitem__(self, key: str) -> np.ndarray:
-        with naming(self._path), self._archive.open(self._member(key)) as file:
+        with reading(self._path), self._archive.open(self._member(key)) as file:
             return _read_array(file, self._member(key).file_size, own=self._own)
 
     def shape(self, key: str) -> tuple[int, ...]:
         """The shape of an array of any size, which is not read."""
-        with naming(self._path), self._archive.open(self._member(key)) as file:
-            size = self._member(key).file_size
-            return _read_header(file, size, own=self._own, any_size=True)[0]
+        with reading(self._path), self._archive.open(self._member(key)) as file:
+            return _read_header(file, self._member(key).file_size, own=self._own)[0]
 
     def _member(self, key: str) -> zipfile.ZipInfo:
         if key not in self._members:
-            found = ", ".join(self.keys) or "none"
-            raise ValueError(f"Expected an array called {key}, but got {found}")
+            raise ValueError(f"it has no array {key}, only {', '.join(self.keys) or 'none'}")
         return self._members[key]
 
 
 def _read_header(
-    file: IO[bytes], size: int, *, own: bool = False, any_size: bool = False
+    file: IO[bytes], size: int, *, own: bool = False
 ) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """(shape, whether in Fortran order, dtype) of an open .npy file of `size` bytes, checked."""
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
-        raise ValueError(f"Expected a .npy header of version 1.0 or 2.0, but got {version}")
+        raise ValueError(f"its .npy header has version {version}, but only 1.0 and 2.0 are read")
     shape, fortran, dtype = _HEADERS[version](file)
     if dtype.hasobject:
-        raise ValueError("Expected an array of numbers, but got pickled objects, never loaded")
+        raise ValueError("an array must hold numbers, not pickled objects, which are never loaded")
     if dtype.kind not in "biuf":
-        raise ValueError(f"Expected an array of numbers, but got dtype {dtype}")
+        raise ValueError(f"an array must hold numbers, but has dtype {dtype}")
     if min(shape, default=1) < (0 if own else 1):
-        raise ValueError(f"Expected an array that is not empty, but got shape {shape}")
+        raise ValueError(f"an array is empty: its shape is {shape}")
     length = math.prod(shape) * dtype.itemsize
-    if not (own or any_size):
-        check_size(length, f"shape {shape} of {dtype}")
     if file.tell() + length != size:
         raise EOFError(f"shape {shape} of {dtype} needs {length} bytes, not {size - file.tell()}")
     return shape, fortran, dtype
@@ -203,31 +196,28 @@ def _read_header(
 def _read_array(file: IO[bytes], size: int, *, own: bool = False) -> np.ndarray:
     """The array of an open .npy file of `size` bytes, in native byte order."""
     shape, fortran, dtype = _read_header(file, size, own=own)
+    if not own:
+        check_size(math.prod(shape) * dtype.itemsize, f"an array of shape {shape} and {dtype}")
     flat = np.empty(math.prod(shape), dtype)
-    _fill(file, flat)
+    left = flat.view(np.uint8).data
+    while left:  # in pieces, because an archive's member holds all that is asked for twice
+        got = file.readinto(left[:_PIECE])  # type: ignore[attr-defined]
+        if not got:
+            raise EOFError(f"the data of shape {shape} end early")
+        left = left[got:]
     array = flat.reshape(shape, order="F" if fortran else "C")
     return array.astype(dtype.newbyteorder("="), copy=False)
 
 
-def _fill(file: IO[bytes], array: np.ndarray) -> None:
-    """Read the bytes of a contiguous array."""
-    left = array.reshape(-1).view(np.uint8).data
-    while left:  # in pieces, because an archive's member holds all that is asked for twice
-        got = file.readinto(left[:_PIECE])  # type: ignore[attr-defined]
-        if not got:
-            raise EOFError(f"the data of shape {array.shape} ends early")
-        left = left[got:]
-
-
 class Nifti:
-    """A NIfTI file (.nii or .nii.gz), opened with nibabel; its arrays are read when asked for.
+    """A NIfTI file (.nii or .nii.gz), opened with nibabel; its array is read when asked for.
 
     NIfTI counts (x, y, z, class) with x the fastest in memory. Arrays come with their axes
     reversed, (z, y, x) or (class, z, y, x), as SimpleITK and nnU-Net have them. No axis is
     flipped: `affine` says where voxels are.
 
     Attributes:
-        shape: of the array, axes reversed.
+        shape: the shape of the array, axes reversed.
         affine: (4, 4) from voxel (x, y, z) to millimetres.
     """
 
@@ -240,12 +230,10 @@ class Nifti:
             from nibabel.wrapstruct import WrapStructError
         except ImportError:
             raise BadFile(
-                f"{path}: Expected the package nibabel to read it, but it is not installed: "
-                "pip install 'segcal[nifti]'"
+                f"{path}: reading it needs the package nibabel: pip install 'segcal[nifti]'"
             ) from None
         self._path = path
-        require_file(path)
-        with naming(path, "Expected a NIfTI file, but reading it failed: "):
+        with reading(path, "it cannot be read as NIfTI: "):
             try:
                 with LoggingOutputSuppressor():  # it speaks of a bad header besides raising
                     image = Nifti1Image.from_filename(path)
@@ -255,12 +243,12 @@ class Nifti:
         self.shape: tuple[int, ...] = tuple(map(int, image.shape[::-1]))
         self.affine: np.ndarray = image.affine
         if image.get_data_dtype().kind not in "biuf" or min(self.shape, default=0) < 1:
-            raise BadFile(f"{path}: Expected voxels of numbers, but got {image.get_data_dtype()}")
+            raise BadFile(f"{path}: voxels must be numbers, but are {image.get_data_dtype()}")
 
     def read(self) -> np.ndarray:
         """The whole array, of at most 4 GiB."""
-        with naming(self._path):
-            check_size(8 * math.prod(self.shape), f"shape {self.shape}")
+        with reading(self._path):
+            check_size(8 * math.prod(self.shape), f"an array of shape {self.shape}")
             return np.asarray(self._data).T
 
 
@@ -268,6 +256,8 @@ def is_nifti(path: Path) -> bool:
     """Whether a file is a NIfTI file by its name."""
     return path.name.endswith((".nii", ".nii.gz"))
 
+
+# Images ------------------------------------------------------------------------------------------
 
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 _MASK_MODES = ("1", "L", "P", "I", *_SIXTEEN_BITS)  # one channel of whole numbers
@@ -280,8 +270,8 @@ def read_rgb(path: Path) -> np.ndarray:
     with _opened(path) as image:
         if image.mode in ("I", "F"):  # of no stated range: Pillow would cut it off at 0 and 255
             raise BadFile(
-                f"{path}: Expected an image of 8 or 16 bits per channel, but got 32 "
-                f"(mode {image.mode}), whose range is not known"
+                f"{path}: an image has 8 or 16 bits per channel; this one has 32 (mode "
+                f"{image.mode}), whose range is not known"
             )
         if image.mode in _SIXTEEN_BITS:
             depth = 12 if _raw_mode(image) == "I;12" else 16
@@ -299,8 +289,8 @@ def read_mask(path: Path) -> np.ndarray:
     with _opened(path) as image:
         if image.mode not in _MASK_MODES:
             raise BadFile(
-                f"{path}: Expected a mask of one channel that holds class indices, "
-                f"but got an image of mode {image.mode}"
+                f"{path}: a mask has one channel of class indices, but this image is of mode "
+                f"{image.mode}"
             )
         raw = _raw_mode(image)
         mask = np.asarray(image)
@@ -317,13 +307,10 @@ def image_size(path: Path) -> tuple[int, int]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[ImageFile.ImageFile]:
-    require_file(path)
-    with (
-        naming(path, "Expected a readable image file, but reading it failed: "),
-        Image.open(path) as image,
-    ):
-        with naming(path):
-            check_size(8 * image.width * image.height, f"{image.width} x {image.height} pixels")
+    with reading(path, "it cannot be read as an image: "), Image.open(path) as image:
+        with reading(path):
+            size = f"an image of {image.width} x {image.height} pixels"
+            check_size(8 * image.width * image.height, size)
         yield image
 
 
@@ -333,6 +320,8 @@ def _raw_mode(image: ImageFile.ImageFile) -> str:
         return str(arguments[0] if isinstance(arguments, tuple) and arguments else arguments)
     return ""
 
+
+# Text and weights --------------------------------------------------------------------------------
 
 _MAX_TEXT = 2**20
 _MAX_DEPTH = 32  # of lists and mappings inside each other
@@ -345,10 +334,10 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            raise ValueError(f"got the alias *{self.peek_event().anchor}, which is not allowed")
+            raise ValueError(f"the alias *{self.peek_event().anchor} is not allowed")
         self.depth += 1
         if self.depth > _MAX_DEPTH:
-            raise ValueError(f"got more than {_MAX_DEPTH} levels of lists and mappings")
+            raise ValueError(f"lists and mappings are nested more than {_MAX_DEPTH} deep")
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -362,60 +351,19 @@ def read_yaml(path: Path) -> Any:
     Raises:
         BadFile: in one line, where the file is no such YAML.
     """
-    require_file(path)
-    with naming(path):
+    with reading(path):
         if path.stat().st_size > _MAX_TEXT:
-            raise ValueError("Expected YAML of at most 1 MiB, but the file is larger")
+            raise ValueError("a YAML file has at most 1 MiB, but this one is larger")
         content = path.read_bytes()
     try:
         return yaml.load(content.decode("utf-8"), _Loader)
     except UnicodeDecodeError:
-        raise BadFile(f"Expected YAML in UTF-8, but {path} is not text") from None
+        raise BadFile(f"{path}: not YAML, which is text in UTF-8") from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
-        raise BadFile(f"{path}: Expected YAML, but line {line}: {error.problem}") from None
+        raise BadFile(f"{path}: not YAML: line {line}: {error.problem}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise BadFile(f"{path}: Expected YAML, but {one_line(error)}") from None
-
-
-@contextmanager
-def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
-    """Open `path` for writing; it takes its new contents only when the block ends well.
-
-    The bytes go to a temporary file in the same folder, which replaces `path` at the end. If the
-    block raises, `path` is as it was.
-
-    Args:
-        path: the file to write; its folder is made if missing.
-        mode: "w" for text (UTF-8) or "wb" for bytes.
-    """
-    if mode not in ("w", "wb"):
-        raise ValueError(f"Expected mode 'w' or 'wb', but got {mode!r}")
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        with os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        name_file(error, path)
-        raise
-
-
-def name_file(error: BaseException, path: Path) -> None:
-    """Put `path` into an error of the system that names no file, as those of writing do not."""
-    if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-        error.filename = str(path)
-
-
-def utf8(text: str) -> str:
-    """`text` with ? for what no UTF-8 file can hold: a file's name may be any bytes."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+        raise BadFile(f"{path}: not YAML: {one_line(error)}") from None
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -429,7 +377,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
     if not path.exists():
         raise FileNotFoundError(f"there are no weights at {path}")
-    require_file(path)
+    with reading(path):
+        pass  # is a regular file
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()  # torch does not verify the checksums
@@ -445,29 +394,47 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
-class Busy(ValueError):
-    """Another process has a folder locked.
+# Writing -----------------------------------------------------------------------------------------
 
-    Attributes:
-        holder: who: its process and machine.
+
+@contextmanager
+def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
+    """Open `path` for writing; it takes its new contents only when the block ends well.
+
+    The bytes go to a temporary file in the same folder, which replaces `path` at the end. If the
+    block raises, `path` is as it was.
+
+    Args:
+        path: the file to write; its folder is made if missing.
+        mode: "w" for text (UTF-8) or "wb" for bytes.
     """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}"
+    try:
+        with temporary.open(
+            {"w": "x", "wb": "xb"}[mode], encoding=None if "b" in mode else "utf-8"
+        ) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == str(temporary):
+            error.filename = str(path)
+        name_file(error, path)
+        raise
 
-    def __init__(self, folder: Path, holder: str) -> None:
-        super().__init__(f"Expected {folder} to be free, but {holder} is working in it")
-        self.holder = holder
+
+def name_file(error: BaseException, path: Path) -> None:
+    """Put `path` into an error of the system that names no file, as those of writing do not."""
+    if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+        error.filename = str(path)
 
 
-class _Lock:
-    """An open folder that is locked; processes forked from this one do not keep it locked."""
-
-    def __init__(self, folder: Path) -> None:
-        self.descriptor = os.open(folder, os.O_RDONLY)
-        register_after_fork(self, _Lock.close)
-
-    def close(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-        self.descriptor = -1
+class Busy(ValueError):
+    """Another process has a folder locked."""
 
 
 @contextmanager
@@ -479,38 +446,36 @@ def locked(folder: Path, *, wait: bool) -> Iterator[None]:
 
     Args:
         folder: what to lock.
-        wait: until another process leaves; otherwise raise `Busy`, which says who is there. A
-            small file in the folder tells the next one.
+        wait: wait until another process leaves; otherwise raise `Busy`.
     """
-    lock = None if fcntl is None else _Lock(folder)
-    note = folder / _HOLDER
+    if fcntl is None:
+        yield
+        return
+    lock = _Lock(folder)
     try:
-        if lock is not None:
-            try:
-                fcntl.flock(lock.descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                raise Busy(folder, _holder(note)) from None
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
-        if not wait:
-            note.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
-        try:
-            yield
-        finally:
-            if not wait:
-                note.unlink(missing_ok=True)
-    finally:
-        if lock is not None:
+        fcntl.flock(lock.descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        lock.close()
+        raise Busy(f"another process is working in {folder}") from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL):
             lock.close()
-
-
-def _holder(note: Path) -> str:
+            raise
+        # Some network folders have no locks.
     try:
-        return note.read_text(encoding="utf-8", errors="replace")[:200].strip()
-    except OSError:
-        return "another process"
+        yield
+    finally:
+        lock.close()
 
 
-_HOLDER = ".in_use"
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # some network folders
+class _Lock:
+    """An open folder; processes forked from this one, such as readers of data, do not keep it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.descriptor = os.open(folder, os.O_RDONLY)
+        register_after_fork(self, _Lock.close)
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1

@@ -10,7 +10,7 @@ import numpy as np
 from segcal.data.options import DataConfig
 from segcal.data.samples import FilePart, Part, RawDataset, or_absent
 from segcal.data.transforms import Augmentation
-from segcal.files import BadFile, check_num_classes, image_size, naming, one_line, visible
+from segcal.files import BadFile, check_num_classes, image_size, reading, one_line, visible
 
 VOC_CLASSES = (
     "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair",
@@ -198,7 +198,7 @@ def find_images(folder: Path) -> list[Path]:
 
 def read_lines(path: Path) -> list[str]:
     """The lines of a text file that are not empty; errors name the file."""
-    with naming(path):
+    with reading(path):
         lines = path.read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line.strip()]
 

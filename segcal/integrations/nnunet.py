@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from segcal.files import BadFile, Nifti, Npz, naming, read_yaml
+from segcal.files import BadFile, Nifti, Npz, reading, read_yaml
 from segcal.integrations import missing
 from segcal.losses import build_loss
 from segcal.sources.saved import NIFTI, Kind, PredictionFolder, whole_numbers
@@ -94,7 +94,7 @@ class NnunetFolder(PredictionFolder):
         def values() -> np.ndarray:
             stored = read()
             self._check_place(file, None if self._regions else stored)
-            with naming(file):
+            with reading(file):
                 return stored if self._regions else _completed(stored, file)
 
         return kind, shape, values
@@ -144,7 +144,7 @@ def _read_dataset(path: Path) -> tuple[dict[str, Any], list[list[int]], int | No
     """
     if not path.is_file():
         return {}, [], None
-    with naming(path):
+    with reading(path):
         stated = read_yaml(path)  # JSON is YAML too
         labels = stated.get("labels") if isinstance(stated, Mapping) else None
         if not isinstance(labels, Mapping):

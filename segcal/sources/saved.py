@@ -26,7 +26,7 @@ from segcal.files import (
     check_size,
     image_size,
     is_nifti,
-    naming,
+    reading,
     npy_shape,
     read_mask,
     read_npy,
@@ -190,7 +190,7 @@ class PredictionFolder(Source):
 
     def __getitem__(self, index: int) -> Batch:
         kind, values, labels, _ = self._read(index)
-        with naming(self._files[index]):
+        with reading(self._files[index]):
             x, y = self._checked(kind, values, labels)
         name = self.names[index]
         names = [name] if len(x) == 1 else [f"{name}:{row}" for row in range(len(x))]
@@ -263,7 +263,7 @@ class PredictionFolder(Source):
                 sketch, beside = self._labels_beside(file)
                 read_labels = partial(np.asarray, sketch)
             nifti = is_nifti(file), beside
-            with naming(file):
+            with reading(file):
                 # Shapes are checked before gigabytes are unpacked, on arrays that take no memory.
                 self._arranged(kind, np.broadcast_to(np.float32(0), shape), sketch, nifti)
                 values, labels = read_values(), read_labels()

@@ -146,10 +146,9 @@ def _claimed(folder: Path) -> Iterator[None]:
     try:
         with locked(folder, wait=False):
             yield
-    except Busy as busy:
+    except Busy:
         raise ValueError(
-            f"Expected a folder of its own for each training, but {busy.holder} trains in "
-            f"{folder}: choose another one with --out"
+            f"another process trains in {folder}: choose another folder with --out"
         ) from None
     finally:
         if made:

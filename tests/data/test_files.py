@@ -187,7 +187,7 @@ def test_own_masks(mask_root):
     with pytest.raises(ValueError, match=r"num_classes=7 names in .*classes.txt, but got 4"):
         masks(mask_root, num_classes=7)
     (mask_root / "classes.txt").unlink()
-    with pytest.raises(ValueError, match=r"at most 23170, but got 1000000000"):
+    with pytest.raises(ValueError, match=r"at most 23170"):
         masks(mask_root, num_classes=10**9)
 
 
@@ -220,7 +220,7 @@ def test_mask_faults_are_named(mask_root):
     with pytest.raises(ValueError, match=rf"{mask}: .*one channel .* mode RGB"):
         masks(mask_root).test[1]
     mask.write_bytes(b"not a picture")
-    with pytest.raises(ValueError, match=rf"{mask}: Expected a readable image file"):
+    with pytest.raises(ValueError, match=rf"{mask}: it cannot be read as an image"):
         masks(mask_root).test[1]
     mask.unlink()
     with pytest.raises(ValueError, match=r"Expected a mask for .* but there is none"):
@@ -242,7 +242,7 @@ def test_corrupt_jpeg_is_named(voc_root, damage):
     path.write_bytes(
         {"truncated": whole[: len(whole) // 2], "noise": b"\xff\xd8" * 9, "empty": b""}[damage]
     )
-    with pytest.raises(ValueError, match=rf"{path}: Expected a readable image file") as caught:
+    with pytest.raises(ValueError, match=rf"{path}: it cannot be read as an image") as caught:
         voc(voc_root).test[1]
     assert "\n" not in str(caught.value)
 

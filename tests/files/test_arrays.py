@@ -20,7 +20,7 @@ def test_arrays_by_name(tmp_path):
         assert arrays.shape("x") == (2, 3)
         for name, array in held.items():
             np.testing.assert_array_equal(arrays[name], array)
-        with pytest.raises(BadFile, match=r"a\.npz: Expected an array called w, but got x, y, z"):
+        with pytest.raises(BadFile, match=r"a\.npz: .*w"):
             arrays["w"]
 
 
@@ -68,11 +68,11 @@ def test_a_state_does_not_unpack_to_more_than_its_file(tmp_path, monkeypatch):
     assert segcal.CalibrationMeter.load(tmp_path / "state.npz").settings == meter.settings
     np.savez_compressed(tmp_path / "small.npz", **state_of(meter))
     monkeypatch.setattr(module, "_SMALL", 1000)
-    with pytest.raises(ValueError, match=r"small\.npz: .*not compressed, but got 0 MiB in a file"):
+    with pytest.raises(ValueError, match=r"small\.npz: .*unpack"):
         segcal.CalibrationMeter.load(tmp_path / "small.npz")
 
 
 @pytest.mark.parametrize("num_classes", [10**9, 30_000])
 def test_a_meter_of_too_many_classes(num_classes):
-    with pytest.raises(ValueError, match=f"at most 23170, but got {num_classes}"):
+    with pytest.raises(ValueError, match="at most 23170"):
         segcal.CalibrationMeter(num_classes)

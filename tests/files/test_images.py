@@ -74,7 +74,7 @@ def test_masks_of_32_bits(tmp_path):
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA", "F", "CMYK"])
 def test_masks_of_colours_or_fractions_are_refused(tmp_path, mode):
     Image.new(mode, (3, 2)).save(tmp_path / "m.tif")
-    with pytest.raises(BadFile, match=rf"m\.tif: Expected a mask of one channel .* mode {mode}$"):
+    with pytest.raises(BadFile, match=rf"m\.tif: .*one channel.* mode {mode}$"):
         read_mask(tmp_path / "m.tif")
 
 
@@ -111,7 +111,7 @@ def test_sixteen_bits_in_either_byte_order(tmp_path):
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])
 def test_images_of_no_stated_range_are_refused(tmp_path, dtype):
     Image.fromarray(np.array([[0, 1000], [300, 7]], dtype)).save(tmp_path / "a.tif")
-    with pytest.raises(BadFile, match=r"a\.tif: Expected an image of 8 or 16 bits .* got 32"):
+    with pytest.raises(BadFile, match=r"a\.tif: .* 32"):
         read_rgb(tmp_path / "a.tif")
 
 
@@ -130,9 +130,9 @@ def test_what_is_no_image(tmp_path, monkeypatch, read):
     with pytest.raises(BadFile, match=r"a\.png: there is no such file"):
         read(path)
     path.write_bytes(b"hello")
-    with pytest.raises(BadFile, match=r"a\.png: Expected a readable image file, but reading it"):
+    with pytest.raises(BadFile, match=r"a\.png: .*as an image"):
         read(path)
     Image.new("L", (60, 60)).save(path)
     monkeypatch.setattr(files, "MAX_BYTES", 10_000)
-    with pytest.raises(BadFile, match=r"a\.png: Expected at most .* 60 x 60 pixels"):
+    with pytest.raises(BadFile, match=r"a\.png: .* 60 x 60 pixels"):
         read(path)

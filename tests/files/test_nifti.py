@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from segcal import files
-from segcal.files import BadFile, Nifti, read_slabs
+from segcal.files import BadFile, Nifti
 
 VOXELS = np.arange(120, dtype=np.int16).reshape(2, 3, 4, 5)  # (class, z, y, x)
 
@@ -25,9 +25,6 @@ def test_axes_are_reversed_and_nothing_is_flipped(tmp_path, ending):
     assert image.shape == VOXELS.shape
     np.testing.assert_array_equal(image.read(), VOXELS)
     np.testing.assert_array_equal(image.affine, affine)
-    slabs = list(image.slabs(2))
-    assert [slab.shape[1] for slab in slabs] == [2, 1]
-    np.testing.assert_array_equal(np.concatenate(slabs, 1), VOXELS)
 
 
 def test_nothing_else_is_said_of_a_bad_header(tmp_path, capfd):
@@ -52,10 +49,7 @@ def test_damaged_files_are_one_line(tmp_path):
         path = tmp_path / ("b.nii.gz" if i % 2 else "b.nii")
         path.write_bytes(data[: rng.integers(0, len(data))] if i % 5 == 0 else data)
         try:
-            image = Nifti(path)
-            image.read()
-            if len(image.shape) == 4:
-                list(image.slabs(2))
+            Nifti(path).read()
         except BadFile as error:
             refused += 1
             assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
@@ -64,13 +58,6 @@ def test_damaged_files_are_one_line(tmp_path):
 
 def test_what_asks_for_too_much_memory_is_refused(tmp_path, monkeypatch):
     path = write(tmp_path / "a.nii.gz")
-    np.savez_compressed(tmp_path / "a.npz", logits=VOXELS)
     monkeypatch.setattr(files, "MAX_BYTES", 100)
-    with pytest.raises(BadFile, match=r"a\.nii\.gz: Expected at most .* GiB"):
+    with pytest.raises(BadFile, match=r"a\.nii\.gz: .* GiB"):
         Nifti(path).read()
-    with pytest.raises(BadFile, match=r"a\.nii\.gz: Expected at most .* a part of shape"):
-        list(Nifti(path).slabs(1))
-    with pytest.raises(BadFile, match=r"a\.npz: Expected at most .* a part of shape"):
-        list(read_slabs(tmp_path / "a.npz", "logits", 2))
-    monkeypatch.setattr(files, "MAX_BYTES", 2 * 20 * 2)
-    assert len(list(read_slabs(tmp_path / "a.npz", "logits", 1))) == 3

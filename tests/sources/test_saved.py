@@ -504,7 +504,7 @@ def test_a_label_of_the_wrong_size_is_found_before_anything_is_unpacked(tmp_path
     logits, labels = maps()
     np.savez(tmp_path / "a.npz", logits=logits, labels=labels[1:])
     folder = PredictionFolder(tmp_path)
-    monkeypatch.setattr(files, "_fill", lambda *_: pytest.fail("an array was read"))
+    monkeypatch.setattr(files, "_read_array", lambda *_, **__: pytest.fail("an array was read"))
     with pytest.raises(BadFile, match="shrunk"):
         folder[0]
 
