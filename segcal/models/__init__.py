@@ -38,6 +38,7 @@ def build(
     try:
         return entry.build(config, num_classes=num_classes, **shape)
     except ModuleNotFoundError as error:
+        missing = str(error.name).partition(".")[0]
         raise ValueError(
-            f"{config.name} needs {(error.name or '').partition('.')[0]}, which is not installed: pip install 'segcal[train]'"
+            f"{config.name} needs {missing}, which is not installed: pip install 'segcal[train]'"
         ) from None

@@ -8,13 +8,14 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from benchmarks.measure import print_ratios, time_and_memory
 from segcal.data import build as build_data
 from segcal.data.samples import Batch, Batches
-from segcal.losses import build_loss
+from segcal.losses import Criterion, build_loss
 from segcal.models import build as build_model
 from segcal.training.config import TrainConfig, parse_train
 from segcal.training.log import Progress
@@ -54,7 +55,7 @@ def run(arguments: argparse.Namespace) -> None:
         (images.to(arguments.device), labels.to(arguments.device))
         for images, labels in itertools.islice(loader, min(arguments.steps, 8))
     ]
-    criterion = build_loss(config.loss, ignore_index=data.ignore_index, **config.hyper)
+    criterion = _loss(config, data.ignore_index)
     trainer = Trainer(
         copy.deepcopy(model),
         criterion,
@@ -81,11 +82,16 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"  {images_per_second(stream, config):.0f} images/s with {workers} workers")
 
 
+def _loss(config: TrainConfig, ignore_index: int | None = None) -> Criterion:
+    hyper: dict[str, Any] = dict(config.hyper)
+    return build_loss(config.loss, ignore_index=ignore_index, beta=config.beta, **hyper)
+
+
 def plain_loop(
     model: torch.nn.Module, config: TrainConfig, batches: list[Batch], arguments: argparse.Namespace
 ) -> Callable[[], None]:
     """A loop as written by hand: no log, schedule, checks or checkpoints."""
-    criterion = build_loss(config.loss, **config.hyper)
+    criterion = _loss(config)
     layout = torch.channels_last if config.channels_last else torch.preserve_format
     model = model.to(memory_format=layout).train()
     optimizer = build_optimizer(model, config.optim)
