@@ -168,9 +168,10 @@ def _read(config: DataConfig) -> RawDataset:
     try:
         source = entry.read(config)
     except ModuleNotFoundError as error:
-        missing = str(error.name).partition(".")[0]
+        package = str(error.name).partition(".")[0]
         raise ValueError(
-            f"reading {config.name} needs {missing}, which is not installed: pip install 'segcal[train]'"
+            f"reading {config.name} needs {package}, which is not installed: "
+            "pip install 'segcal[train]'"
         ) from None
     if config.num_classes not in (None, len(source.class_names)):
         raise ValueError(
