@@ -383,35 +383,35 @@ def test_a_table_has_the_rows_that_are_evaluated_there(tmp_path):
     assert all(number.text == "–" for number in sheet.numbers)  # nothing is measured yet
 
 
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        (("posthoc: [none, ts]", "posthoc: [none, tz]"), "tz"),
-        (("gamma: [1, 3]", "gama: [1, 3]"), "gama"),
-        (("loss: nll", "loss: nl"), "nl"),
-        (("shift: fog:3", "shift: frog:3"), "frog"),
-        (("seeds: 2", "seeds: two"), "two"),
-        (("seeds: 2", "seeds: 1000000000"), "seeds"),
-        (("draw: [nll / none]", "draw: 0.5"), "draw"),
-        (("limit: 30", "limit: 0"), "limit"),
-        (("select: [accuracy, nll]", "select: speed"), "speed"),
-        (("[nll / none, fl / ts]", "[nll / ts, fl / ts]"), "nll / ts"),
-        (("config: tiny.yaml", "config: nowhere"), "nowhere"),
-        (("methods:", "ways:"), "ways"),
-        (("limit: 30", "grid: {mcda: {beta: 1}}"), "mcda"),
-        (("limit: 30", "small: {epochs: 1}"), "epochs"),
-        (("by_shift: [ece]", "by_class: [ece]"), "by_class"),
-        (("config: tiny.yaml", "config: []"), "config"),
-        (("limit: 30", "options: {optim.lrr: 1}"), "optim.lr"),
-    ],
-)
-def test_mistakes_are_one_line(change, word, tmp_path, capsys):
+MISTAKES = [
+    (("posthoc: [none, ts]", "posthoc: [none, tz]"), "tz"),
+    (("gamma: [1, 3]", "gama: [1, 3]"), "gama"),
+    (("loss: nll", "loss: nl"), "nl"),
+    (("shift: fog:3", "shift: frog:3"), "frog"),
+    (("seeds: 2", "seeds: two"), "two"),
+    (("seeds: 2", "seeds: 1000000000"), "seeds"),
+    (("draw: [nll / none]", "draw: 0.5"), "draw"),
+    (("limit: 30", "limit: 0"), "limit"),
+    (("select: [accuracy, nll]", "select: speed"), "speed"),
+    (("[nll / none, fl / ts]", "[nll / ts, fl / ts]"), "nll / ts"),
+    (("config: tiny.yaml", "config: nowhere"), "nowhere"),
+    (("methods:", "ways:"), "ways"),
+    (("limit: 30", "grid: {mcda: {beta: 1}}"), "mcda"),
+    (("limit: 30", "small: {epochs: 1}"), "epochs"),
+    (("by_shift: [ece]", "by_class: [ece]"), "by_class"),
+    (("config: tiny.yaml", "config: []"), "config"),
+    (("limit: 30", "options: {optim.lrr: 1}"), "optim.lr"),
+]
+
+
+def test_mistakes_are_one_line(tmp_path, capsys):
     (tmp_path / "tiny.yaml").write_text(CONFIG)
-    assert change[0] in SWEEP
-    (tmp_path / "grid.yaml").write_text(SWEEP.replace(*change))
-    assert sweep(tmp_path, "--out", str(tmp_path / "out")) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("segcal: error: ") and word in line
+    for (before, after), word in MISTAKES:
+        assert before in SWEEP
+        (tmp_path / "grid.yaml").write_text(SWEEP.replace(before, after))
+        assert sweep(tmp_path, "--out", str(tmp_path / "out")) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("segcal: error: ") and word in line
     assert not (tmp_path / "out").exists()
 
 
