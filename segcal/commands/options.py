@@ -78,7 +78,16 @@ def add_network(parser: argparse._ActionsContainer) -> None:
     add("--workers", type=at_least(0), default=2, help="processes that read images; default: 2")
 
 
-_DATA = ("data", "holdout", "holdout_fraction", "group", "input_size", "mean", "std", "outputs")
+_DATA: tuple[str, ...] = (
+    "data",
+    "holdout",
+    "holdout_fraction",
+    "group",
+    "input_size",
+    "mean",
+    "std",
+    "outputs",
+)
 _DATA += ("label_map", "classes", "tile", "overlap", "amp", "batch_size", "workers", "skip_bad")
 _DATA += ("num_classes", "ignore_index")
 
