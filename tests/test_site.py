@@ -11,6 +11,8 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from tests.support import ROOT, browser
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):

@@ -2,10 +2,12 @@
 
 import nbformat
 import pytest
+import pytest
 from nbclient import NotebookClient
 
 from tests.support import ROOT
 
+pytestmark = pytest.mark.slow
 NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 
 
