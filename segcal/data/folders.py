@@ -10,7 +10,7 @@ import numpy as np
 from segcal.data.options import DataConfig
 from segcal.data.samples import FilePart, Part, RawDataset, or_absent
 from segcal.data.transforms import Augmentation
-from segcal.files import BadFile, check_num_classes, image_size, reading, one_line, visible
+from segcal.files import BadFile, check_num_classes, image_size, one_line, reading, visible
 
 VOC_CLASSES = (
     "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair",
