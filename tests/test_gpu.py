@@ -10,7 +10,6 @@ import copy
 import itertools
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,12 +18,12 @@ import torch.distributed as dist
 import segcal
 from segcal import distributed
 from segcal.cli import main
-from segcal.sources.network import LoaderSource
 from segcal.metrics import meter as meter_module
 from segcal.metrics import update_together
 from segcal.metrics.regions import named_regions
 from segcal.pixels import label_mass
 from segcal.posthoc import CALIBRATORS
+from segcal.sources.network import LoaderSource
 from segcal.training import checkpoint
 from tests.support import ROOT
 from tests.support.holdouts import make_calibrator, random_holdout
@@ -260,20 +259,6 @@ def test_random_numbers_of_a_gpu_are_kept(monkeypatch):
     NoGpus(monkeypatch, 0)
     checkpoint.set_rng_state(state)  # a run of a GPU goes on without one
     assert restored == [before]
-
-
-def test_losses_of_an_accelerator_are_looked_at_seldom(monkeypatch):
-    run = trainer(epochs=1)
-    looks = []
-    monkeypatch.setattr(run._losses, "check", lambda: looks.append(run.learner.steps))
-    progress = SimpleNamespace(due=False)
-    for device, expected in (("meta", [50, 100]), ("cpu", [*range(1, 101)])):
-        run.device = torch.device(device)
-        looks.clear()
-        for step in range(1, 101):
-            run.learner.steps = step
-            run._after_step(progress, last=False)
-        assert looks == expected
 
 
 # From here on, numbers: only on a GPU.

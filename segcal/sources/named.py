@@ -23,6 +23,7 @@ from segcal.data.options import DATASETS, DataConfig
 from segcal.data.samples import IMAGENET_MEAN, IMAGENET_STD
 from segcal.data.shift import DATA, Shift
 from segcal.files import read_yaml
+from segcal.pixels import look_like_scores, scores_to_probs
 from segcal.sources.network import NetworkSource
 from segcal.sources.readers import Network, Normalise, Outputs, Tiled, name_of, read_network
 from segcal.sources.source import Batch, Kind, digest
@@ -69,9 +70,7 @@ class NamedSource(NetworkSource):
             batch = super().predict(inputs, labels, names)
         values, outputs = batch.values, self._outputs(batch.values)
         if outputs == "scores":
-            values = values.clamp_min(0)
-            total = values.sum(1, keepdim=True)
-            values = torch.where(total > 0, values / total, 1 / values.shape[1])
+            values = scores_to_probs(values.clamp_min(0))
         if self.joined is not None:
             values = _joined(values, self.joined, probs=outputs != "logits")
         named: Kind = "logits" if outputs == "logits" else "probs"
@@ -83,18 +82,16 @@ class NamedSource(NetworkSource):
     def _outputs(self, values: Tensor) -> Outputs:
         """What the outputs are; decided by the first batch where nobody has said it."""
         if self.network.outputs == "auto":
-            inside = bool((values.min() >= 0) & (values.max() <= 1.5))
-            if not inside:
-                self.network.outputs = "logits"
-            elif bool(((values.sum(1) - 1).abs() <= _SUM_TO_1).all()):
-                self.network.outputs = "probs"
-            else:
-                self.network.outputs = "logits"
-                log.warning(
-                    "all outputs of %s lie between 0 and 1.5: if they are scores of a mask "
-                    "classifier, say --outputs scores",
-                    self.name,
-                )
+            self.network.outputs = "logits"
+            if look_like_scores(values):
+                if bool(((values.sum(1) - 1).abs() <= _SUM_TO_1).all()):
+                    self.network.outputs = "probs"
+                else:
+                    log.warning(
+                        "all outputs of %s lie between 0 and 1.5: if they are scores of a mask "
+                        "classifier, say --outputs scores",
+                        self.name,
+                    )
         return self.network.outputs
 
 

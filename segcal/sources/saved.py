@@ -26,12 +26,12 @@ from segcal.files import (
     check_size,
     image_size,
     is_nifti,
-    reading,
     npy_shape,
     read_mask,
     read_npy,
     read_rgb,
     read_yaml,
+    reading,
     utf8,
     visible,
 )
