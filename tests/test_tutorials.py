@@ -2,7 +2,6 @@
 
 import nbformat
 import pytest
-import pytest
 from nbclient import NotebookClient
 
 from tests.support import ROOT
