@@ -15,6 +15,7 @@ import segcal
 from segcal.metrics.scores import SCORES
 from tests.support import ROOT
 
+pytestmark = pytest.mark.slow
 RECIPES = {path.relative_to(ROOT / "configs").as_posix() for path in ROOT.glob("configs/**/*.yaml")}
 
 
@@ -76,12 +77,6 @@ def test_a_session_from_recipe_to_report(home):
     assert "voc2012_deeplabv3plus_xception65\n  cost: 120 epochs" in listed
     recipes = {name for name in RECIPES if not name.startswith("sweeps/")}
     assert listed.count("\n  cost: ") == listed.count("\n  expected") == len(recipes)
-    voc = run(
-        *(python, "-m", "segcal", "train", "--print_config"),
-        *("--config", "voc2012_deeplabv3plus_xception65"),
-        cwd=home,
-    )
-    assert "encoder: tu-xception65" in voc
     quick = ["--epochs", "1", "--data.limit", "64", "--out", "run", "--device", "cpu"]
     run(segcal_command, "train", "--config", "small/digits_resnet8", *quick, cwd=home)
     run(segcal_command, "eval", "run", "--limit", "32", "--workers", "0", cwd=home)
@@ -96,15 +91,84 @@ def test_a_sweep_from_its_dry_run_to_its_table(home):
     """A file of the user's, and one of the paper's by name."""
     segcal_command = home / "venv/bin/segcal"
     planned = run(segcal_command, "sweep", "paper/segmentation", "--small", "--dry-run", cwd=home)
-    assert planned.startswith("10 trainings, 0 done; 12 reports to make\n")
+    assert planned.startswith("10 trainings, 0 done\n")
     (home / "grid.yaml").write_text(
         "config: small/digits_resnet8\noptions: {epochs: 1, data.limit: 64, workers: 0}\n"
         "methods: [nll, {loss: fl+mdca, gamma: 3}]\nscores: [accuracy, ece]\n"
     )
     words = [segcal_command, "sweep", "grid.yaml", "--device", "cpu"]
-    assert run(*words, "--dry-run", cwd=home).startswith("2 trainings, 0 done; 2 reports to make\n")
+    assert run(*words, "--dry-run", cwd=home).startswith("2 trainings, 0 done\n")
     assert not (home / "runs/sweep").exists()
     written = run(*words, cwd=home).splitlines()
     assert "runs/sweep/grid.html" in written
     table = (home / "runs/sweep/grid.md").read_text()
     assert "| fl+mdca / none | " in table and "–" not in table
+
+
+# Runs when Python starts: only the direct dependencies of segcal, and what they need, are there.
+BLOCK = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocked())
+"""
+BLOCKED = {
+    *("torchvision", "segmentation_models_pytorch", "timm", "cv2", "sklearn", "albumentations"),
+    *("tensorboard", "onnx", "onnxruntime", "onnxscript", "pytorch_grad_cam", "torchmetrics"),
+    *("lightning", "transformers", "accelerate", "monai", "ignite", "mmengine", "nibabel"),
+    *("nnunetv2", "ray", "pytest", "jsonargparse", "pandas", "huggingface_hub"),
+}
+SESSION = """
+import numpy as np, torch, segcal
+from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES
+from segcal.posthoc import METHODS
+
+torch.manual_seed(0)
+labels = torch.randint(3, (4, 16, 16))
+logits = 3 * torch.nn.functional.one_hot(labels, 3).movedim(-1, 1) + torch.randn(4, 3, 16, 16)
+for spec in (*BASE_LOSSES, *(f"nll+{name}" for name in AUXILIARY_LOSSES)):
+    assert segcal.build_loss(spec)(logits, labels).isfinite(), spec
+meter = segcal.CalibrationMeter(num_classes=3)
+meter.update(logits, labels)
+loader = [(logits, labels)]
+assert segcal.evaluate(torch.nn.Identity(), loader, num_classes=3).ece == meter.compute().ece
+for part in ("holdout", "test"):
+    import pathlib
+    pathlib.Path(part).mkdir()
+    for i in range(4):
+        image = np.zeros((16, 16, 3), np.uint8)
+        np.savez(f"{part}/{i}.npz", logits=logits[i], labels=labels[i], image=image)
+open_source = segcal.open_source
+result = segcal.evaluate_source(
+    open_source("test"), holdout=open_source("holdout"), posthoc=tuple(METHODS)
+)
+assert result.methods == ["none", *METHODS]
+print(result.save("results"))
+"""
+
+
+@pytest.fixture(scope="module")
+def bare(home):
+    """The same environment, which sees none of the packages of any extra."""
+    (place,) = (home / "venv").glob("lib/python*/site-packages")
+    (place / "sitecustomize.py").write_text(f"BLOCKED = {BLOCKED}\n{BLOCK}")
+    yield home
+    (place / "sitecustomize.py").unlink()
+
+
+def test_the_core_needs_no_package_of_an_extra(bare):
+    """Losses, counting, every calibrator, saved predictions, any module, and the page."""
+    page = run(bare / "venv/bin/python", "-W", "ignore", "-c", SESSION, cwd=bare).strip()
+    assert (bare / page).read_text(encoding="utf-8").rstrip().endswith("</html>")
+    command = [bare / "venv/bin/segcal", "eval", "--predictions", "test"]
+    out = run(*command, "--fit-predictions", "holdout", "--posthoc", "ts", cwd=bare)
+    assert "report: test/eval/report.html" in out
+
+
+def test_training_without_its_extra_says_in_one_line_what_to_install(bare):
+    command = [str(bare / "venv/bin/segcal"), "train", "--device", "cpu"]
+    done = subprocess.run(command, cwd=bare, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "pip install 'segcal[train]'" in done.stderr
