@@ -105,16 +105,18 @@ def test_a_sweep_from_its_dry_run_to_its_table(home):
     assert "| fl+mdca / none | " in table and "–" not in table
 
 
-# Runs when Python starts: only the direct dependencies of segcal, and what they need, are there.
-BLOCK = """
+# Runs when Python starts, and hides packages.
+HIDE = """
 import sys
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in BLOCKED:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Blocked())
+from importlib.machinery import PathFinder
+class Finder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name.partition(".")[0] not in HIDDEN:
+            return super().find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Finder
 """
-BLOCKED = {
+HIDDEN = {
     *("torchvision", "segmentation_models_pytorch", "timm", "cv2", "sklearn", "albumentations"),
     *("tensorboard", "onnx", "onnxruntime", "onnxscript", "pytorch_grad_cam", "torchmetrics"),
     *("lightning", "transformers", "accelerate", "monai", "ignite", "mmengine", "nibabel"),
@@ -153,7 +155,7 @@ print(result.save("results"))
 def bare(home):
     """The same environment, which sees none of the packages of any extra."""
     (place,) = (home / "venv").glob("lib/python*/site-packages")
-    (place / "sitecustomize.py").write_text(f"BLOCKED = {BLOCKED}\n{BLOCK}")
+    (place / "sitecustomize.py").write_text(f"HIDDEN = {HIDDEN}\n{HIDE}")
     yield home
     (place / "sitecustomize.py").unlink()
 
