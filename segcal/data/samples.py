@@ -172,6 +172,9 @@ class AbsentPart:
             raise AttributeError(name)
         raise ValueError(self.reason)
 
+    def __len__(self) -> int:
+        raise ValueError(self.reason)
+
 
 def or_absent(read: Callable[[], Part]) -> Part:
     """The part that `read` returns, or one that raises later what `read` raised."""

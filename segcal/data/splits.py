@@ -122,9 +122,9 @@ def build(config: DataConfig, *, seed: int = 0) -> Splits:
 
 
 def missing(config: DataConfig) -> str | None:
-    """In one line, why a data set cannot be read as it is on the disk; None if it can."""
+    """In one line, why nothing can be trained on a data set as it is on the disk, or None."""
     try:
-        _read(replace(config, download=False))
+        _ = _read(replace(config, download=False)).train.names
     except (ValueError, OSError) as error:
         return one_line(error)
     return None

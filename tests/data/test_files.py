@@ -1,6 +1,7 @@
 """Data read from files: layouts, palettes, hold-outs, and one clear sentence for each fault."""
 
 import os
+import re
 import shutil
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from segcal.data import build as build_data
 from segcal.data.folders import palette
 from segcal.data.samples import read_class_mask
 from segcal.data.shift import Shift, ShiftedPart
+from segcal.data.splits import missing
 from segcal.data.splits import shifted as build_shifted
 
 
@@ -60,7 +62,9 @@ def voc_root(tmp_path):
 
 def voc(root, **options):
     options = {"base_size": 16, "crop_size": 12, "holdout": 0.3, **options}
-    return build_data(DataConfig("voc2012", root=str(root), **options), seed=0)
+    data = build_data(DataConfig("voc2012", root=str(root), **options), seed=0)
+    assert data.train.names and data.holdout.names  # what is absent says why when it is used
+    return data
 
 
 def test_voc_in_its_official_layout(voc_root):
@@ -318,8 +322,10 @@ def test_a_folder_of_other_test_images_needs_no_training_images(kind, request, t
     found = build_shifted(data, config, Shift("data", str(other))).test
     assert found.names == data.test.names and found.part.images != data.test.part.images
     assert all(torch.equal(a, b) for a, b in zip(found[1], data.test[1], strict=True))
+    absent = replace(config, root=str(other))
     with pytest.raises(ValueError, match=reason):
-        build_data(replace(config, root=str(other)), seed=0)
+        len(build_data(absent).train)
+    assert re.search(reason, missing(absent)) and missing(config) is None
 
 
 def test_limit_is_spread_over_the_classes(class_root):

@@ -137,7 +137,7 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no.yaml"):
         parse_train(["--config", str(tmp_path / "no.yaml")])
     (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00\x80")
-    with pytest.raises(ValueError, match=r"x.yaml is not text"):
+    with pytest.raises(ValueError, match=r"x.yaml: not YAML"):
         parse_train(["--config", str(tmp_path / "x.yaml")])
 
 
