@@ -87,7 +87,7 @@ def check_size(length: int, what: str) -> None:
     """Raise if an array of `length` bytes is larger than `MAX_BYTES`."""
     if length > MAX_BYTES:
         limit = MAX_BYTES / 2**30
-        raise ValueError(f"{what} takes {length / 2**30:.1f} GiB; at most {limit:g} GiB are read")
+        raise ValueError(f"{what} takes {length / 2**30:.1f} GiB, and {limit:g} GiB is the most")
 
 
 def check_num_classes(num_classes: int, *, multilabel: bool = False) -> None:
