@@ -37,7 +37,6 @@ from segcal.pixels import (
     countable,
     is_distribution,
     multilabel_labels,
-    resolve_ignore_index,
 )
 
 log = logging.getLogger(__name__)
@@ -91,7 +90,7 @@ class CalibrationMeter:
         self.settings = Settings(
             num_classes=num_classes,
             num_bins=num_bins,
-            ignore_index=resolve_ignore_index(ignore_index, 2 if multilabel else num_classes),
+            ignore_index=ignore_index,  # type: ignore[arg-type] # None is for `Settings` to replace
             edge_rule=edge_rule,
             per_image=per_image,
             class_names=None if class_names is None else tuple(map(str, class_names)),
@@ -267,7 +266,7 @@ class CalibrationMeter:
     def image_sums(self) -> ImageSums:
         """The sums of each image, in the order of `names`; none unless `per_image`."""
         s = self.settings
-        empty = ImageSums.zeros(0, s.num_classes, s.num_bins, multilabel=s.multilabel)
+        empty = ImageSums.of_no_image(s.num_classes, s.num_bins, multilabel=s.multilabel)
         return ImageSums.cat([empty, *self._images])
 
     def _warn_of_probs(self) -> None:

@@ -1,8 +1,7 @@
 """Regions of an image to evaluate separately: boundaries, interiors, groups of classes.
 
 A region is a function from labels to a mask of the pixels that a meter counts; see
-`segcal.metrics.update_together`. If it looks at neighbours, its attribute `reach` says how far: a
-volume that is read in parts is shown to it with as many slices more.
+`segcal.metrics.update_together`.
 """
 
 from __future__ import annotations
@@ -28,34 +27,24 @@ def boundary(width: int = 3) -> Region:
     A pixel belongs to it if another label occurs within `width` rows and columns, and slices of a
     volume. The ignore index counts as a label here, because VOC ignores a rim around every object.
     """
-    return _Edges(width, inside=True)
+    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+        raise ValueError(f"width must be an integer >= 1, but it is {width!r}")
 
-
-def interior(width: int = 3) -> Region:
-    """All pixels outside `boundary(width)`."""
-    return _Edges(width, inside=False)
-
-
-class _Edges:
-    """The region near label edges, or all the rest.
-
-    Attributes:
-        reach: how far away a label can still change whether a pixel belongs to it.
-    """
-
-    def __init__(self, width: int, *, inside: bool) -> None:
-        if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-            raise ValueError(f"Expected width to be an integer >= 1, but got {width!r}")
-        self.reach, self._inside = width, inside
-
-    def __call__(self, labels: Tensor) -> Tensor:
+    def near_an_edge(labels: Tensor) -> Tensor:
         if labels.ndim not in (3, 4):
             raise ValueError(
                 f"Expected labels of shape (N, H, W) or (N, D, H, W), but got {tuple(labels.shape)}"
             )
         values = labels.float()  # exact for labels below 2**24
-        lowest = -_window_max(-values, self.reach)
-        return (_window_max(values, self.reach) != lowest) == self._inside
+        return _window_max(values, width) != -_window_max(-values, width)
+
+    return near_an_edge
+
+
+def interior(width: int = 3) -> Region:
+    """All pixels outside `boundary(width)`."""
+    edges = boundary(width)
+    return lambda labels: ~edges(labels)
 
 
 def class_group(classes: Iterable[int]) -> Region:
@@ -71,29 +60,6 @@ def foreground(labels: Tensor) -> Tensor:
     return labels != 0
 
 
-class _OfEachClass:
-    """The region of (N, K, *S) labels of sigmoid outputs, of each class by its own labels."""
-
-    def __init__(self, region: Region) -> None:
-        self.reach: int = getattr(region, "reach", 0)
-        self._region = region
-
-    def __call__(self, labels: Tensor) -> Tensor:
-        return self._region(labels.flatten(0, 1)).view_as(labels)
-
-
-def _decisions_of(classes: Iterable[int]) -> Region:
-    """The decisions of some of the K sigmoid outputs, in all pixels."""
-    group = sorted(set(classes))
-
-    def inside(labels: Tensor) -> Tensor:
-        mask = torch.zeros_like(labels, dtype=torch.bool)
-        mask[:, group] = True
-        return mask
-
-    return inside
-
-
 def any_present(labels: Tensor) -> Tensor:
     """The region of all pixels where at least one of the K classes is present."""
     return (labels == 1).any(1, keepdim=True).expand_as(labels)
@@ -105,8 +71,8 @@ def named_regions(
     """The regions with names such as boundary:3, interior:3 and classes:1+2, by name.
 
     With `multilabel` they are regions of the decisions of K sigmoid outputs: boundary and interior
-    are of each class by its own labels, classes are the decisions of these classes, and foreground
-    is where any class is present.
+    follow each class's own labels, classes are the decisions of these classes, and foreground is
+    where any class is present.
 
     Raises:
         ValueError: something that `REGIONS` does not list, or a class out of range.
@@ -117,7 +83,7 @@ def named_regions(
         numbers = [int(number) if number.isdecimal() else -1 for number in value.split("+")]
         if kind in ("boundary", "interior") and len(numbers) == 1 and numbers[0] >= 1:
             region = (boundary if kind == "boundary" else interior)(numbers[0])
-            regions[name] = _OfEachClass(region) if multilabel else region
+            regions[name] = _of_each_class(region) if multilabel else region
         elif kind == "classes" and all(0 <= number < num_classes for number in numbers):
             regions[name] = _decisions_of(numbers) if multilabel else class_group(numbers)
         elif name == "foreground":
@@ -128,6 +94,21 @@ def named_regions(
                 f"classes below {num_classes}, but got {name!r}"
             )
     return regions
+
+
+def _of_each_class(region: Region) -> Region:
+    return lambda labels: region(labels.flatten(0, 1)).view_as(labels)  # (N, K, *S)
+
+
+def _decisions_of(classes: Iterable[int]) -> Region:
+    group = sorted(set(classes))
+
+    def inside(labels: Tensor) -> Tensor:
+        mask = torch.zeros_like(labels, dtype=torch.bool)
+        mask[:, group] = True
+        return mask
+
+    return inside
 
 
 def _window_max(values: Tensor, width: int) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from segcal.files import BadFile, Npz, atomic_write, check_num_classes, check_size, one_line
-from segcal.pixels import require_ignore_index
+from segcal.pixels import resolve_ignore_index
 
 # The fine histogram of top-label confidence p has bins of width 1/FINE_CELLS up to p = 15/16. From
 # there on it has FINE_STEPS bins to each halving of q = 1 - p, because a trained network puts most
@@ -84,7 +84,7 @@ class Settings:
 
     num_classes: int
     num_bins: int
-    ignore_index: int
+    ignore_index: int  # None is replaced by the default
     edge_rule: str
     per_image: bool
     class_names: tuple[str, ...] | None
@@ -97,10 +97,12 @@ class Settings:
             value = getattr(self, name)
             if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name} must be an integer >= {least}, but it is {value!r}")
-        require_ignore_index(self.ignore_index)
-        for name in ("num_classes", "num_bins", "ignore_index"):
-            object.__setattr__(self, name, int(getattr(self, name)))  # JSON has no numpy integers
+            object.__setattr__(self, name, int(value))  # JSON has no integers of numpy
         check_num_classes(self.num_classes, multilabel=self.multilabel)
+        ignored = resolve_ignore_index(
+            self.ignore_index, 2 if self.multilabel else self.num_classes
+        )
+        object.__setattr__(self, "ignore_index", ignored)
         check_size(
             8 * self.num_classes * self.num_bins,
             f"a table of {self.num_classes} classes and {self.num_bins} bins",
@@ -168,13 +170,9 @@ class Sums(_Tensors):
         num_bins: int,
         device: torch.device | str = "cpu",
         *,
-        confusion: bool = True,
         multilabel: bool = False,
     ) -> Sums:
-        """No pixels yet; tensors that can be changed in and out of inference mode.
-
-        Without `confusion` that matrix is empty.
-        """
+        """No pixels yet; tensors that can be changed in and out of inference mode."""
         k, b, f = num_classes, num_bins, FINE_BINS
         by_class = (k if k <= MOST_CLASSES else 0, CLASS_BINS)
 
@@ -192,9 +190,7 @@ class Sums(_Tensors):
                 top_count=count(b),
                 top_hits=count(b),
                 top_confidence=total(b),
-                confusion=(
-                    count(k, 2, 2) if multilabel else count(k, k) if confusion else count(0, 0)
-                ),
+                confusion=count(k, 2, 2) if multilabel else count(k, k),
                 fine_correct=count(f),
                 fine_wrong=count(f),
                 fine_confidence=total(f),
@@ -236,29 +232,13 @@ class ImageSums(_Tensors):
     class_ace: Tensor  # (I, K) float64 mean |gap| / pixels of the bins that hold pixels
 
     @classmethod
-    def zeros(
-        cls,
-        images: int,
-        num_classes: int,
-        num_bins: int,
-        device: torch.device | str = "cpu",
-        *,
-        multilabel: bool = False,
-    ) -> ImageSums:
-        """`images` images without pixels."""
-        i, k, b = images, num_classes, num_bins
-        whole: dict[str, Any] = {"dtype": torch.int32, "device": device}
-        real: dict[str, Any] = {"dtype": torch.float64, "device": device}
-        pixels = (i, k) if multilabel else (i,)
-        return cls(
-            pixels=torch.zeros(pixels, dtype=torch.int64, device=device),
-            top_gap=torch.zeros((i, b), **real),
-            class_gap=torch.zeros((i, k, b), **real),
-            intersection=torch.zeros((i, k), **whole),
-            predicted=torch.zeros((i, k), **whole),
-            truth=torch.zeros((i, k), **whole),
-            class_ace=torch.zeros((i, k), **real),
-        )
+    def of_no_image(cls, num_classes: int, num_bins: int, *, multilabel: bool) -> ImageSums:
+        """No images yet."""
+        k, b = num_classes, num_bins
+        counts = [torch.zeros((0, k), dtype=torch.int32) for _ in range(3)]
+        gaps = [torch.zeros(s, dtype=torch.float64) for s in ((0, b), (0, k, b), (0, k))]
+        pixels = torch.zeros((0, k) if multilabel else 0, dtype=torch.int64)
+        return cls(pixels, gaps[0], gaps[1], counts[0], counts[1], counts[2], gaps[2])
 
     @classmethod
     def cat(cls, blocks: Iterable[ImageSums]) -> ImageSums:

@@ -64,7 +64,7 @@ def test_regions_add_up_to_all():
 
 
 def test_wrong_use_is_named():
-    with pytest.raises(ValueError, match="width to be an integer >= 1, but got 0"):
+    with pytest.raises(ValueError, match="width must be an integer >= 1"):
         boundary(0)
     with pytest.raises(ValueError, match=r"\(N, H, W\) or \(N, D, H, W\), but got \(5,\)"):
         boundary(1)(torch.zeros(5, dtype=torch.int64))
