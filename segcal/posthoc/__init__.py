@@ -31,6 +31,7 @@ class Method:
 # The one place where a calibrator is declared; its class is imported when it is first used.
 METHODS: dict[str, Method] = {
     "ts": Method("temperature", "TemperatureScaling", "temperature scaling", "one temperature"),
+    "ets": Method("temperature", "EnsembleTemperatureScaling", "ensemble temperature scaling"),
     "vs": Method("affine", "VectorScaling", "vector scaling"),
     "ms": Method("affine", "MatrixScaling", "matrix scaling"),
     "dc": Method("affine", "DirichletCalibration", "Dirichlet calibration"),
@@ -40,6 +41,10 @@ METHODS: dict[str, Method] = {
         "ClasswiseTemperatureScaling",
         "a temperature for each predicted class",
         "a temperature for each",
+    ),
+    "capm": Method("preserving", "ArgmaxPreservingMap", "affine maps that keep the mask"),
+    "copm": Method(
+        "preserving", "OrderPreservingMap", "affine maps that keep the order of classes"
     ),
     "beta": Method("curves", "BetaCalibration", "beta calibration", "a curve for each"),
     "isotonic": Method("curves", "IsotonicCalibration", "isotonic regression", "a curve for each"),

@@ -222,4 +222,4 @@ def test_the_share_is_chosen_on_images_not_fitted_on():
     shares = [0.0, 0.01, 10.0]
     calibrator = segcal.ClasswiseTemperatureScaling(shares=shares).fit(z, y)
     found = {s: segcal.ClasswiseTemperatureScaling(shares=[s]).fit(z, y).nll_after_ for s in shares}
-    assert calibrator.nll_after_ == min(found.values()) == found[calibrator.share_]
+    assert calibrator.nll_after_ == found[calibrator.share_] <= 1.001 * min(found.values())

@@ -11,6 +11,8 @@ Batch = tuple[Tensor, Tensor]
 _QUICK = {
     "dc": {"lambdas": [0.1, 1], "mus": [0.1]},
     "lts": {"epochs": 2, "width": 4},
+    "capm": {"pulls": [1e-3, 1e-2]},
+    "copm": {"pulls": [1e-3, 1e-2]},
     "selective": {"epochs": 3, "lr": 1e-2},
 }
 
