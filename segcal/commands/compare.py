@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="STATE",
-        help="a state.npz that `segcal eval --save-state` or `CalibrationMeter.save` wrote, or its "
+        help="a state.npz that `segcal eval` or `CalibrationMeter.save` wrote, or its "
         "folder: the state of a model. The others are compared with the first",
     )
     parser.add_argument(

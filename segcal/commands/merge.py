@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="STATE",
-        help="a state.npz that `segcal eval --save-state` or `CalibrationMeter.save` wrote, or its "
+        help="a state.npz that `segcal eval` or `CalibrationMeter.save` wrote, or its "
         "folder: the state of a part of the images",
     )
     add("--out", type=Path, metavar="FILE", help="file of the merged state, .npz")
