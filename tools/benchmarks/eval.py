@@ -92,7 +92,7 @@ def _work(saved: Path, out: Path) -> dict[str, Callable[[], object]]:
 
     return {
         "reading and softmax": baseline,
-        "segcal, import": lambda: _python("-c", "import segcal.commands.evaluate"),
+        "segcal, import": lambda: _python("-c", "import segcal.evaluation.folder"),
         "segcal, read and check": read,
         "segcal, count one file as often": count,
         "segcal eval": lambda: _eval(_HERE, saved, out),
