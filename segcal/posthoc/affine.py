@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import product
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from segcal.posthoc.calibrator import MAX_PIXELS, PixelCalibrator, PixelSample
+from segcal.posthoc.calibrator import PixelCalibrator, PixelSample
 
 # The grid of the paper, 13 × 5 pairs.
 LAMBDAS = (0.0, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -44,10 +44,7 @@ class AffineCalibrator(PixelCalibrator):
     Args:
         lambdas: values of λ to choose from; by default those of the class.
         mus: values of μ to choose from; likewise.
-        max_pixels: size of the sample; 8·C bytes per pixel.
-        seed: of the sample.
-        ignore_index: the label that means "do not count this pixel".
-        sync: sample over all ranks; False fits this rank's share alone.
+        **options: of `PixelCalibrator`.
 
     Attributes:
         weight_: W.
@@ -69,19 +66,9 @@ class AffineCalibrator(PixelCalibrator):
         *,
         lambdas: Sequence[float] | None = None,
         mus: Sequence[float] | None = None,
-        max_pixels: int = MAX_PIXELS,
-        seed: int = 0,
-        ignore_index: int | None = None,
-        sync: bool = True,
-        multilabel: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            max_pixels=max_pixels,
-            seed=seed,
-            ignore_index=ignore_index,
-            sync=sync,
-            multilabel=multilabel,
-        )
+        super().__init__(**options)
         self.lambdas = self.usual_lambdas if lambdas is None else tuple(lambdas)
         self.mus = self.usual_mus if mus is None else tuple(mus)
         for name in ("lambdas", "mus"):

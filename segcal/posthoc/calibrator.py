@@ -150,7 +150,9 @@ class Calibrator(nn.Module):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted calibrator as safetensors; `segcal.load_calibrator` reads it."""
         self._require_fitted()
-        options = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        kinds = [kind for kind in type(self).__mro__ if issubclass(kind, Calibrator)]
+        names = {name for kind in kinds for name in inspect.signature(kind).parameters}
+        options = {name: getattr(self, name) for name in sorted(names - {"options"})}
         metadata = {
             "format": CALIBRATOR_FORMAT,
             "calibrator": self.name,
@@ -566,9 +568,7 @@ class PixelCalibrator(Calibrator):
     Args:
         max_pixels: size of the sample of pixels; 8·C bytes per pixel.
         seed: of the sample.
-        ignore_index: the label that means "do not count this pixel".
-        sync: sample over all ranks; False fits this rank's share alone.
-        multilabel: the logits are of K sigmoid outputs.
+        **options: of `Calibrator`.
     """
 
     def __init__(
@@ -576,11 +576,9 @@ class PixelCalibrator(Calibrator):
         *,
         max_pixels: int = MAX_PIXELS,
         seed: int = 0,
-        ignore_index: int | None = None,
-        sync: bool = True,
-        multilabel: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(ignore_index=ignore_index, sync=sync, multilabel=multilabel)
+        super().__init__(**options)
         self.max_pixels = max_pixels
         self.seed = seed
         self._require_positive("max_pixels")

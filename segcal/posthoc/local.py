@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,8 +46,7 @@ class LocalTemperatureScaling(Calibrator):
         lr: step of Adam.
         max_pixels: in the tiles, 4·(C + channels) bytes each.
         seed: of tiles, first weights and order of training.
-        ignore_index: the label that means "do not count this pixel".
-        sync: sample over all ranks; False fits this rank's share alone.
+        **options: of `Calibrator`.
 
     Attributes:
         image_channels_: channels of the images, 0 without.
@@ -74,11 +74,9 @@ class LocalTemperatureScaling(Calibrator):
         lr: float = 1e-3,
         max_pixels: int = 1 << 20,
         seed: int = 0,
-        ignore_index: int | None = None,
-        sync: bool = True,
-        multilabel: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(ignore_index=ignore_index, sync=sync, multilabel=multilabel)
+        super().__init__(**options)
         self.width = width
         self.epochs = epochs
         self.lr = lr

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from segcal.posthoc.calibrator import MAX_PIXELS, PixelCalibrator, PixelSample
+from segcal.posthoc.calibrator import PixelCalibrator, PixelSample
 from segcal.posthoc.temperature import least_nll, nll_derivatives
 
 PULLS = (1e-1, 1e-2, 1e-3, 1e-4)
@@ -37,10 +38,7 @@ class PreservingMap(PixelCalibrator):
 
     Args:
         pulls: values of s to choose from.
-        max_pixels: size of the sample of pixels; 8·C bytes per pixel.
-        seed: of the sample.
-        ignore_index: the label that means "do not count this pixel".
-        sync: sample over all ranks; False fits this rank's share alone.
+        **options: of `PixelCalibrator`.
 
     Attributes:
         pull_: the s chosen.
@@ -56,19 +54,9 @@ class PreservingMap(PixelCalibrator):
         self,
         *,
         pulls: Sequence[float] = PULLS,
-        max_pixels: int = MAX_PIXELS,
-        seed: int = 0,
-        ignore_index: int | None = None,
-        sync: bool = True,
-        multilabel: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            max_pixels=max_pixels,
-            seed=seed,
-            ignore_index=ignore_index,
-            sync=sync,
-            multilabel=multilabel,
-        )
+        super().__init__(**options)
         if not pulls or not all(0 < pull < math.inf for pull in pulls):
             raise ValueError(f"pulls must be numbers > 0, but got {pulls}")
         self.pulls = tuple(sorted(pulls, reverse=True))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from itertools import islice, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from segcal.posthoc.calibrator import MAX_PIXELS, PixelCalibrator, PixelSample
+from segcal.posthoc.calibrator import PixelCalibrator, PixelSample
 from segcal.posthoc.temperature import least_nll
 
 _BATCH_PIXELS = 1024
@@ -44,10 +45,7 @@ class SelectiveScaling(PixelCalibrator):
         epochs: of training, over the sample.
         repeats: how often a pixel predicted wrong is seen in an epoch; the paper's are 1 to 4.
         lr: step of AdamW.
-        max_pixels: size of the sample of pixels; 8·C bytes per pixel.
-        seed: of the sample, first weights and order of training.
-        ignore_index: the label that means "do not count this pixel".
-        sync: sample over all ranks; False fits this rank's share alone.
+        **options: of `PixelCalibrator`; its seed is also of first weights and order of training.
 
     Attributes:
         epoch_: how many epochs it was trained for.
@@ -67,19 +65,9 @@ class SelectiveScaling(PixelCalibrator):
         epochs: int = 20,
         repeats: int = 4,
         lr: float = 1e-3,
-        max_pixels: int = MAX_PIXELS,
-        seed: int = 0,
-        ignore_index: int | None = None,
-        sync: bool = True,
-        multilabel: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            max_pixels=max_pixels,
-            seed=seed,
-            ignore_index=ignore_index,
-            sync=sync,
-            multilabel=multilabel,
-        )
+        super().__init__(**options)
         self.epochs = epochs
         self.repeats = repeats
         self.lr = lr

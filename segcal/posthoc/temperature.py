@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,6 @@ from torch.nn.functional import cross_entropy
 
 from segcal.pixels import Pixels
 from segcal.posthoc.calibrator import (
-    MAX_PIXELS,
     Calibrator,
     Holdout,
     HoldoutBatch,
@@ -56,9 +56,7 @@ class TemperatureScaling(Calibrator):
 
     Args:
         method: "newton" or "grid".
-        ignore_index: the label that means "do not count this pixel".
-        sync: sum over all ranks; False fits this rank's share alone.
-        multilabel: the logits are of K sigmoid outputs.
+        **options: of `Calibrator`.
 
     Attributes:
         temperature_: () T.
@@ -73,11 +71,9 @@ class TemperatureScaling(Calibrator):
         self,
         *,
         method: str = "newton",
-        ignore_index: int | None = None,
-        sync: bool = True,
-        multilabel: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(ignore_index=ignore_index, sync=sync, multilabel=multilabel)
+        super().__init__(**options)
         if method not in ("newton", "grid"):
             raise ValueError(f"method must be 'newton' or 'grid', but got {method!r}")
         self.method = method
@@ -152,11 +148,7 @@ class ClasswiseTemperatureScaling(PixelCalibrator):
 
     Args:
         shares: values of s to choose from.
-        max_pixels: size of the sample of pixels; 8·C bytes per pixel.
-        seed: of the sample.
-        ignore_index: the label that means "do not count this pixel".
-        sync: sample over all ranks; False fits this rank's share alone.
-        multilabel: the logits are of K sigmoid outputs.
+        **options: of `PixelCalibrator`.
 
     Attributes:
         temperature_: () T.
@@ -175,19 +167,9 @@ class ClasswiseTemperatureScaling(PixelCalibrator):
         self,
         *,
         shares: Sequence[float] = SHARES,
-        max_pixels: int = MAX_PIXELS,
-        seed: int = 0,
-        ignore_index: int | None = None,
-        sync: bool = True,
-        multilabel: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            max_pixels=max_pixels,
-            seed=seed,
-            ignore_index=ignore_index,
-            sync=sync,
-            multilabel=multilabel,
-        )
+        super().__init__(**options)
         if not shares or not all(0 <= share < math.inf for share in shares):
             raise ValueError(f"shares must be numbers >= 0, but got {shares}")
         self.shares = tuple(sorted(shares, reverse=True))
