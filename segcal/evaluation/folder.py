@@ -35,6 +35,7 @@ from segcal.metrics.compare import Comparison, compare_models
 from segcal.metrics.report import to_plain
 from segcal.posthoc import NONE, load_calibrator
 from segcal.sources.network import check_history
+from segcal.sources.source import digest
 from segcal.viz import tables
 from segcal.viz.overlay import Overlay, Picture
 from segcal.viz.page import PageRow, write_page
@@ -128,7 +129,8 @@ def save(evaluation: Evaluation, folder: Path, *, static: bool = False) -> Path:
             "shift_overlay": None if panel is None else panel.name,
             "config": evaluation.config,
             "history": [dict(record) for record in evaluation.history],
-            "written": os.urandom(8).hex(),  # the same in all reports that were written together
+            # The same in all reports that were written together.
+            "written": digest(*(report.scores for report in evaluation.reports.values())),
         }
         for key, report in evaluation.reports.items():
             method, shift = key if isinstance(key, tuple) else (key, "")
