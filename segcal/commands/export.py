@@ -9,6 +9,7 @@ from segcal.commands.options import (
     add_data,
     add_network,
     add_posthoc,
+    at_least,
     checked,
     data_options,
     size,
@@ -30,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_network(parser)
     add_data(parser)
+    add("--num-classes", type=at_least(1), help="of masks without a classes.txt")
+    add("--ignore-index", type=int, help="mask value that is not counted")
 
 
 def run(options: argparse.Namespace) -> None:

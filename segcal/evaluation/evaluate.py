@@ -469,7 +469,8 @@ def evaluate_source(
         if holdout is None:
             raise ValueError(
                 "post-hoc methods, operating points and class sets are chosen on a hold-out, and "
-                "there is none: pass holdout= (--fit-predictions for saved predictions)"
+                "there is none: pass holdout= (--holdout or --holdout-fraction for --model, "
+                "--fit-predictions for saved predictions)"
             )
         with choosing.recorded(holdout, methods, progress=progress) as recording:
             calibrators = choosing.fit(methods, recording)

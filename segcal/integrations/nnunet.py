@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from segcal.files import BadFile, Nifti, Npz, reading, read_yaml
+from segcal.files import BadFile, Nifti, Npz, read_yaml, reading
 from segcal.integrations import missing
 from segcal.losses import build_loss
 from segcal.sources.saved import NIFTI, Kind, PredictionFolder, whole_numbers

@@ -50,8 +50,8 @@ class NamedSource(NetworkSource):
     on: Callable[[str], NamedSource]
 
     def holdout(self) -> NetworkSource | None:
-        """The hold-out that was stated, else that of the data set."""
-        return self.fit_source or super().holdout()
+        """The hold-out that was stated: the network may have seen that of the data set."""
+        return self.fit_source
 
     def shifted(self, shift: Shift) -> NetworkSource:
         """The same network on changed images, or on another data set (data:NAME:ROOT)."""

@@ -273,6 +273,9 @@ def test_a_hold_out_by_name_by_share_and_by_group(root, tmp_path):
     assert {name[:4] for name in held.names}.isdisjoint(name[:4] for name in rest.names)
     with pytest.raises(ValueError, match="empty"):
         cut(stated, 0.01)
+    unstated = open_network(f"{glue}:bare", f"masks:{root}", workers=0)
+    with pytest.raises(ValueError, match="--holdout"):  # it may have been trained on the data's own
+        segcal.evaluate_source(unstated, posthoc=("ts",))
 
 
 def test_shifts_change_the_image_before_the_network(root, tmp_path):
