@@ -5,11 +5,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from segcal.sources.saved import PredictionFolder
 
 import segcal
 from segcal import CalibrationMeter
 from segcal.pixels import check_batch, flatten, is_distribution, label_mass
+from segcal.sources.saved import PredictionFolder
 
 
 def test_an_ignore_index_is_a_number_and_no_class():

@@ -136,12 +136,8 @@ def count_in_torch(
         piece = flatten(rows[images, :, part], flat[images, part], settings.ignore_index)
         wide, target = piece.dense.to(compute).movedim(1, 0).flatten(1), piece.target.flatten()
         if logits:
-            high, true = wide.amax(0), wide.gather(0, target[None])[0]
-            exp = wide - high
-            # That of numpy is also in the compiled pass: both have the same probabilities.
-            exp = torch.from_numpy(np.exp(exp.numpy())) if device.type == "cpu" else exp.exp_()
-            norm = exp.sum(0, dtype=torch.float64)
-            probs, best = exp.div_(norm.to(exp)), wide.argmax(0)
+            probs, high, norm = softmax(wide, 0)
+            best, true = wide.argmax(0), wide.gather(0, target[None])[0]
             # The log-softmax of the label, from the largest logit: nothing underflows.
             nll = high.double() - true.double() + norm.log()
             usable = nll <= MOST_NLL  # not so for NaN or +inf anywhere, and for -inf at the label
@@ -190,6 +186,21 @@ def count_in_torch(
             batch.cells, batch.counted = torch.cat(cells), torch.cat(counted[i])
         found.append(batch)
     return found
+
+
+def softmax(values: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Probabilities as they are counted, the largest logit, and Σ exp(z - max z) in float64.
+
+    Args:
+        values: logits in float32 or float64.
+        dim: the classes; the second and third result are without this dimension.
+    """
+    high = values.amax(dim, keepdim=True)
+    exp = values - high
+    # That of numpy is also in the compiled pass: both have the same probabilities.
+    exp = torch.from_numpy(np.exp(exp.numpy())) if exp.device.type == "cpu" else exp.exp_()
+    norm = exp.sum(dim, keepdim=True, dtype=torch.float64)
+    return exp.div_(norm.to(exp)), high.squeeze(dim), norm.squeeze(dim)
 
 
 def count_compiled(

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from segcal import distributed
+from segcal.metrics.counting import softmax
 from segcal.metrics.intervals import fraction_interval
 from segcal.metrics.report import ClassSets, FineHistogram, OperatingPoint
 from segcal.metrics.scores import Array, ratio
@@ -93,8 +94,8 @@ def parse_misses(text: str) -> tuple[float, ...]:
 
 
 def probabilities(logits: Tensor) -> Tensor:
-    """(N, C, L) softmax in float32 at least, as the meter computes it."""
-    return logits.softmax(1, torch.promote_types(logits.dtype, torch.float32))
+    """(N, C, L) softmax in float32 at least, rounded as the meter rounds it."""
+    return softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), 1)[0]
 
 
 def choose_threshold(fine: FineHistogram, target: Target) -> float | None:

@@ -200,9 +200,18 @@ def some_masks(labels, many):
     return masks + [labels == i for i in range(2, 8)] if many else masks
 
 
-@pytest.mark.parametrize("many", [False, True], ids=["few", "more than a byte has bits"])
-@pytest.mark.parametrize("probs", [False, True], ids=["logits", "probabilities"])
-@pytest.mark.parametrize("shape", [(3, 5, 20, 30), (40, 5), (2, 1100, 7)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "probs", "many"),  # many: more masks than a byte has bits
+    [
+        ((3, 5, 20, 30), False, True),
+        ((3, 5, 20, 30), True, False),
+        ((40, 5), False, False),
+        ((40, 5), True, True),
+        ((2, 1100, 7), False, True),
+        ((2, 1100, 7), True, False),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("way", PASSES)
 def test_together_is_one_by_one(monkeypatch, way, shape, probs, many):
     """Meters updated together hold what each holds alone, of labels ignored outside its mask."""

@@ -13,9 +13,9 @@ from tests.support import metric_oracles as oracle
 from tests.support.ranks import run_on_ranks
 
 
-@pytest.fixture(scope="module", params=["compiled", "torch"], autouse=True)
+@pytest.fixture(params=["compiled", "torch"])
 def counted_by(request):
-    """Every law holds for both passes."""
+    """For laws of counting, which hold for both passes; test_counting.py has that they agree."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "torch":
             patch.setattr(counting, "counting_pass", lambda device_type: counting.count_in_torch)
@@ -69,6 +69,7 @@ def assert_is_oracle(report, probs, labels, **settings):
     assert report.brier == pytest.approx(oracle.brier(probs, labels), abs=1e-12)
 
 
+@pytest.mark.usefixtures("counted_by")
 @pytest.mark.parametrize(
     ("k", "space", "num_bins", "edge_rule"),
     [
@@ -89,6 +90,7 @@ def test_equals_the_definition(k, space, num_bins, edge_rule):
     assert report.nll == pytest.approx(oracle.nll(probs, labels), abs=1e-12)
 
 
+@pytest.mark.usefixtures("counted_by")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("edge_rule", ["right", "left"])
 def test_probabilities_on_every_edge(edge_rule, dtype):
@@ -108,6 +110,7 @@ def check_every_edge(num_bins, edge_rule, dtype):
     assert_is_oracle(meter.compute(), probs, labels, edge_rule=edge_rule)
 
 
+@pytest.mark.usefixtures("counted_by")
 def test_edges_by_hand():
     """Four bins: 0 and 1/4 in the first, 1/2 in the second, 1 in the last; `left` moves them up."""
     probs = torch.tensor([[0.0, 1.0], [0.25, 0.75], [0.5, 0.5]])
@@ -118,6 +121,7 @@ def test_edges_by_hand():
     assert meter.compute().classes.count[1].tolist() == [0, 0, 1, 2]
 
 
+@pytest.mark.usefixtures("counted_by")
 def test_ties_go_to_the_first_class():
     meter = measured(torch.zeros(1, 4, 2), torch.tensor([[0, 3]]))
     assert meter.compute().confusion[[0, 3]].tolist() == [[1, 0, 0, 0], [1, 0, 0, 0]]
@@ -130,6 +134,7 @@ def test_order_of_pixels_and_images_does_not_matter():
     assert_same(measured(logits, labels), measured(moved, labels.flatten(1)[:, shuffle].flip(0)))
 
 
+@pytest.mark.usefixtures("counted_by")
 def test_classification_is_one_pixel():
     logits, labels = batch(0, n=50, space=())
     flat = measured(logits, labels, per_image=True)
@@ -156,6 +161,7 @@ def test_streamed_is_merged_is_one_shot(per_image, data):
     assert whole.compute() == whole.compute()
 
 
+@pytest.mark.usefixtures("counted_by")
 @pytest.mark.parametrize("space", [(), (40, 50)])
 def test_chunks_leave_no_trace(monkeypatch, space):
     logits, labels = batch(1, n=4, space=space)
@@ -166,6 +172,7 @@ def test_chunks_leave_no_trace(monkeypatch, space):
     assert_same(measured(logits, labels, per_image=True), whole)
 
 
+@pytest.mark.usefixtures("counted_by")
 def test_update_is_update_probs_of_the_softmax():
     logits, labels = batch(2)
     meter = CalibrationMeter(5)
@@ -173,11 +180,13 @@ def test_update_is_update_probs_of_the_softmax():
     assert_same(meter, measured(logits, labels))
 
 
+@pytest.mark.usefixtures("counted_by")
 def test_nll_does_not_underflow():
     logits = torch.tensor([[0.0, 1000.0]])
     assert measured(logits, torch.tensor([0])).compute().nll == 1000
 
 
+@pytest.mark.usefixtures("counted_by")
 def test_ignored_pixels_may_hold_anything():
     logits, labels = batch(3)
     clean = measured(logits, labels)
@@ -218,6 +227,7 @@ BAD_BATCHES = {
 }
 
 
+@pytest.mark.usefixtures("counted_by")
 @pytest.mark.parametrize("name", BAD_BATCHES)
 def test_failed_update_changes_nothing(name):
     spoil, message = BAD_BATCHES[name]
@@ -462,6 +472,7 @@ def test_images_belong_to_groups(tmp_path):
     assert a.groups == ["p1", "p1"]
 
 
+@pytest.mark.usefixtures("counted_by")
 @pytest.mark.parametrize(
     ("dtype", "nll"), [(torch.float16, 9.704061), (torch.float32, 87.336545)], ids=str
 )

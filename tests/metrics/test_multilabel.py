@@ -15,9 +15,9 @@ from tests.support.ranks import run_on_ranks
 K = 3
 
 
-@pytest.fixture(scope="module", params=["compiled", "torch"], autouse=True)
+@pytest.fixture(params=["compiled", "torch"])
 def counted_by(request):
-    """Every law holds for both passes."""
+    """For laws of counting, which hold for both passes."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "torch":
             patch.setattr(counting, "counting_pass", lambda device_type: counting.count_in_torch)
@@ -44,6 +44,7 @@ def assert_same(a, b, tolerance=1e-12):
         torch.testing.assert_close(mine[name], theirs[name], rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.usefixtures("counted_by")
 @pytest.mark.parametrize("space", [(), (6, 7), (2, 3, 4)])
 def test_equals_the_definition(space):
     logits, labels = batch(5 if space else 60, space)
@@ -91,6 +92,7 @@ def two_classes():
     return logits, labels
 
 
+@pytest.mark.usefixtures("counted_by")
 @pytest.mark.parametrize("probs", [False, True])
 def test_two_exclusive_classes_are_a_softmax_of_two(probs):
     """In every score, in every interval, and in the worst images."""
@@ -260,6 +262,7 @@ BAD = {
 }
 
 
+@pytest.mark.usefixtures("counted_by")
 @pytest.mark.parametrize("name", BAD)
 def test_failed_update_changes_nothing(name):
     spoil, message = BAD[name]

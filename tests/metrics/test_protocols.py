@@ -133,10 +133,10 @@ def test_nothing_counted_is_nan():
     assert all(value != value for scores in got.values() for value in scores.values())
 
 
-@pytest.mark.parametrize("name", ["", "Image", "batch", "batch:", "batch:0", "batch:N", "image:2"])
-def test_other_names_are_refused(name):
-    with pytest.raises(ValueError, match="Expected protocols among pooled, image, foreground"):
-        check_protocols(["pooled", name])
+def test_other_names_are_refused():
+    for name in ("", "Image", "batch", "batch:", "batch:0", "batch:N", "image:2"):
+        with pytest.raises(ValueError, match="Expected protocols among pooled"):
+            check_protocols(["pooled", name])
 
 
 def test_every_protocol_is_described():
