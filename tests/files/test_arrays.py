@@ -5,8 +5,8 @@ import pytest
 
 import segcal
 from segcal import files as module
-from segcal.sources.saved import PredictionFolder
 from segcal.files import BadFile, Npz
+from segcal.sources.saved import PredictionFolder
 from tests.fuzz.files import npz
 from tests.support.saved import save_folder
 

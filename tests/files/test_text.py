@@ -3,9 +3,9 @@
 import pytest
 
 from segcal.cli import main
-from segcal.training.config import load_config
-from segcal.sources.saved import PredictionFolder
 from segcal.files import BadFile, read_yaml
+from segcal.sources.saved import PredictionFolder
+from segcal.training.config import load_config
 from tests.support.saved import save_folder
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(
