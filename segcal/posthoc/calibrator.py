@@ -464,17 +464,17 @@ class Sample:
         own = self._rows[0][0].cpu() if self._held else torch.zeros(0, dtype=torch.float64)
         least = torch.cat(self._holdout.everyone(own)).sort().values[: self.size]
         self._keep_smallest(int((own <= least[-1]).sum()))
-        shares = self._holdout.everyone(tuple(c.cpu() for c in self._rows[0]) if self._held else ())
-        numbers, images, *columns = (
-            (torch.cat(c) for c in zip(*filter(len, shares), strict=True))
-            if self._holdout.ranks > 1
-            else self._rows[0]
-        )
+        columns = self._rows[0] if self._held else ()
+        if self._holdout.ranks > 1:
+            device = columns[0].device if columns else torch.device("cpu")
+            shares = self._holdout.everyone(tuple(column.cpu() for column in columns))
+            columns = tuple(torch.cat(c).to(device) for c in zip(*filter(len, shares), strict=True))
+        numbers, images, *wanted = columns
         order = numbers.argsort(stable=True)
         kinds, place = images[order].unique(return_inverse=True)
         if len(kinds) == 1:
             place = torch.arange(len(order), device=place.device)
-        return place % _FOLDS, *(column[order] for column in columns)
+        return place % _FOLDS, *(column[order] for column in wanted)
 
     def _keep_smallest(self, count: int) -> None:
         if not self._held:

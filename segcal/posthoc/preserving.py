@@ -14,7 +14,7 @@ from torch import Tensor
 from segcal.posthoc.calibrator import PixelCalibrator, PixelSample
 from segcal.posthoc.temperature import least_nll, nll_derivatives
 
-PULLS = (1e-1, 1e-2, 1e-3, 1e-4)
+PULLS = (10.0, 1.0, 0.1, 0.01, 0.001)
 _ROUGH, _EXACT = 1e-9, 1e-14  # a fit ends when a step lowers the objective by less than this
 _MOST_STEPS = 2000
 _MEMORY = 50  # steps that L-BFGS remembers
