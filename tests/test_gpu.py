@@ -157,7 +157,7 @@ def test_the_stand_in_raises_when_something_looks():
 def test_bad_values_of_an_accelerator_are_told_by_compute(monkeypatch):
     """The branch for a device that must not be looked at, on the CPU."""
     monkeypatch.setattr(meter_module, "_can_look", lambda tensor: False)
-    meter_module._say_once.cache_clear()
+    meter_module.say_once.cache_clear()
     logits, labels = batch(6, 5, dtype=torch.float32)
     meter = segcal.CalibrationMeter(4)
     meter.update(logits, labels)
@@ -172,7 +172,7 @@ def test_bad_values_of_an_accelerator_are_told_by_compute(monkeypatch):
 
 def test_probabilities_on_an_accelerator_are_told_by_compute(monkeypatch, caplog):
     monkeypatch.setattr(meter_module, "_can_look", lambda tensor: False)
-    meter_module._say_once.cache_clear()
+    meter_module.say_once.cache_clear()
     logits, labels = batch(6, 5, dtype=torch.float32)
     meter = segcal.CalibrationMeter(4)
     meter.update(logits.softmax(1), labels)

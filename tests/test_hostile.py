@@ -109,7 +109,7 @@ def test_archives(tmp_path, monkeypatch, case):
 
 
 def test_a_state_is_as_large_as_it_says(tmp_path):
-    meter = segcal.CalibrationMeter(3)
+    meter = segcal.CalibrationMeter(3, ignore_index=-100)
     state = {name: tensor.numpy() for name, tensor in meter.state_dict().items()}
     text = bytes(state["settings"]).replace(b'"num_classes": 3', b'"num_classes": 3000')
     path = tmp_path / "state.npz"
@@ -286,7 +286,7 @@ def test_a_state_is_not_merged_with_itself(tmp_path, capsys):
 
 
 def test_probabilities_given_as_logits_are_told_once(tmp_path, caplog):
-    meter_module._say_once.cache_clear()
+    meter_module.say_once.cache_clear()
     logits, labels = (torch.from_numpy(x)[None] for x in logits_and_labels(0))
     segcal.CalibrationMeter(3).update(logits, labels)
     segcal.CalibrationMeter(3).update_probs(logits.softmax(1), labels)
@@ -297,7 +297,7 @@ def test_probabilities_given_as_logits_are_told_once(tmp_path, caplog):
         meter.update(logits.softmax(1), labels)
     assert len(caplog.records) == 1
     assert "look like probabilities" in caplog.text
-    meter_module._say_once.cache_clear()
+    meter_module.say_once.cache_clear()
     loader = [(logits.softmax(1), labels)]
     segcal.evaluate(torch.nn.Identity(), loader, num_classes=3, progress=False)
     assert len(caplog.records) == 2
@@ -305,7 +305,7 @@ def test_probabilities_given_as_logits_are_told_once(tmp_path, caplog):
 
 @pytest.mark.parametrize("per_image", [False, True])
 def test_sigmoid_outputs_likewise(caplog, per_image):
-    meter_module._say_once.cache_clear()
+    meter_module.say_once.cache_clear()
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(2, 3, 4, 5, generator=generator)
     labels = torch.randint(2, logits.shape, generator=generator)

@@ -9,7 +9,6 @@ loss calibrates better") rests on an interval over images and over seeds.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from segcal.metrics.intervals import (
     sorted_sums,
     unit_sums,
 )
-from segcal.metrics.meter import CalibrationMeter
+from segcal.metrics.meter import CalibrationMeter, say_once
 from segcal.metrics.report import Interval
 from segcal.metrics.scores import SCORES, Array, Score
 
@@ -34,7 +33,6 @@ _SCORES = ("ece", "sce", "accuracy", "miou")
 _ROUNDING = 1e-12  # what sums of equal numbers in another order may differ by
 ONE_SEED = "one seed: images only"
 FIXED = "these networks: images only"
-log = logging.getLogger(__name__)
 
 Seed = CalibrationMeter | Sequence[CalibrationMeter]  # one meter, or one for each shift
 
@@ -261,9 +259,7 @@ def _by_seed(seeds: Sequence[Seed]) -> tuple[list[ImageArrays], Array, str]:
         if not np.array_equal(each["unit"], first["unit"]):
             raise ValueError("Expected the same groups of images in all meters, but got others")
     if "" in names:
-        log.warning(
-            "images without names: they are matched in the order in which they were counted"
-        )
+        say_once("images without names: they are matched in the order in which they were counted")
     models = np.arange(len(found)).reshape(len(nested), -1)
     for at_shift in models.T.tolist():
         _require_same_labels([found[m][1] for m in at_shift], names)

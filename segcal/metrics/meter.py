@@ -271,7 +271,7 @@ class CalibrationMeter:
 
     def _warn_of_probs(self) -> None:
         if self._like_probs is not None and bool(self._like_probs):
-            _say_once(
+            say_once(
                 "the logits look like probabilities (at least 0, and of sum 1), and their softmax "
                 "is counted; probabilities go to update_probs(), or into files as probs"
             )
@@ -456,7 +456,8 @@ def update_together(
 
 
 @functools.cache
-def _say_once(line: str) -> None:
+def say_once(line: str) -> None:
+    """Log a warning, if it is the first of these words in this process."""
     log.warning("%s", line)
 
 

@@ -8,6 +8,7 @@ from scipy.stats import t as student
 from segcal import CalibrationMeter
 from segcal.metrics import mean_intervals, paired_differences
 from segcal.metrics.compare import FIXED, ONE_SEED, Difference, compare_models
+from segcal.metrics.meter import say_once
 from tests.support.synthetic_reports import K, images, measured
 
 SCORES = ("ece", "sce", "accuracy", "miou")
@@ -245,6 +246,7 @@ def test_shifts_of_the_same_images():
 
 
 def test_images_without_names_are_matched_by_order(caplog):
+    say_once.cache_clear()
     logits, labels = images(3, torch.Generator().manual_seed(8))
     meter = measured(logits, labels)
     flipped = measured(logits.flip(0), labels.flip(0))
