@@ -243,7 +243,7 @@ def run(options: argparse.Namespace) -> None:
                 evaluations.append(load_evaluation(path))
                 continue
             source = _open(path, options, device)
-            source.name = name
+            source.name, source.group = name, options.group or source.group
             fit = None
             if path in options.predictions and (saved := fits[index - len(options.inputs)]):
                 fit = _open(saved, options, device)

@@ -188,7 +188,8 @@ def measure(
         inside = [None, *(region(batch.labels) for region in regions.values())]
         for name, calibrator in calibrators.items():
             found = calibrated(batch, calibrator)
-            count_batch([*measured[name].values()], found, inside)
+            groups = source.groups_of(batch.names)
+            count_batch([*measured[name].values()], found, inside, groups=groups)
             for observer in observers.get(name, ()):
                 observer.update(found.logits, found.labels)
         del batch, inside, found  # before the next batch is made
@@ -265,11 +266,19 @@ def count_batch(
     meters: Sequence[CalibrationMeter],
     batch: Batch,
     inside: Sequence[Tensor | None] | None = None,
+    *,
+    groups: Sequence[str] | None = None,
 ) -> None:
     """Count a batch of logits or of probabilities, in each meter the pixels inside its mask."""
     assert batch.labels is not None  # `with_progress` has looked
     update_together(
-        meters, batch.values, batch.labels, inside=inside, names=batch.names, probs=batch.are_probs
+        meters,
+        batch.values,
+        batch.labels,
+        inside=inside,
+        names=batch.names,
+        groups=groups,
+        probs=batch.are_probs,
     )
 
 

@@ -63,7 +63,8 @@ def evaluate_shift(
         **settings: of `measure`.
     """
     fingerprint = "" if cache is None else source.fingerprint()
-    about = (FORMAT, segcal.__version__, fingerprint, shift, resamples, settings.get("num_bins"))
+    counted = (source.group, resamples, settings.get("num_bins"))
+    about = (FORMAT, segcal.__version__, fingerprint, shift, *counted)
     keys = {name: digest(*about, _learned(c)) for name, c in calibrators.items()}
     found: dict[str, tuple[Report, CalibrationMeter]] = {}
     if cache is not None and fingerprint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -89,6 +90,9 @@ class Source(ABC):
         multilabel: whether the outputs are C sigmoids.
         palette: (C, 3) uint8 colours of the classes, or None.
         names: the names of all images; empty if they are not known.
+        group: a regular expression; images in whose names it finds the same text, such as the
+            patient of a slice, belong together, and intervals are over these groups. Empty: every
+            image stands alone.
         num_images: how many images there are, over all processes; None if that is not known.
         skipped: the reason, by name, for each image that was left out.
         config: the settings behind the predictions as YAML, for the page.
@@ -102,6 +106,7 @@ class Source(ABC):
     multilabel: bool = False
     palette: np.ndarray | None = None
     names: Sequence[str] = ()
+    group: str = ""
     num_images: int | None = None
     skipped: dict[str, str]
     config: str = ""
@@ -113,6 +118,16 @@ class Source(ABC):
     def __getitem__(self, index: int) -> Batch:
         """The predictions of one image (or file)."""
         raise ValueError(f"{self.name} gives no single images")
+
+    def groups_of(self, names: Sequence[str] | None) -> list[str] | None:
+        """The group of each image, by name; a name without a match is a group of its own."""
+        if not self.group or names is None:
+            return None
+        try:
+            found = [re.search(self.group, name) for name in names]
+        except re.error as error:
+            raise ValueError(f"the group {self.group!r} is no regular expression: {error}") from None
+        return [match[0] if match else n for match, n in zip(found, names, strict=True)]
 
     def image(self, index: int) -> np.ndarray | None:
         """(H, W, 3) uint8 RGB at the size of the labels, or None if there is no image.

@@ -294,7 +294,7 @@ def test_bad_files_are_skipped_counted_and_listed_on_request(tmp_path, capsys, u
         (["nowhere.json", "nowhere.json"], "nowhere.json"),
         (["{seg}/eval/report.json"], "segcal report"),
         (["--predictions", "nowhere"], "nowhere"),
-        (["--posthoc", "tz", "x"], "none, ts, vs, ms, dc"),
+        (["--posthoc", "tz", "x"], "choose from none, ts"),
         (["--split", "train", "x"], "--split"),
         (["--num-bins", "0", "x"], "at least 1"),
         (["--num-bins", "many", "x"], "--num-bins"),

@@ -163,3 +163,17 @@ def test_a_calibrator_that_reads_images_works_through_every_door():
         model, loader, num_classes=data.num_classes, transform=calibrator, progress=False
     )
     assert report.scores == pytest.approx(expected.scores, rel=1e-12)
+
+
+def test_images_of_one_group_are_one_unit_of_the_intervals(tmp_path):
+    source = PredictionFolder(save_folder(tmp_path, 12))
+    alone = reports(source, resamples=200)["none"]
+    source.group = r"im\d\d"  # im000 to im009 are one, im010 and im011 another
+    found = reports(source, resamples=200)["none"]
+    assert found.scores == alone.scores
+    assert found.images.groups == 2 and alone.images.groups is None
+    assert found.intervals != alone.intervals
+    assert source.groups_of(["im001", "x"]) == ["im00", "x"]
+    source.group = "("
+    with pytest.raises(ValueError, match="regular expression"):
+        reports(source)
