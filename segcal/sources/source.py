@@ -126,7 +126,9 @@ class Source(ABC):
         try:
             found = [re.search(self.group, name) for name in names]
         except re.error as error:
-            raise ValueError(f"the group {self.group!r} is no regular expression: {error}") from None
+            raise ValueError(
+                f"the group {self.group!r} is no regular expression: {error}"
+            ) from None
         return [match[0] if match else n for match, n in zip(found, names, strict=True)]
 
     def image(self, index: int) -> np.ndarray | None:
