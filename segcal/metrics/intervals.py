@@ -254,7 +254,7 @@ def combine(
     for name in ("accuracy", "miou"):
         if all(name in model.linear for model in models):
             add(name, [model.linear[name] for model in models], plain=name == "miou")
-    for weights in _resampled_weights(models[0].num_images, resamples, seed):
+    for weights in resampled_weights(models[0].num_images, resamples, seed):
         for parts in zip(*(m.influences(weights, classes=classes) for m in models), strict=True):
             add(parts[0][0], [influence for _, influence in parts])
     found = {}
@@ -484,7 +484,7 @@ def t_margins(
     return weighted / np.sqrt(total) + longer
 
 
-def _resampled_weights(n: int, resamples: int, seed: int) -> Iterator[Array]:
+def resampled_weights(n: int, resamples: int, seed: int) -> Iterator[Array]:
     """(R, n) how often each of n images is drawn, for blocks of R resamples."""
     generator = np.random.default_rng(seed)
     for start in range(0, resamples, _BLOCK):

@@ -310,6 +310,31 @@ class ClassSets:
 
 
 @dataclass(frozen=True, eq=False)
+class Detection:
+    """How well one kind of uncertainty finds errors; see `segcal.metrics.uncertainty`.
+
+    Attributes:
+        name: a key of `segcal.metrics.uncertainty.UNCERTAINTIES`.
+        correct: (F,) right pixels on the grid of the fine histogram, from uncertain to certain.
+        wrong: (F,) wrong pixels.
+        intervals: by score name, over images.
+    """
+
+    name: str
+    correct: Array
+    wrong: Array
+    intervals: Mapping[str, Interval]
+
+    def __post_init__(self) -> None:
+        _freeze(self, correct=np.int64, wrong=np.int64)
+
+    @property
+    def fine(self) -> Detection:
+        """Itself: scores read the histogram of a report under this name."""
+        return self
+
+
+@dataclass(frozen=True, eq=False)
 class Report(ScoreTable):
     """The calibration and accuracy of one model on one data set.
 
@@ -333,6 +358,7 @@ class Report(ScoreTable):
         operating_points: thresholds of confidence that were chosen on a hold-out.
         class_sets: class sets whose miss rate was promised on a hold-out.
         class_fine: fine histogram by predicted class; None for more than 256 classes.
+        detection: how well each kind of uncertainty finds errors, if that was counted.
     """
 
     protocol: Protocol
@@ -349,6 +375,7 @@ class Report(ScoreTable):
     operating_points: tuple[OperatingPoint, ...] = ()
     class_sets: tuple[ClassSets, ...] = ()
     class_fine: ClassHistogram | None = None
+    detection: tuple[Detection, ...] = ()
 
     def __post_init__(self) -> None:
         _freeze(self, confusion=np.int64)
@@ -454,6 +481,8 @@ class Report(ScoreTable):
         if (table := self.class_fine) is not None:
             g = table.edges.size - 1
             shapes["class_fine"] = (k, g), [table.correct, table.wrong]
+        for found in self.detection:
+            shapes[f"detection of {found.name}"] = (f,), [found.correct, found.wrong]
         for name, (shape, arrays) in shapes.items():
             for array in arrays:
                 if array.shape != shape:

@@ -194,6 +194,40 @@ def auroc(correct: Array, wrong: Array) -> float:
     return float((correct * below).sum() / pairs) if pairs else float("nan")
 
 
+def average_precision(positive: Array, negative: Array) -> float:
+    """Area under the precision-recall curve: Σ (recall_b − recall_(b−1)) precision_b.
+
+    Takes (F,) counts whose first bins are found first. Approximate: the pixels of a bin are ties.
+    """
+    found = np.cumsum(positive, dtype=np.float64)
+    precision = ratio(found, found + np.cumsum(negative, dtype=np.float64))
+    return float(ratio(np.nansum(positive * precision), positive.sum()))
+
+
+def fpr_at_tpr(correct: Array, wrong: Array, rate: float) -> float:
+    """The share of wrong pixels accepted where a share `rate` of the right ones is.
+
+    Takes the fine histogram. The threshold is an edge of a bin, as none is inside.
+    """
+    accepted = np.cumsum(correct[::-1], dtype=np.float64)
+    if not accepted[-1]:
+        return float("nan")
+    last = int(np.flatnonzero(accepted >= rate * accepted[-1])[0])
+    return float(ratio(wrong[::-1][: last + 1].sum(), wrong.sum()))
+
+
+def prr(correct: Array, wrong: Array) -> float:
+    """Prediction rejection ratio (Malinin & Gales 2021): (R − A) / (R − O), from `aurc`.
+
+    A is the AURC, R that of a random order, and O that of an order with all wrong pixels last. It
+    is 1 for the best order and 0 for a random one.
+    """
+    right, errors = int(correct.sum()), int(wrong.sum())
+    best = aurc(np.array([0, right]), np.array([errors, 0]))
+    rest = float(ratio(errors, right + errors)) - best
+    return 1 - float(ratio(aurc(correct, wrong) - best, rest))
+
+
 def aurc(correct: Array, wrong: Array) -> float:
     """Area under the risk-coverage curve (Geifman & El-Yaniv 2017), from the fine histogram.
 
@@ -555,6 +589,35 @@ class ScoreTable:
         "from the fine histogram",
         better="higher",
         table=True,
+    )
+    aupr_errors = Score(
+        "AUPR of errors",
+        "%",
+        lambda report: average_precision(report.fine.wrong, report.fine.correct),
+        "average precision of finding wrong predictions by low confidence; from the fine histogram",
+        better="higher",
+    )
+    aupr_successes = Score(
+        "AUPR of successes",
+        "%",
+        lambda report: average_precision(report.fine.correct[::-1], report.fine.wrong[::-1]),
+        "average precision of finding right predictions by confidence; from the fine histogram",
+        better="higher",
+    )
+    fpr_95 = Score(
+        "FPR at 95 % TPR",
+        "%",
+        lambda report: fpr_at_tpr(report.fine.correct, report.fine.wrong, 0.95),
+        "share of the wrong predictions that are accepted where 95 % of the right ones are; from "
+        "the fine histogram",
+    )
+    prr = Score(
+        "PRR",
+        "%",
+        lambda report: prr(report.fine.correct, report.fine.wrong),
+        "(R − A) / (R − O), where A is `aurc`, R that of a random order and O that of an order "
+        "with all wrong predictions last",
+        better="higher",
     )
     aurc = Score(
         "AURC",

@@ -47,7 +47,7 @@ def test_no_two_scores_print_alike():
 
 def test_directions():
     """A calibrated network beats one that is less accurate, too sure here and too unsure there."""
-    good = report_of_groups((0.995, 398, 400), (0.4, 40, 100))
+    good = report_of_groups((0.995, 398, 400), (0.4, 20, 50))
     bad = report_of_groups((0.98, 100, 200), (0.45, 130, 200))
     wrong = []
     for name, score in SCORES.items():

@@ -59,14 +59,15 @@ def test_markdown_by_hand():
         "",
         "| model | test error (%) | RMS-CE (%) | KS error (%) | over-confidence (%) "
         "| under-confidence (%) | mean confidence (%) | confidence − accuracy (points) "
+        "| AUPR of errors (%) | AUPR of successes (%) | FPR at 95 % TPR (%) | PRR (%) "
         "| AURC (1e-3) | AUGRC (1e-3) "
         "| risk at 80 % coverage (%) | risk at 90 % coverage (%) | risk at 95 % coverage (%) "
         "| coverage at 1 % risk (%) | coverage at 5 % risk (%) |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-        "| sure | 30.00 | 20.00 | 20.00 | 20.00 | 0.00 | 90.00 | +20.00 | 300.00 | 165.00 "
-        "| 30.00 | 30.00 | 30.00 | 0.00 | 0.00 |",
-        "| a\\|b c | 30.00 | **0.00** | **0.00** | **0.00** | 0.00 | 70.00 | 0.00 | 300.00 "
-        "| 165.00 | 30.00 | 30.00 | 30.00 | 0.00 | 0.00 |",
+        "|---|" + 18 * "---:|",
+        "| sure | 30.00 | 20.00 | 20.00 | 20.00 | 0.00 | 90.00 | +20.00 "
+        "| 30.00 | 70.00 | 100.00 | 0.00 | 300.00 | 165.00 | 30.00 | 30.00 | 30.00 | 0.00 | 0.00 |",
+        "| a\\|b c | 30.00 | **0.00** | **0.00** | **0.00** | 0.00 | 70.00 | 0.00 "
+        "| 30.00 | 70.00 | 100.00 | 0.00 | 300.00 | 165.00 | 30.00 | 30.00 | 30.00 | 0.00 | 0.00 |",
         "",
         "Pixel-averaged over 10 pixels of 1 image, region all, 2 classes, 15 equal bins (lo, hi], "
         f"label 255 ignored; segcal {SURE.protocol.version}.",

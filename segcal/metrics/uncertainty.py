@@ -1,0 +1,235 @@
+"""Uncertainty beside confidence, and how well each kind finds errors.
+
+Five maps of uncertainty are compared, all declared in `UNCERTAINTIES`. Two of them say how much
+the members of an ensemble differ. Each is counted in a histogram on the grid of the fine histogram
+of confidence, for right and for wrong pixels, so memory does not grow with the pixels; the scores
+of `SCORES` that read such a histogram say how well it finds errors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from segcal import distributed
+from segcal.metrics.intervals import resampled_weights
+from segcal.metrics.report import Detection, FineHistogram, Interval
+from segcal.metrics.scores import SCORES, Array
+from segcal.metrics.sums import CLASS_STEP, FINE_BINS, fine_edges
+from segcal.pixels import flatten, multilabel_labels
+
+LEVEL = 0.95  # of the intervals
+DETECTION = ("auroc", "aupr_errors", "aupr_successes", "fpr_95", "aurc", "prr")  # among SCORES
+_MOST_IMAGES = 256  # counted at a time
+_STEP = CLASS_STEP  # so many bins of the grid are one where each image has a histogram
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """One kind of uncertainty of a pixel.
+
+    Attributes:
+        label: what tables call it.
+        definition: its formula.
+        of: (N, C, *S) probabilities to the (N, *S) uncertainty; None: the members tell it.
+        most: the largest value there can be with C classes.
+    """
+
+    label: str
+    definition: str
+    of: Callable[[Tensor], Tensor] | None
+    most: Callable[[int], float]
+
+
+def entropy(probs: Tensor) -> Tensor:
+    """(N, *S) entropy −Σ_c p_c log p_c of (N, C, *S) probabilities, in nats."""
+    return torch.special.entr(probs).sum(1)
+
+
+def _margin(probs: Tensor) -> Tensor:
+    first, second = probs.topk(2, dim=1).values.unbind(1)
+    return 1 - (first - second)
+
+
+UNCERTAINTIES = {
+    "confidence": Uncertainty(
+        "1 − confidence", "1 − max_c p_c", lambda probs: 1 - probs.amax(1).double(), lambda _: 1.0
+    ),
+    "entropy": Uncertainty("entropy", "−Σ_c p_c log p_c", entropy, math.log),
+    "margin": Uncertainty(
+        "1 − margin", "1 − (largest p_c − second largest p_c)", _margin, lambda _: 1.0
+    ),
+    "mutual_information": Uncertainty(
+        "mutual information",
+        "entropy of the mean of the members − mean of their entropies",
+        None,
+        math.log,
+    ),
+    "variance": Uncertainty(
+        "variance of the members",
+        "variance over the members of the probability of the class that their mean predicts",
+        None,
+        lambda _: 0.25,
+    ),
+}
+
+
+class ErrorDetection:
+    """Histograms of each uncertainty, for right and for wrong pixels, of a stream of batches.
+
+    Values are divided by the largest possible one, and counted on the grid of the fine histogram
+    of confidence, whose steps are 1/1024 and become finer towards certainty.
+
+    Args:
+        num_classes: C.
+        ignore_index: the label of pixels that do not count; None for the default.
+        multilabel: count the decisions of C sigmoid outputs, each a problem of two classes.
+        per_image: keep a coarser histogram of each image, for intervals.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        ignore_index: int | None = None,
+        *,
+        multilabel: bool = False,
+        per_image: bool = True,
+    ) -> None:
+        self.num_classes = 2 if multilabel else num_classes
+        self.ignore_index, self.multilabel = ignore_index, multilabel
+        self.per_image = per_image
+        self._counts: dict[str, Tensor] = {}  # (FINE_BINS, 2) right and wrong pixels
+        self._images: dict[str, list[Tensor]] = {}  # (N, FINE_BINS / _STEP, 2)
+
+    def update(
+        self, probs: Tensor, labels: Tensor, spread: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Count a batch.
+
+        Args:
+            probs: (N, C, *S) probabilities.
+            labels: (N, *S); (N, C, *S) of sigmoid outputs.
+            spread: for "mutual_information" and "variance", (N, *S) maps; those of sigmoid outputs
+                are (N, C, *S).
+        """
+        probs = probs.detach().to(torch.promote_types(probs.dtype, torch.float32))
+        if self.multilabel:
+            labels = multilabel_labels(probs, labels)
+            probs = torch.stack([1 - probs, probs], 1)  # (N, 2, C, *S)
+        spread = spread or {}
+        for first in range(0, len(probs), _MOST_IMAGES):
+            some = slice(first, first + _MOST_IMAGES)
+            self._update(probs[some], labels[some], {k: v[some] for k, v in spread.items()})
+
+    def _update(self, probs: Tensor, labels: Tensor, spread: Mapping[str, Tensor]) -> None:
+        edges = fine_edges()[1:-1].to(probs.device)
+        pixels = flatten(probs, labels, self.ignore_index)
+        n = len(probs)
+        image = 2 * FINE_BINS * torch.arange(n, device=probs.device)[:, None]
+        wrong = pixels.dense.argmax(1) != pixels.target  # (N, L)
+        for name, kind in UNCERTAINTIES.items():
+            if kind.of is not None:
+                found = kind.of(pixels.dense)
+            elif name in spread:
+                found = spread[name].to(probs.device).reshape(wrong.shape)
+            else:
+                continue
+            certain = 1 - found.double() / kind.most(self.num_classes)
+            cell = image + torch.bucketize(certain, edges) * 2 + wrong
+            counts = torch.bincount(cell[pixels.valid], minlength=n * 2 * FINE_BINS)
+            counts = counts.view(n, FINE_BINS, 2)
+            self._add(name, counts.sum(0), [_coarser(counts)] if self.per_image else [])
+
+    def _add(self, name: str, counts: Tensor, images: list[Tensor]) -> None:
+        known = self._counts.get(name)
+        self._counts[name] = counts if known is None else known + counts.to(known.device)
+        self._images.setdefault(name, []).extend(images)
+
+    def __add__(self, other: ErrorDetection) -> ErrorDetection:
+        """The counts of both."""
+        settings = ("num_classes", "ignore_index", "multilabel", "per_image")
+        if any(getattr(self, name) != getattr(other, name) for name in settings):
+            raise ValueError(
+                "histograms of other classes, ignored labels or images cannot be added"
+            )
+        total = ErrorDetection(self.num_classes, self.ignore_index, per_image=self.per_image)
+        total.multilabel = self.multilabel
+        for part in (self, other):
+            for name, counts in part._counts.items():
+                total._add(name, counts, part._images[name])
+        return total
+
+    def sync(self) -> None:
+        """Sum over all ranks."""
+        if not distributed.is_distributed():
+            return
+        device = distributed.communication_device()
+        for name in UNCERTAINTIES:  # a rank without images takes part in all of them
+            counts = self._counts.get(name, torch.zeros(FINE_BINS, 2, dtype=torch.int64))
+            counts = counts.to(device)
+            distributed.sum_(counts)
+            none = _coarser(counts[None])[:0]
+            parts = [none, *(part.to(device) for part in self._images.get(name, ()))]
+            images = distributed.concatenate(torch.cat(parts))
+            if counts.any():
+                self._counts[name], self._images[name] = counts, [images]
+
+    def histograms(self) -> dict[str, FineHistogram]:
+        """The histogram of each uncertainty, as that of a confidence: certain pixels are last."""
+        edges = fine_edges().numpy()
+        found = {}
+        for name, counts in self._counts.items():
+            right, wrong = counts.cpu().numpy().T
+            middle = (edges[1:] + edges[:-1]) / 2
+            found[name] = FineHistogram(edges, right, wrong, (right + wrong) * middle)
+        return found
+
+    def compute(self, *, resamples: int = 1000, seed: int = 0) -> tuple[Detection, ...]:
+        """How well each uncertainty finds errors.
+
+        Intervals are those of resampled images: the percentiles of the scores of coarser
+        histograms, moved to the score of the fine one.
+
+        Args:
+            resamples: how often images are drawn; 0 for no intervals.
+            seed: of the draws.
+        """
+        found = []
+        for name, fine in self.histograms().items():
+            scores = _scores(fine.correct, fine.wrong)
+            intervals: dict[str, Interval] = {}
+            held = np.zeros((0, 1, 2))
+            if self._images[name] and resamples:
+                held = torch.cat(self._images[name]).cpu().numpy()
+                held = held[held.sum((1, 2)) > 0]
+            if len(held) > 1:
+                table = held.reshape(len(held), -1).astype(np.float64)
+                drawn = np.concatenate(
+                    [w @ table for w in resampled_weights(len(held), resamples, seed)]
+                ).reshape(resamples, -1, 2)
+                coarse = _scores(*held.sum(0).T)
+                each = [_scores(*one.T) for one in drawn]
+                for score, value in scores.items():
+                    values = np.array([one[score] for one in each]) - coarse[score] + value
+                    if np.isfinite(values).all():
+                        low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+                        intervals[score] = Interval(float(low), float(high), LEVEL)
+            found.append(Detection(name, fine.correct, fine.wrong, intervals))
+        return tuple(found)
+
+
+def _coarser(counts: Tensor) -> Tensor:
+    """(N, FINE_BINS, 2) counts in bins of `_STEP` as large."""
+    padded = torch.nn.functional.pad(counts, (0, 0, 0, -FINE_BINS % _STEP))
+    return padded.view(len(counts), -1, _STEP, 2).sum(2, dtype=torch.int32)
+
+
+def _scores(correct: Array, wrong: Array) -> dict[str, float]:
+    detection: Any = Detection("", correct, wrong, {})  # scores read its `fine`
+    return {name: SCORES[name].of(detection) for name in DETECTION}
