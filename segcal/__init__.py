@@ -26,6 +26,7 @@ _EXPORTS = {
     "Evaluation": "segcal.evaluation.evaluate",
     "load_evaluation": "segcal.evaluation.folder",
     "open_source": "segcal.sources",
+    "Members": "segcal.sources.members",
 }
 _MODULES = (
     *("losses", "metrics", "posthoc", "viz", "data", "models"),

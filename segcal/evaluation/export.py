@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from segcal.files import atomic_write
 from segcal.posthoc import Calibrator
-from segcal.sources.network import eval_mode, logits_of
-from segcal.sources.source import resize
+from segcal.sources.network import eval_mode
+from segcal.sources.source import logits_of, resize
 
 
 class Calibrated(nn.Module):

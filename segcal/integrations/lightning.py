@@ -15,7 +15,7 @@ from torch import Tensor
 from segcal.evaluation.evaluate import NONE, Evaluation
 from segcal.integrations import at_labels, chosen_scores, missing, scalars
 from segcal.metrics import CalibrationMeter, Report
-from segcal.sources.network import logits_of
+from segcal.sources.source import logits_of
 
 try:
     if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:

@@ -21,7 +21,7 @@ from segcal.integrations import at_labels, chosen_scores, missing, scalars
 from segcal.losses import build_loss
 from segcal.metrics import CalibrationMeter, Report
 from segcal.pixels import resolve_ignore_index
-from segcal.sources.network import logits_of
+from segcal.sources.source import logits_of
 
 try:
     from transformers import EvalPrediction

@@ -6,6 +6,7 @@ open_network("glue.py:espnet", "camvid:CamVid:test", holdout="camvid:CamVid:val"
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -51,7 +52,7 @@ class NamedSource(NetworkSource):
 
     def holdout(self) -> NetworkSource | None:
         """The hold-out that was stated: the network may have seen that of the data set."""
-        return self.fit_source
+        return None if self.fit_source is None else self._viewing(self.fit_source)
 
     def shifted(self, shift: Shift) -> NetworkSource:
         """The same network on changed images, or on another data set (data:NAME:ROOT)."""
@@ -59,6 +60,12 @@ class NamedSource(NetworkSource):
             return super().shifted(shift)
         other = self.on(str(shift.value))
         other.name = f"{self.name}, {shift}"
+        return self._viewing(other)
+
+    def _viewing(self, other: NamedSource) -> NamedSource:
+        """Another source of this network, pooled over the same views."""
+        other = copy.copy(other)
+        other._views, other._viewed = self._views, self._viewed
         return other
 
     @torch.inference_mode()

@@ -18,7 +18,17 @@ from torch.nn.functional import pad
 from segcal import data, distributed, models, settings
 from segcal.files import read_checkpoint, read_yaml
 from segcal.pixels import multilabel_labels, resolve_ignore_index
-from segcal.sources.source import Batch, Kind, Source, digest, file_digest, resize
+from segcal.sources.members import pooled
+from segcal.sources.source import (
+    Batch,
+    Kind,
+    Source,
+    digest,
+    file_digest,
+    logits_of,
+    resize,
+)
+from segcal.sources.views import views
 
 if TYPE_CHECKING:  # a module and a loader need none of these
     from segcal.data.options import DataConfig
@@ -46,6 +56,9 @@ class LoaderSource(Source):
         multilabel: as for `segcal.evaluate`.
         name: what tables call it.
     """
+
+    _views: tuple[nn.Module, ...] = ()
+    _viewed: tuple[Any, ...] = ()  # the settings of the views
 
     def __init__(
         self,
@@ -89,11 +102,35 @@ class LoaderSource(Source):
             if self._batch_names is not None:
                 names = self._batch_names[seen : seen + len(labels)]
             seen += len(labels)
-            yield self.predict(inputs, labels, names)
+            yield self.pooled(inputs, labels, names)
+
+    def with_views(self, tta: str = "", mc_dropout: int = 0) -> LoaderSource:
+        """The same source, whose predictions are the mean over views of the network.
+
+        Args:
+            tta: test-time augmentation: flip, scale:0.75,1.25 or flip,scale:0.75,1.25.
+            mc_dropout: samples with the dropout layers at work; 0 for none.
+        """
+        part = copy.copy(self)
+        part._views, part._viewed = views(self.model, tta, mc_dropout), (tta, mc_dropout)
+        return part
+
+    def pooled(self, inputs: Tensor, labels: Tensor, names: Sequence[str] | None) -> Batch:
+        """What the network makes of a batch: the mean over its views, if there are several."""
+        if not self._views:
+            return self.predict(inputs, labels, names)
+
+        def predictions() -> Iterator[Batch]:
+            for view in self._views:
+                part = copy.copy(self)
+                part.model = view
+                yield part.predict(inputs, labels, names)
+
+        return pooled(predictions())
 
     @torch.inference_mode()
     def predict(self, inputs: Tensor, labels: Tensor, names: Sequence[str] | None) -> Batch:
-        """What the network makes of a batch."""
+        """What the network makes of a batch, in one forward pass."""
         inputs = inputs.to(self.device, non_blocking=True)
         labels = labels.to(self.device, non_blocking=True)
         padded = inputs
@@ -173,7 +210,7 @@ class NetworkSource(LoaderSource):
 
     def __getitem__(self, index: int) -> Batch:
         image, label = self.samples[index]
-        return self.predict(image[None], label[None], [self.names[index]])
+        return self.pooled(image[None], label[None], [self.names[index]])
 
     def image(self, index: int) -> np.ndarray | None:
         """(H, W, 3) uint8 RGB."""
@@ -226,7 +263,7 @@ class NetworkSource(LoaderSource):
         if not self.key:
             return ""
         config = None if self.data_config is None else asdict(self.data_config)
-        return digest(self.key, config, self.samples.fingerprint())
+        return digest(self.key, config, self.samples.fingerprint(), *self._viewed)
 
 
 class RunSource(NetworkSource):
@@ -338,22 +375,6 @@ def eval_mode(model: nn.Module) -> Iterator[nn.Module]:
     finally:
         for module in training:
             module.training = True
-
-
-def logits_of(output: Any) -> Tensor:
-    """The logits in what a model returned, as torchvision, smp and others wrap them."""
-    if isinstance(output, Mapping):
-        output = output.get("out", output.get("logits"))
-    elif isinstance(output, Sequence):
-        output = output[0]
-    elif not isinstance(output, Tensor):
-        output = getattr(output, "logits", None)
-    if not isinstance(output, Tensor):
-        raise ValueError(
-            "the model must return logits, alone, first in a tuple, or under 'out' or 'logits', "
-            f"but returned {type(output).__name__}"
-        )
-    return output
 
 
 def _at_labels(

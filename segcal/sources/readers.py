@@ -21,8 +21,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from segcal.data.samples import IMAGENET_MEAN, IMAGENET_STD
-from segcal.sources.network import logits_of
-from segcal.sources.source import file_digest
+from segcal.sources.source import file_digest, logits_of
 
 log = logging.getLogger(__name__)
 Outputs = Literal["auto", "logits", "probs", "scores"]

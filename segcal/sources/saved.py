@@ -36,10 +36,12 @@ from segcal.files import (
     visible,
 )
 from segcal.pixels import check_batch, resolve_ignore_index
+from segcal.sources.members import pooled
 from segcal.sources.source import KINDS, Batch, Kind, Source, digest, resize
 
 MANIFESTS = ("manifest.yaml", "manifest.yml", "manifest.json")  # JSON is YAML too
 NIFTI = (".nii.gz", ".nii")
+SAMPLES = "samples"  # the key of (M, C, ...) predictions of M members, in .npz files
 _SUFFIXES = (".npz", ".npy", *NIFTI)
 _LISTED = f"{', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
 _MAX_FACTOR = 256  # a side is resized by; no network needs more, and a few bytes could ask for it
@@ -189,12 +191,13 @@ class PredictionFolder(Source):
             return None
 
     def __getitem__(self, index: int) -> Batch:
-        kind, values, labels, _ = self._read(index)
-        with reading(self._files[index]):
-            x, y = self._checked(kind, values, labels)
+        kind, members, labels, _ = self._read(index)
         name = self.names[index]
-        names = [name] if len(x) == 1 else [f"{name}:{row}" for row in range(len(x))]
-        return Batch(names, kind, x, y)
+        rows = len(members[0])
+        names = [name] if rows == 1 else [f"{name}:{row}" for row in range(rows)]
+        with reading(self._files[index]):
+            checked = (self._checked(kind, values, labels) for values in members)
+            return pooled(Batch(names, kind, x, y) for x, y in checked)
 
     def image(self, index: int) -> np.ndarray | None:
         """What to draw a file's predictions on, at the size of its labels; None without an image.
@@ -204,7 +207,7 @@ class PredictionFolder(Source):
         image = self._image(index)
         if image is None:
             return None
-        _, values, labels, flipped = self._read(index)
+        _, (values, *_), labels, flipped = self._read(index)
         size = labels.shape[labels.ndim - values.ndim + 2 :]
         if len(size) == 3:
             if flipped and self.format.images is None:
@@ -228,7 +231,7 @@ class PredictionFolder(Source):
             return None
         with Npz(file) as arrays:
             image = arrays["image"] if "image" in arrays.keys else None
-            if image is None or len(arrays.shape(self._key(file, arrays)[0])) == 4:
+            if image is None or len(self._values_in(file, arrays)[1]) == 4:
                 return image
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             raise BadFile(
@@ -250,8 +253,11 @@ class PredictionFolder(Source):
         assert reason is not None  # there is at least one file
         raise reason
 
-    def _read(self, index: int) -> tuple[Kind, np.ndarray, np.ndarray, bool]:
-        """The kind, the arrays of `_arranged`, and whether x, y, z of the file became z, y, x."""
+    def _read(self, index: int) -> tuple[Kind, list[np.ndarray], np.ndarray, bool]:
+        """The kind, the values of each member and the labels, and whether x, y, z became z, y, x.
+
+        Members are in files with the key `samples`; other files have one.
+        """
         file = self._files[index]
         with ExitStack() as stack:
             arrays = stack.enter_context(Npz(file)) if file.suffix == ".npz" else None
@@ -267,7 +273,9 @@ class PredictionFolder(Source):
                 # Shapes are checked before gigabytes are unpacked, on arrays that take no memory.
                 self._arranged(kind, np.broadcast_to(np.float32(0), shape), sketch, nifti)
                 values, labels = read_values(), read_labels()
-                return kind, *self._arranged(kind, values, labels, nifti)
+                members = values if values.ndim > len(shape) else values[None]
+                found = [self._arranged(kind, member, labels, nifti) for member in members]
+                return kind, [values for values, _, _ in found], *found[0][1:]
 
     def _values_in(
         self, file: Path, arrays: Npz | None
@@ -275,7 +283,12 @@ class PredictionFolder(Source):
         """The kind and the shape of a file's values, and what reads them."""
         if arrays is not None:
             key, kind = self._key(file, arrays)
-            return kind, arrays.shape(key), partial(arrays.__getitem__, key)
+            shape = arrays.shape(key)
+            if key == SAMPLES:
+                if len(shape) < 2 or not shape[0]:
+                    raise BadFile(f"{file}: samples must be (M, C, ...), but are {shape}")
+                shape = shape[1:]
+            return kind, shape, partial(arrays.__getitem__, key)
         if self.format.kind is None:
             ending = file.name.removeprefix(_stem(file))
             raise BadFile(f"{file}: say what {ending} files hold: kind={' or kind='.join(KINDS)}")
@@ -287,6 +300,8 @@ class PredictionFolder(Source):
     def _key(self, file: Path, arrays: Npz) -> tuple[str, Kind]:
         """The key of the values in a .npz, stated or the one there is, and what they are."""
         stated = self.format.kind
+        if SAMPLES in arrays.keys and not any(key in arrays.keys for key in KINDS):
+            return SAMPLES, stated or "probs"
         found = [key for key in KINDS if key in arrays.keys and stated in (None, key)]
         if len(found) != 1:
             wanted = f"the key {stated}" if stated else f"one key of {', '.join(KINDS)}"

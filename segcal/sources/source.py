@@ -34,6 +34,8 @@ class Batch:
             classification.
         labels: (N, *S) int64; (N, C, *S) for sigmoids; None for images without labels.
         images: (N, channels, *) what the network saw, where it is known.
+        spread: of pooled members, how much they differ: maps of "mutual_information" and
+            "variance", (N, *S); (N, C, *S) of sigmoids.
     """
 
     names: Sequence[str] | None
@@ -41,6 +43,7 @@ class Batch:
     values: Tensor
     labels: Tensor | None
     images: Tensor | None = None
+    spread: Mapping[str, Tensor] | None = None
 
     @property
     def multilabel(self) -> bool:
@@ -204,3 +207,19 @@ def resize(logits: Tensor, size: Sequence[int], *, align_corners: bool = False) 
         )
     wide = torch.promote_types(logits.dtype, torch.float32)
     return interpolate(logits.to(wide), size=tuple(size), mode=mode, align_corners=align_corners)
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits in what a model returned, as torchvision, smp and others wrap them."""
+    if isinstance(output, Mapping):
+        output = output.get("out", output.get("logits"))
+    elif isinstance(output, Sequence):
+        output = output[0]
+    elif not isinstance(output, Tensor):
+        output = getattr(output, "logits", None)
+    if not isinstance(output, Tensor):
+        raise ValueError(
+            "the model must return logits, alone, first in a tuple, or under 'out' or 'logits', "
+            f"but returned {type(output).__name__}"
+        )
+    return output
