@@ -43,6 +43,7 @@ from segcal.pixels import (
 )
 
 log = logging.getLogger(__name__)
+Masks = Sequence[Tensor | None]  # for each meter what it counts; None for all
 
 _MOST_MASKS = 8  # counted in one walk, as the bits of a byte
 _PIECE = 2**21  # values that the torch pass works on at a time
@@ -52,17 +53,12 @@ _WORTH_A_THREAD = 2**18  # values
 
 
 def count(
-    values: Tensor,
-    labels: Tensor,
-    inside: Sequence[Tensor | None],
-    settings: Settings,
-    *,
-    logits: bool,
+    values: Tensor, labels: Tensor, inside: Masks, settings: Settings, *, logits: bool
 ) -> list[BatchSums]:
     """The sums of one batch, for each mask in `inside`; probabilities are computed once.
 
-    Values or labels that cannot be counted are reported in `Sums.faults`. All other sums of the
-    batch are then 0; on the CPU they mean nothing.
+    Values or labels that cannot be counted are reported in `Sums.faults`; all other sums of the
+    batch are then 0.
 
     Args:
         values: (N, K, *S) logits, or probabilities if `logits` is False.
@@ -104,11 +100,7 @@ def counting_pass(device_type: str) -> Callable[..., list[BatchSums]]:
 
 
 def count_in_torch(
-    values: Tensor,
-    labels: Tensor,
-    inside: Sequence[Tensor | None],
-    settings: Settings,
-    logits: bool,
+    values: Tensor, labels: Tensor, inside: Masks, settings: Settings, logits: bool
 ) -> list[BatchSums]:
     """See `count`. Nothing here waits for the device."""
     (n, k), b, device = values.shape[:2], settings.num_bins, values.device
@@ -116,9 +108,7 @@ def count_in_torch(
     edges = sums.bin_edges(b, settings.edge_rule, compute if logits else values.dtype).to(device)
     fine = sums.fine_edges().to(device)
     rows, flat = as_rows(values, labels)
-
-    def zeros(shape: tuple[int, ...]) -> Tensor:
-        return torch.zeros(shape, dtype=torch.float64, device=device)
+    zeros = functools.partial(torch.zeros, dtype=torch.float64, device=device)
 
     def add(table: Tensor, slot: Tensor, weight: Tensor, p: Tensor | None = None) -> None:
         """Add weights to the slots of a table; with p, its last axis is (Σ weight, Σ p)."""
@@ -204,11 +194,7 @@ def softmax(values: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def count_compiled(
-    values: Tensor,
-    labels: Tensor,
-    inside: Sequence[Tensor | None],
-    settings: Settings,
-    logits: bool,
+    values: Tensor, labels: Tensor, inside: Masks, settings: Settings, logits: bool
 ) -> list[BatchSums]:
     """See `count`. Threads share the blocks of pixels; at the end their tables are added."""
     passes = compiled()
@@ -275,7 +261,7 @@ def count_compiled(
     return found
 
 
-def _groups(inside: Sequence[Tensor | None], labels: Tensor) -> tuple[Array, list[list[int]]]:
+def _groups(inside: Masks, labels: Tensor) -> tuple[Array, list[list[int]]]:
     """Masks as disjoint groups of pixels, so that each pixel is counted once.
 
     Returns:
