@@ -23,6 +23,7 @@ _EXPORTS = {
     **{method.cls: "segcal.posthoc" for method in METHODS.values()},
     "evaluate": "segcal.evaluation.evaluate",
     "evaluate_source": "segcal.evaluation.evaluate",
+    "apply": "segcal.evaluation.apply",
     "Evaluation": "segcal.evaluation.evaluate",
     "load_evaluation": "segcal.evaluation.folder",
     "open_source": "segcal.sources",

@@ -19,7 +19,7 @@ from importlib import import_module
 from segcal.commands.options import Parser
 
 # A new command is one file in segcal/commands and one name here.
-COMMANDS = ("train", "eval", "report", "merge", "compare", "export", "sweep")
+COMMANDS = ("train", "eval", "apply", "report", "merge", "compare", "export", "sweep")
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

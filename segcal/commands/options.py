@@ -115,6 +115,13 @@ def add_data(parser: argparse._ActionsContainer) -> None:
         help="images whose names share what this finds belong together: frames of one video, "
         "slices of one patient",
     )
+    add("--label-map", type=Path, metavar="FILE", help="YAML: label of the data: class of --model")
+    add_input(parser)
+
+
+def add_input(parser: argparse._ActionsContainer) -> None:
+    """The options of a network by name that say how images become its input."""
+    add = parser.add_argument
     add("--input-size", type=checked(size), metavar="HxW", help="resize images to this size")
     add("--mean", type=checked(numbers), metavar="R,G,B", help="of the channels, on a 0-1 scale")
     add("--std", type=checked(numbers), metavar="R,G,B", help="of the channels, on a 0-1 scale")
@@ -124,7 +131,6 @@ def add_data(parser: argparse._ActionsContainer) -> None:
         help="what the network gives, where that is not known: scores lie between 0 and 1 and need "
         "not sum to 1, and are divided by their sum",
     )
-    add("--label-map", type=Path, metavar="FILE", help="YAML: label of the data: class of --model")
     add("--classes", type=Path, metavar="FILE", help="YAML: new class: [classes of --model]")
     add("--tile", type=at_least(16), metavar="N", help="run --model on tiles of N x N pixels")
     add("--overlap", type=at_least(0), default=64, help="pixels that tiles share; default: 64")

@@ -158,6 +158,18 @@ class FilePart(Part):
         return digest("\n".join(lines))
 
 
+class ImagePart(FilePart):
+    """Images without labels; in place of a mask there are zeros of their size."""
+
+    def __init__(self, images: Sequence[Path]) -> None:
+        super().__init__(images, [()] * len(images), num_classes=1)
+
+    def read(self, index: int) -> tuple[np.ndarray, Label]:
+        """The image, and zeros."""
+        image = self.image(index)
+        return image, np.zeros(image.shape[:2], np.uint8)
+
+
 class AbsentPart:
     """A part that cannot be read; to ask it for anything raises the reason.
 
@@ -321,6 +333,13 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         """The same items, read from another part."""
         changed = copy.copy(self)
         changed.part = part
+        return changed
+
+    def of(self, part: Part, indices: Sequence[int], skipped: Mapping[str, str]) -> Samples:
+        """Items of another part, made into inputs likewise."""
+        changed = copy.copy(self)
+        changed.part, changed.indices, changed.skipped = part, list(indices), dict(skipped)
+        changed.names = [part.names[i] for i in indices]
         return changed
 
     def with_prepare(self, prepare: Callable[[np.ndarray], Tensor]) -> Samples:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from segcal.data import classification, options
+from segcal.data.folders import find_images
 from segcal.data.options import DATASETS, DataConfig
 from segcal.data.samples import (
     AbsentPart,
     ArrayPart,
     FilePart,
+    ImagePart,
     Part,
     RawDataset,
     Samples,
@@ -24,7 +28,7 @@ from segcal.data.samples import (
 )
 from segcal.data.shift import DOMAIN, ROTATION, Shift, ShiftedPart, imbalanced
 from segcal.data.transforms import Augmentation, Augmenter
-from segcal.files import check_size, one_line
+from segcal.files import BadFile, check_size, image_size, one_line, read_rgb
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +123,34 @@ def build(config: DataConfig, *, seed: int = 0) -> Splits:
         words=source.words,
         multilabel=config.multilabel,
     )
+
+
+def without_labels(data: Splits, folder: str | Path, *, skip_bad: bool = False) -> Splits:
+    """The images of a folder, which have no labels, as the test part of a data set.
+
+    Images become inputs as those of the test part do. Their labels are zeros of their size.
+
+    Args:
+        data: the data set that the network is for.
+        folder: of the images.
+        skip_bad: leave out images that cannot be read.
+    """
+    part = ImagePart(find_images(Path(folder)))
+    repeated = [name for name, count in Counter(part.names).items() if count > 1]
+    if repeated:
+        raise ValueError(f"two images in {folder} are called {repeated[0]}: rename one of them")
+    sizes, skipped = set(), {}
+    for path, name in zip(part.images, part.names, strict=True):
+        try:
+            sizes.add(image_size(path))
+            if skip_bad:  # the header may be all that is sound
+                read_rgb(path)
+        except BadFile as error:
+            if not skip_bad:
+                raise
+            skipped[name] = str(error)
+    good = [i for i, name in enumerate(part.names) if name not in skipped]
+    return replace(data, test=data.test.of(part, good, skipped), uniform=len(sizes) == 1)
 
 
 def missing(config: DataConfig) -> str | None:

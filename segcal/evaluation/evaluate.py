@@ -219,8 +219,13 @@ def report_of(meters: Meters, protocols: Sequence[str] = (), *, resamples: int =
     return replace(report, protocols=scores_by_protocol(protocols, report, whole))
 
 
-def with_progress(source: Source, progress: bool | None = None) -> Iterator[Batch]:
-    """This process's share of `source`, under a progress bar on the first process."""
+def with_progress(
+    source: Source, progress: bool | None = None, *, labelled: bool = True
+) -> Iterator[Batch]:
+    """This process's share of `source`, under a progress bar on the first process.
+
+    Unless `labelled` is False, a batch without labels is a ValueError.
+    """
     shown = sys.stderr.isatty() if progress is None else progress
     total = source.num_images
     if total is not None:
@@ -233,7 +238,7 @@ def with_progress(source: Source, progress: bool | None = None) -> Iterator[Batc
         disable=distributed.rank() != 0 or not shown,
     ) as bar:
         for batch in source:
-            if batch.labels is None:
+            if labelled and batch.labels is None:
                 raise ValueError(f"{source.name} has no labels to evaluate against")
             size = len(batch.values)
             yield batch

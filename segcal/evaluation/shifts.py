@@ -65,7 +65,7 @@ def evaluate_shift(
     fingerprint = "" if cache is None else source.fingerprint()
     counted = (source.group, resamples, settings.get("num_bins"))
     about = (FORMAT, segcal.__version__, fingerprint, shift, *counted)
-    keys = {name: digest(*about, _learned(c)) for name, c in calibrators.items()}
+    keys = {name: digest(*about, learned(c)) for name, c in calibrators.items()}
     found: dict[str, tuple[Report, CalibrationMeter]] = {}
     if cache is not None and fingerprint:
         kept = {name: stored(cache / place(name, shift), key) for name, key in keys.items()}
@@ -88,7 +88,7 @@ def evaluate_shift(
     return {name: (*found[name], keys[name]) for name in calibrators}
 
 
-def _learned(calibrator: Calibrator | None) -> list[Any]:
+def learned(calibrator: Calibrator | None) -> list[Any]:
     """What a calibrator learned, to five digits: another fit may differ in the last."""
     if calibrator is None:
         return []

@@ -17,7 +17,12 @@ FORMATS = {  # of saved predictions: the module and the class that read them
 
 
 def open_source(
-    path: str | Path | Source, data: str | None = None, *, format: str = "segcal", **options: Any
+    path: str | Path | Source,
+    data: str | None = None,
+    *,
+    unlabelled: str | Path | None = None,
+    format: str = "segcal",
+    **options: Any,
 ) -> Source:
     """Open a source of predictions: a run, saved predictions, or any network on a data set.
 
@@ -26,6 +31,7 @@ def open_source(
             such as torchvision:deeplabv3_resnet50 or glue.py:network; see
             `segcal.sources.named.open_network`.
         data: NAME:ROOT or NAME:ROOT:SPLIT, the data set of a network that is given by name.
+        unlabelled: a folder of images without labels, to run a network by name or a run on.
         format: of saved predictions: segcal, or nnunet for the output of
             `nnUNetv2_predict --save_probabilities`.
         **options: of `segcal.sources.network.RunSource` for a run (split, weights, device,
@@ -38,10 +44,10 @@ def open_source(
     """
     if isinstance(path, Source):
         return path
-    if data is not None:
+    if data is not None or (unlabelled is not None and not Path(path).is_dir()):
         from segcal.sources.named import open_network  # saved predictions need none of it
 
-        return open_network(str(path), data, **options)
+        return open_network(str(path), data, images=unlabelled, **options)
     path = Path(path)
     if not path.exists():
         from segcal.sources.readers import is_network
@@ -53,7 +59,12 @@ def open_source(
     if format == "segcal" and (path / "config.yaml").is_file():
         from segcal.sources.network import RunSource  # saved predictions need none of it
 
-        return RunSource(path, **options)
+        run = RunSource(path, **options)
+        if unlabelled is None:
+            return run
+        return run.on_images(unlabelled, skip_bad=bool(options.get("skip_bad")))
+    if unlabelled is not None:
+        raise ValueError(f"{path} is neither a run nor a network, which can read {unlabelled}")
     module, reader = FORMATS[format]
     source: Source = getattr(import_module(module), reader)(path, **options)
     return source

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from segcal import data
 from segcal.data.benchmarks import IGNORED, MappedPart, read_label_map
 from segcal.data.options import DATASETS, DataConfig
-from segcal.data.samples import IMAGENET_MEAN, IMAGENET_STD
+from segcal.data.samples import IMAGENET_MEAN, IMAGENET_STD, ImagePart, Samples
 from segcal.data.shift import DATA, Shift
+from segcal.data.splits import Splits
 from segcal.files import read_yaml
-from segcal.pixels import look_like_scores, scores_to_probs
+from segcal.pixels import look_like_scores, resolve_ignore_index, scores_to_probs
 from segcal.sources.network import NetworkSource
 from segcal.sources.readers import Network, Normalise, Outputs, Tiled, name_of, read_network
 from segcal.sources.source import Batch, Kind, digest
@@ -156,8 +157,9 @@ def parse_data(text: str, **options: Any) -> tuple[DataConfig, str]:
 
 def open_network(
     spec: str,
-    data_spec: str,
+    data_spec: str | None = None,
     *,
+    images: str | Path | None = None,
     holdout: str | None = None,
     holdout_fraction: float | None = None,
     group: str | None = None,
@@ -183,6 +185,7 @@ def open_network(
         spec: torchvision:NAME[@WEIGHTS], hf:ORG/NAME or hf:FOLDER, smp:…, timm:NAME[@FILE],
             FILE.onnx, FILE.pt2, or FILE.py:FUNCTION, which is code that runs.
         data_spec: NAME:ROOT or NAME:ROOT:SPLIT of a data set.
+        images: instead of a data set: a folder of images without labels.
         holdout: another such text: the images to fit calibrators on.
         holdout_fraction: cut this share of the images off as hold-out; the rest is evaluated.
         group: regular expression; images whose names share what it finds are cut off together.
@@ -199,7 +202,8 @@ def open_network(
         batch_size: images at a time; one where they differ in size.
         workers: processes that read images.
         skip_bad: leave out images that cannot be used.
-        num_classes: of your own masks without a classes.txt.
+        num_classes: of your own masks without a classes.txt; of a network on `images` that does
+            not know it itself.
         ignore_index: mask value that is not counted.
 
     Raises:
@@ -211,8 +215,12 @@ def open_network(
     given = None
     if input_size is not None or mean is not None or std is not None:
         given = Normalise(mean or IMAGENET_MEAN, std or IMAGENET_STD, input_size)
-    config, _ = parse_data(data_spec, **stated)
-    network = read_network(spec, data.build(config).num_classes, given)
+    if (data_spec is None) == (images is None):
+        raise ValueError(f"{spec} needs a data set, or a folder of images without labels")
+    count = num_classes or 0
+    if data_spec is not None:
+        count = data.build(parse_data(data_spec, **stated)[0]).num_classes
+    network = read_network(spec, count, given)
     if outputs is not None:
         network.outputs = outputs
     if tile is not None:
@@ -221,6 +229,22 @@ def open_network(
     if classes is not None:
         names, groups = read_groups(Path(classes), names)
     key = digest(network.key, repr(network.prepare), outputs, tile, overlap, amp, groups)
+
+    def opened(splits: Splits, config: DataConfig | None) -> NamedSource:
+        """The network on the test part of a data set."""
+        source = NamedSource(
+            network.module,
+            splits,
+            config=config,
+            device=device,
+            batch_size=batch_size,
+            workers=workers,
+            name=name_of(spec),
+            key=key,
+        )
+        source.network, source.joined, source.amp, source.on = network, groups, amp, on
+        source._pad_to, source._padded = network.pad_to, False
+        return source
 
     def on(text: str) -> NamedSource:
         """The network on a data set."""
@@ -245,20 +269,20 @@ def open_network(
             ignore_index=splits.ignore_index if label_map is None else IGNORED,
             palette=splits.palette if label_map is None else None,
         )
-        source = NamedSource(
-            network.module,
-            splits,
-            config=config,
-            device=device,
-            batch_size=batch_size,
-            workers=workers,
-            name=name_of(spec),
-            key=key,
-        )
-        source.network, source.joined, source.amp, source.on = network, groups, amp, on
-        source._pad_to, source._padded = network.pad_to, False
-        return source
+        return opened(splits, config)
 
+    if images is not None:
+        if not names and num_classes is None:
+            raise ValueError(f"{spec} does not say how many classes it has: state num_classes")
+        wanted = tuple(names) or tuple(f"class {c}" for c in range(num_classes or 0))
+        none = Samples(ImagePart([]), [], mean=IMAGENET_MEAN, std=IMAGENET_STD)
+        none = none.with_prepare(network.prepare)
+        ignored = resolve_ignore_index(ignore_index, len(wanted))
+        splits = Splits(none, none, none, len(wanted), wanted, ignored, None, False)
+        found = opened(splits, None).on_images(images, skip_bad=skip_bad)
+        assert isinstance(found, NamedSource)
+        return found
+    assert data_spec is not None
     source = on(data_spec)
     if holdout_fraction is not None:
         held, source = cut(source, holdout_fraction, group=group)

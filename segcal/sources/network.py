@@ -55,8 +55,12 @@ class LoaderSource(Source):
         padded: as for `segcal.evaluate`.
         multilabel: as for `segcal.evaluate`.
         name: what tables call it.
+
+    Attributes:
+        labelled: whether the labels are known; if not, they only say how large a prediction is.
     """
 
+    labelled: bool = True
     _views: tuple[nn.Module, ...] = ()
     _viewed: tuple[Any, ...] = ()  # the settings of the views
 
@@ -138,17 +142,18 @@ class LoaderSource(Source):
             height, width = inputs.shape[-2:]
             padded = pad(inputs, (0, -width % self._pad_to, 0, -height % self._pad_to))
         logits = logits_of(self.model(padded))
-        if self.multilabel and labels.ndim == 3 and self.num_classes == 1:
+        if self.multilabel and self.labelled and labels.ndim == 3 and self.num_classes == 1:
             labels = labels.unsqueeze(1)
-        one = labels[:, 0] if self.multilabel and labels.ndim > 1 else labels  # (N, *S)
+        stacked = self.multilabel and self.labelled and labels.ndim > 1
+        one = labels[:, 0] if stacked else labels  # (N, *S)
         logits = _at_labels(logits, inputs, one, self._pad_to, self._padded)
         images = inputs if inputs.ndim == 4 else None  # a text is not an image
         if images is not None and self._padded and one.ndim == 3:
             images = images[..., : one.shape[1], : one.shape[2]]
-        if self.multilabel:
+        if self.multilabel and self.labelled:
             labels = multilabel_labels(logits, labels)
         kind: Kind = "sigmoid_logits" if self.multilabel else "logits"
-        return Batch(names, kind, logits, labels, images)
+        return Batch(names, kind, logits, labels if self.labelled else None, images)
 
 
 class NetworkSource(LoaderSource):
@@ -247,6 +252,16 @@ class NetworkSource(LoaderSource):
         other._read(other.splits.test)
         for how, numbers in self._cuts:
             other = other._cut(how, *numbers)
+        return other
+
+    def on_images(self, folder: str | Path, *, skip_bad: bool = False) -> NetworkSource:
+        """The same network on the images of a folder, which have no labels."""
+        from segcal.data.splits import without_labels
+
+        other = copy.copy(self)
+        other.splits = without_labels(self.splits, folder, skip_bad=skip_bad)
+        other.split, other.labelled, other._cuts = "test", False, ()
+        other._read(other.splits.test)
         return other
 
     def holdout(self) -> NetworkSource | None:

@@ -106,13 +106,17 @@ class PredictionFolder(Source):
     Args:
         path: the folder, or a single file.
         skip_bad: when iterating, leave out files that cannot be used, and list them in `skipped`.
+        labelled: False reads no labels; predictions have the size of their image, if that is known.
         **stated: fields of `PredictionFormat`; they override those in the folder's manifest.
     """
 
     num_images: int
 
-    def __init__(self, path: str | Path, *, skip_bad: bool = False, **stated: Any) -> None:
+    def __init__(
+        self, path: str | Path, *, skip_bad: bool = False, labelled: bool = True, **stated: Any
+    ) -> None:
         self.path, self.skip_bad, self.skipped = Path(path), skip_bad, {}
+        self.labelled = labelled
         resolved = self.path.resolve()
         self.name = utf8(resolved.stem if self.path.is_file() else resolved.name)
         self._files = self._list()
@@ -162,7 +166,8 @@ class PredictionFolder(Source):
     def fingerprint(self) -> str:
         """A digest of the format and of the files: their names, sizes and times."""
         files = [*self._files]
-        for folder in (self.format.labels, self.path if self.path.is_dir() else None):
+        beside = (self.format.labels, self.path if self.path.is_dir() else None)
+        for folder in beside if self.labelled else ():
             files += [] if folder is None else sorted(folder.rglob("*"))
         about = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()]
         return digest(settings.to_dict(self.format), self.skip_bad, about)
@@ -197,7 +202,7 @@ class PredictionFolder(Source):
         names = [name] if rows == 1 else [f"{name}:{row}" for row in range(rows)]
         with reading(self._files[index]):
             checked = (self._checked(kind, values, labels) for values in members)
-            return pooled(Batch(names, kind, x, y) for x, y in checked)
+            return pooled(Batch(names, kind, x, y if self.labelled else None) for x, y in checked)
 
     def image(self, index: int) -> np.ndarray | None:
         """What to draw a file's predictions on, at the size of its labels; None without an image.
@@ -262,7 +267,10 @@ class PredictionFolder(Source):
         with ExitStack() as stack:
             arrays = stack.enter_context(Npz(file)) if file.suffix == ".npz" else None
             kind, shape, read_values = self._values_in(file, arrays)
-            if arrays is not None and self.format.labels is None and "labels" in arrays.keys:
+            if not self.labelled:
+                sketch, beside = self._placeholder(file, kind, shape), is_nifti(file)
+                read_labels = partial(np.asarray, sketch)
+            elif arrays is not None and self.format.labels is None and "labels" in arrays.keys:
                 sketch, beside = np.broadcast_to(np.uint8(0), arrays.shape("labels")), False
                 read_labels = partial(arrays.__getitem__, "labels")
             else:
@@ -331,6 +339,18 @@ class PredictionFolder(Source):
         if is_nifti(path):
             return whole_numbers(Nifti(path).read(), path), True
         return (read_npy(path) if path.suffix == ".npy" else read_mask(path)), False
+
+    def _placeholder(self, file: Path, kind: Kind, shape: tuple[int, ...]) -> np.ndarray:
+        """Zeros in place of labels, of the size of the image, or else of the values."""
+        if len(shape) <= 2:
+            size = shape if kind.startswith("sigmoid_") else shape[:-1]
+            return np.zeros(size, np.uint8)
+        chw = self.format.layout == "chw"
+        size, classes = (shape[1:], shape[0]) if chw else (shape[:-1], shape[-1])
+        if self.format.images is not None and len(size) == 2:
+            image = _sibling(file, self.format.images, (".jpg", ".jpeg", ".png"), "image")
+            size = image_size(image)[::-1]
+        return np.zeros((classes, *size) if kind.startswith("sigmoid_") else size, np.uint8)
 
     def _arranged(
         self, kind: Kind, values: np.ndarray, labels: np.ndarray, nifti: tuple[bool, bool]

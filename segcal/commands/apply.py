@@ -1,0 +1,95 @@
+"""Write calibrated masks and confidence of images without labels, and what to expect of them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from segcal.commands.options import add_input, add_network, at_least, data_options, names
+
+if TYPE_CHECKING:
+    from segcal.sources import Source
+
+_FORMAT = ("kind", "layout", "axes")  # of saved predictions
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The network or the predictions, the calibrator, the images, and what to write."""
+    add = parser.add_argument
+    add("run", nargs="?", type=Path, metavar="RUN", help="folder of a run")
+    add("--model", metavar="SPEC", help="instead of a run: a network by name, as for segcal eval")
+    add("--predictions", type=Path, metavar="DIR", help="instead of a run: saved predictions")
+    add(
+        "--calibrator",
+        type=Path,
+        metavar="FILE",
+        help="calibrator.safetensors of segcal eval --posthoc; default: the network as it is",
+    )
+    add("--images", type=Path, metavar="DIR", help="folder of images; --predictions may lack it")
+    add("--out", type=Path, required=True, metavar="DIR", help="folder of the results")
+    add(
+        "--write",
+        type=names,
+        default=("mask", "confidence"),
+        metavar="FILES",
+        help="files to write for each image, separated by commas: probs (npz), mask (PNG of class "
+        "indices), confidence and uncertainty (16-bit PNG), overlay; default: mask,confidence",
+    )
+    add("--limit", type=at_least(1), metavar="N", help="only N images, evenly spaced")
+    add("--skip-bad", action="store_true", help="leave out files that cannot be used")
+    add(
+        "--num-classes",
+        type=at_least(2),
+        metavar="C",
+        help="classes of --model, where it does not know them; default: as --calibrator has",
+    )
+    add_network(parser)
+    add_input(parser.add_argument_group("any network", "docs/networks.md has examples."))
+    group = parser.add_argument_group("saved predictions", "docs/predictions.md has the format.")
+    kinds = ("logits", "probs", "sigmoid_logits", "sigmoid_probs")
+    group.add_argument("--kind", choices=kinds, help="content of the files; default: by their keys")
+    group.add_argument("--layout", choices=("chw", "hwc"), help="order of the axes; default: chw")
+    group.add_argument("--axes", choices=("xyz", "zyx"), help="order of the axes of volumes")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Open what was named, write the files, and print what to expect."""
+    from segcal import apply, distributed, load_calibrator
+
+    given = [each for each in (options.run, options.model, options.predictions) if each is not None]
+    if len(given) != 1:
+        raise ValueError("name one of: the folder of a run, --model SPEC, --predictions DIR")
+    if options.images is None and options.predictions is None:
+        raise ValueError("--images names the folder of images to predict")
+    calibrator = None if options.calibrator is None else load_calibrator(options.calibrator)
+    device = distributed.choose_device(options.device)
+    with distributed.process_group(device):
+        source = _open(options, device, calibrator and calibrator.num_classes_)
+        if options.limit is not None:
+            source = source.limited(options.limit)
+        expected = apply(source, calibrator, options.out, options.write)
+        if distributed.rank() > 0:
+            return
+        print(expected.describe())
+        if calibrator is None:
+            print("without --calibrator, networks are mostly over-confident: so are these numbers")
+        if expected.skipped:
+            print(f"left out {len(expected.skipped)} images: {', '.join(expected.skipped[:5])}")
+        again = f", {expected.reused} of {len(expected.names)} images as before"
+        print(f"wrote {options.out}{again if expected.reused else ''}")
+
+
+def _open(options: argparse.Namespace, device: object, num_classes: int | None) -> Source:
+    from segcal.sources import open_source
+    from segcal.sources.saved import PredictionFolder
+
+    if options.predictions is not None:
+        stated = {key: getattr(options, key) for key in (*_FORMAT, "images", "skip_bad")}
+        return PredictionFolder(options.predictions, labelled=False, **stated)
+    if options.model is not None:
+        typed = {"num_classes": num_classes, **data_options(options)}
+        return open_source(options.model, unlabelled=options.images, device=device, **typed)
+    keys = ("weights", "batch_size", "workers", "skip_bad")
+    stated = {key: getattr(options, key) for key in keys}
+    return open_source(options.run, unlabelled=options.images, device=device, **stated)
