@@ -72,6 +72,7 @@ def whole(tmp_path_factory):
     return outcome(folder / "run"), time.monotonic() - started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(KILLS))
 def test_killed_at_a_random_moment_of_training(tmp_path, whole, number, record_property):
     expected, seconds = whole
@@ -104,6 +105,7 @@ def train_stalled(folder, call):
     return train(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", [2, 6, 7])  # checkpoints of 4 steps come after the config: 2 to 5
 def test_killed_while_a_file_is_being_written(tmp_path, whole, call):
     process = children.start(train_stalled, tmp_path, call)
@@ -250,6 +252,7 @@ def whole_grid(tmp_path_factory):
     return swept(tmp_path_factory.mktemp("grid")), time.monotonic() - started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(GRID_KILLS))
 def test_killed_at_a_random_moment_of_a_grid(tmp_path, whole_grid, number):
     """Every kill meets a live process: a grid that ended first is begun again and killed sooner."""

@@ -209,6 +209,7 @@ def _evaluate_share(rank):
     return {**report.scores, "low": report.intervals["ece"].low}
 
 
+@pytest.mark.slow
 def test_ranks_with_uneven_shares_return_the_whole():
     inputs, labels = data()
     expected = segcal.evaluate(

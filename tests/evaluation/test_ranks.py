@@ -51,6 +51,7 @@ def assert_close(one, other, rel):
         assert one == other
 
 
+@pytest.mark.slow
 def test_two_ranks_give_the_reports_and_the_fits_of_one(tmp_path):
     save_folder(tmp_path, 7, size=16, temperature=2.0)
     (tmp_path / "bad0.npz").write_bytes(b"")
@@ -85,6 +86,7 @@ def under_shift(rank, folder):
     return found, place.exists(), seen
 
 
+@pytest.mark.slow
 def test_two_ranks_keep_the_results_of_one(tmp_path):
     (first, again), _, seen = under_shift(0, tmp_path / "alone")
     assert first == again and seen == 23 * 3  # clean twice, and the shift once

@@ -360,6 +360,7 @@ def _share(rank):
     return states
 
 
+@pytest.mark.slow
 def test_over_ranks_is_one_shot():
     logits, labels = batch(0, n=7)
     whole = CalibrationMeter(5, per_image=True)

@@ -207,6 +207,7 @@ def _share(rank):
     return found.sync().state_dict()
 
 
+@pytest.mark.slow
 def test_over_ranks_is_one_shot():
     logits, labels = batch(7)
     whole = CalibrationMeter(K, multilabel=True, per_image=True)

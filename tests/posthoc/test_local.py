@@ -29,6 +29,7 @@ def ece(logits, labels):
     return meter.compute().ece
 
 
+@pytest.mark.slow
 def test_local_beats_one_temperature_where_it_varies():
     z, y, image = varying_holdout(0)
     fresh, labels, look = varying_holdout(1)

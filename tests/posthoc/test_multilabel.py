@@ -158,6 +158,7 @@ def _fit_share(rank):
     }
 
 
+@pytest.mark.slow
 def test_over_ranks_is_one_process():
     images = [(z[i : i + 1], y[i : i + 1]) for z, y in holdout() for i in range(len(z))]
     ranks = run_on_ranks(_fit_share)

@@ -146,6 +146,7 @@ def times(folder, *patterns):
     return {path: path.stat().st_mtime_ns for path in paths}
 
 
+@pytest.mark.slow
 def test_the_same_command_makes_nothing_again(made, capsys):
     before = times(made, "best.pt", "report.json", "state.npz")
     assert sweep(made, "--out", str(made / "out"), "--dry-run") == 0
@@ -166,6 +167,7 @@ def test_two_processes_make_the_same_tables(made, tmp_path):
     assert all("hold-out accuracy" in p.read_text() for p in tmp_path.rglob("output.txt"))
 
 
+@pytest.mark.slow
 def test_runs_are_found_by_their_settings(made, tmp_path, capsys):
     """Under other names, in another place: still the same training."""
     for number, path in enumerate(sorted((made / "out/runs").iterdir())):

@@ -52,6 +52,7 @@ def reproduce(tiny, *words):
     return command.reproduce("", [*words, *out])
 
 
+@pytest.mark.slow
 def test_segmentation_table(tiny, capsys):
     into = tiny / "results.md"
     assert reproduce(tiny, "segmentation", "--seeds", "2", "--into", str(into)) == 0
@@ -169,6 +170,7 @@ def test_figures_against_a_setting(tiny, drawn):
                 np.testing.assert_allclose(lines[loss], values)
 
 
+@pytest.mark.slow
 def test_list_names_everything_and_says_what_is_missing(tiny, capsys):
     assert command.reproduce("", ["--list", "--data", str(tiny)]) == 0
     text = capsys.readouterr().out
