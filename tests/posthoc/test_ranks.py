@@ -9,6 +9,9 @@ from segcal.posthoc import temperature as module
 from tests.support.holdouts import random_holdout, whole
 from tests.support.ranks import run_on_ranks
 
+pytestmark = pytest.mark.slow  # two processes each
+
+
 # In each, pixels are sampled: there are 5 images of 16 · 16, one pixel in ten ignored.
 CASES = {name: {"max_pixels": 300} for name in CALIBRATORS} | {
     "ts": {},
