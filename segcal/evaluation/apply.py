@@ -14,7 +14,7 @@ import io
 import json
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -97,8 +97,8 @@ class Expected:
 
     @property
     def miou(self) -> float:
-        """Mean expected IoU of the classes that are predicted anywhere."""
-        return float(np.nanmean(self.class_iou))
+        """Mean expected IoU of the classes that are predicted anywhere; NaN if none is."""
+        return _mean(self.class_iou)
 
     @property
     def review(self) -> list[int]:
@@ -121,8 +121,9 @@ class Expected:
         for i in self.review:
             rows.append((self.names[i], int(self.pixels[i]), self.image_accuracy[i], each[i]))
         for name, pixels, accuracy, iou in rows:
-            weakest = self.class_names[int(np.nanargmin(iou))]
-            shares = [accuracy, np.nanmean(iou), *iou]
+            seen = np.isfinite(iou)
+            weakest = self.class_names[int(np.nanargmin(iou))] if seen.any() else ""
+            shares = [accuracy, _mean(iou), *iou]
             text = ["" if math.isnan(share) else f"{share:.6f}" for share in shares]
             table.writerow([name, pixels, *text[:2], weakest, *text[2:]])
         return file.getvalue()
@@ -138,6 +139,11 @@ class Expected:
             f"lowest expected IoU: {classes}\n"
             f"review first: {first}"
         )
+
+
+def _mean(iou: NDArray[np.float64]) -> float:
+    known = iou[np.isfinite(iou)]
+    return float(known.mean()) if len(known) else math.nan
 
 
 def _iou(
@@ -241,7 +247,8 @@ def _apply(
             for row, name in enumerate(batch.names or ()):
                 stem = name.replace("/", "_")
                 p = probs[row].detach()
-                _write(out, stem, p, write, source, lambda i=number[name]: left.image(i))  # type: ignore[misc]
+                image = left.image(number[name]) if "overlay" in write else None
+                _write(out, stem, p, write, source, image)
                 found = {"key": keys[stem], "written": sorted({*kinds[stem], *write})}
                 record = found | _sums(p, multilabel=source.multilabel)
                 with atomic_write(out / _RECORDS / f"{stem}.json") as file:
@@ -308,7 +315,7 @@ def _write(
     probs: Tensor,
     write: Sequence[str],
     source: Source,
-    read_image: Callable[[], np.ndarray | None],
+    image: np.ndarray | None,
 ) -> None:
     """Write the files of one image, (C, *S) probabilities, each of them whole or not at all."""
     p = probs.float().cpu().numpy()
@@ -326,7 +333,6 @@ def _write(
         pictures["uncertainty"] = _sixteen_bits(entropy / math.log(len(p)))
     if "overlay" in write:
         palette = class_palette(len(p)) if source.palette is None else source.palette
-        image = read_image()
         ground = np.full((*p.shape[1:], 3), 236, np.uint8)
         if image is not None:
             ground = np.asarray(Image.fromarray(image).resize(p.shape[:0:-1]))

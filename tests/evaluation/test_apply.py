@@ -13,8 +13,11 @@ from PIL import Image
 
 import segcal
 from segcal.cli import main
+from segcal.data import DataConfig
+from segcal.data import build as build_data
 from segcal.evaluation.apply import OUTPUTS
 from segcal.sources.named import open_network
+from segcal.sources.network import NetworkSource
 from segcal.sources.saved import PredictionFolder
 from tests.support import ROOT
 from tests.support.ranks import run_on_ranks
@@ -222,6 +225,29 @@ def test_the_command(root, calibrator, tmp_path, capsys):
         assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_a_data_set_and_a_folder_of_its_images_give_the_same(tmp_path):
+    """A network on a data set, as a run is, prepares the images of a folder likewise."""
+    data = build_data(DataConfig(name="scenes", limit=3))
+    torch.manual_seed(0)
+    network = torch.nn.Conv2d(3, data.num_classes, 3, padding=1)
+    source = NetworkSource(network, data, batch_size=2, workers=0)
+    (tmp_path / "images").mkdir()
+    for index in range(len(source.names)):
+        Image.fromarray(source.image(index)).save(tmp_path / "images" / f"{index}.png")
+    folder = source.on_images(tmp_path / "images")
+    assert [batch.labels for batch in folder] == [None] * 2
+    for index in range(len(source.names)):
+        assert torch.allclose(folder[index].values, source[index].values, atol=1e-5)
+    found = segcal.apply(folder, None, tmp_path / "out", ["mask", "overlay"])
+    assert found.names == ("0", "1", "2")
+    (tmp_path / "images" / "bad.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"bad\.png"):
+        source.on_images(tmp_path / "images")
+    kept = source.on_images(tmp_path / "images", skip_bad=True)
+    again = segcal.apply(kept, None, tmp_path / "out", ["mask", "overlay"])
+    assert again.skipped == ("bad",) and len(again.names) == 3
+
+
 def test_a_calibrator_of_another_network_is_refused(root, tmp_path):
     torch.manual_seed(0)
     other = segcal.TemperatureScaling().fit(torch.randn(99, 4), torch.randint(4, (99,)))
@@ -239,5 +265,9 @@ def test_sigmoid_outputs(tmp_path):
     found = segcal.apply(source, None, tmp_path / "out", write=["probs"])
     assert found.accuracy == pytest.approx((0.9 + 0.8 + 0.6 + 0.5) / 4)
     assert found.class_iou == pytest.approx([0.9 / 1.2, 1.1 / 2])
+    np.savez(tmp_path / "p" / "b.npz", sigmoid_probs=probs / 2)  # no class is predicted
+    source = PredictionFolder(tmp_path / "p", labelled=False)
+    both = segcal.apply(source, None, tmp_path / "out", write=["probs"])
+    assert both.reused == 1 and np.isnan(both.image_class_iou[1]).all()
     with pytest.raises(ValueError, match="sigmoid"):
         segcal.apply(source, None, tmp_path / "out")
