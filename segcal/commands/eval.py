@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from segcal.commands.options import (
     add_data,
+    add_members,
     add_network,
     add_page,
     add_posthoc,
@@ -126,6 +128,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num-overlays", type=at_least(0), default=4, help="how many images to draw; default: 4")
     add_page(parser)
     _add_models(parser)
+    _add_members(parser)
     _add_predictions(parser)
 
 
@@ -144,6 +147,32 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         "its input; several are compared",
     )
     add_data(group)
+
+
+def _add_members(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("members", "Ensembles, and several views of one network.")
+    add = group.add_argument
+    add_members(group)
+    add(
+        "--tta",
+        default="",
+        metavar="VIEWS",
+        help="mean over augmented images: flip, scale:0.75,1.25 or flip,scale:0.75,1.25",
+    )
+    add(
+        "--mc-dropout",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="mean over N passes with the dropout layers at work",
+    )
+    add(
+        "--uncertainty",
+        action="store_const",
+        const=True,
+        help="compare entropy and margin with confidence as finders of errors; where members are "
+        "pooled, this and the spread of the members are always compared",
+    )
 
 
 def _add_predictions(parser: argparse.ArgumentParser) -> None:
@@ -204,6 +233,8 @@ def run(options: argparse.Namespace) -> None:
     from segcal.data.shift import Shift
     from segcal.evaluation.evaluate import evaluate_source
     from segcal.evaluation.folder import load_evaluation, require_writable, write_comparison
+    from segcal.evaluation.holdout import calibrate_members
+    from segcal.sources.members import Members
     from segcal.sources.readers import name_of
     from segcal.viz.tables import distinct_names
 
@@ -215,22 +246,32 @@ def run(options: argparse.Namespace) -> None:
         )
     if len(fits) != len(options.predictions):
         raise ValueError("--fit-predictions needs one folder for each of --predictions")
+    fit_of = dict(zip(options.predictions, fits, strict=True))
     if options.model and not options.data:
         raise ValueError("--model needs --data NAME:ROOT, the images to evaluate it on")
     if [path.suffix for path in inputs] == [".json"]:
         raise ValueError(f"{inputs[0]} is a report already: segcal report writes its page")
+    if options.calibrate == "members" and not (options.ensemble and len(options.posthoc) == 1):
+        raise ValueError("--calibrate members needs --ensemble, and one method in --posthoc")
     known = {model: name_of(model) for model in options.model}
-    titles = options.names or distinct_names([known.get(str(path), path) for path in inputs])
-    if len(set(titles)) < len(titles) or len(titles) != len(inputs):
-        raise ValueError(f"--names needs {len(inputs)} different names, one for each input")
-    folders = [
-        _folder(path, name, options, alone=len(inputs) == 1)
-        for path, name in zip(inputs, titles, strict=True)
-    ]
+    titles = distinct_names([known.get(str(path), path) for path in inputs])
     beside = Path("evals") if options.model else inputs[0].parent
+    if options.ensemble and any(path.suffix == ".json" for path in inputs):
+        raise ValueError("a report.json has no predictions, so it is no member of an ensemble")
+    groups = [inputs] if options.ensemble else [[path] for path in inputs]
+    members = [titles] if options.ensemble else [[title] for title in titles]
+    rows = options.names or (["ensemble"] if options.ensemble else titles)
+    if len(set(rows)) < len(rows) or len(rows) != len(groups):
+        raise ValueError(f"--names needs {len(groups)} different names, one for each row")
+    folders = [options.out or beside / "ensemble"]
+    if not options.ensemble:
+        folders = [
+            _folder(path, name, options, alone=len(inputs) == 1)
+            for path, name in zip(inputs, rows, strict=True)
+        ]
     comparison = options.out or beside / "comparison"
     places = [folder for folder in folders if folder.suffix != ".json"]
-    places += [comparison] if len(inputs) > 1 else []
+    places += [comparison] if len(groups) > 1 else []
     for i, place in enumerate(places):
         require_writable(place)
         if place.resolve() in [other.resolve() for other in places[:i]]:
@@ -238,24 +279,39 @@ def run(options: argparse.Namespace) -> None:
     device = distributed.choose_device(options.device)
     with distributed.process_group(device):
         evaluations: list[Evaluation] = []
-        for index, (path, name, folder) in enumerate(zip(inputs, titles, folders, strict=True)):
-            if path.suffix == ".json":
-                evaluations.append(load_evaluation(path))
+        for paths, name, named, folder in zip(groups, rows, members, folders, strict=True):
+            if paths[0].suffix == ".json":
+                evaluations.append(load_evaluation(paths[0]))
                 continue
-            source = _open(path, options, device)
+            sources, fit_on = [], []
+            for path, title in zip(paths, named, strict=True):
+                sources.append(_open(path, options, device))
+                sources[-1].name = title
+                saved = fit_of.get(path)
+                fit_on += [] if saved is None else [_open(saved, options, device)]
+            source, fit = sources[0], fit_on[0] if fit_on else None
+            posthoc = options.posthoc
+            if options.ensemble:
+                source = Members(sources, pool=options.pool)
+                if fit_on and len(fit_on) < len(sources):
+                    raise ValueError("every member needs a hold-out: see --fit-predictions")
+                fit = Members(fit_on, pool=options.pool) if fit_on else None
+                if options.calibrate == "members":
+                    source = calibrate_members(source, posthoc[0], fit)
+                    if fit is not None:
+                        fit = Members(fit_on, pool=options.pool, calibrators=source.calibrators)
+                    name, posthoc = f"{name}, members + {posthoc[0].upper()}", ()
             source.name, source.group = name, options.group or source.group
-            fit = None
-            if path in options.predictions and (saved := fits[index - len(options.inputs)]):
-                fit = _open(saved, options, device)
             evaluation = evaluate_source(
                 _part(source, options),
                 holdout=fit,
-                posthoc=options.posthoc,
+                posthoc=posthoc,
                 shifts=[*options.shift, *(Shift("data", str(root)) for root in options.shift_data)],
                 regions=options.regions,
                 protocols=options.protocol,
                 operate=options.operate,
                 conformal=options.conformal,
+                uncertainty=options.uncertainty,
                 num_bins=options.num_bins,
                 resamples=options.resamples,
                 overlays=options.overlays,
@@ -266,8 +322,8 @@ def run(options: argparse.Namespace) -> None:
             page = evaluation.save(folder, static=options.static)
             if distributed.rank() == 0:
                 _say(evaluation)
-                show(page, browser=options.open and len(inputs) == 1)
-        if len(inputs) > 1:
+                show(page, browser=options.open and len(groups) == 1)
+        if len(groups) > 1:
             page = write_comparison(evaluations, comparison, static=options.static)
             if distributed.rank() == 0:
                 show(page, browser=options.open)
@@ -282,6 +338,10 @@ def _folder(path: Path, title: str, options: argparse.Namespace, *, alone: bool)
     if str(path) in options.model:
         return Path("evals") / title
     name = "eval" if options.limit is None else f"eval-limit-{options.limit}"
+    if options.tta:
+        name += "-" + re.sub("[:,]", "-", options.tta)
+    if options.mc_dropout:
+        name += f"-dropout-{options.mc_dropout}"
     if options.shard is not None:
         name += f"-{options.shard[0] + 1}-of-{options.shard[1]}"
     return (path.parent if path.is_file() else path) / name
@@ -289,12 +349,22 @@ def _folder(path: Path, title: str, options: argparse.Namespace, *, alone: bool)
 
 def _open(path: Path, options: argparse.Namespace, device: Any) -> Source:
     from segcal.sources import open_source
+    from segcal.sources.network import LoaderSource
 
-    if str(path) in options.model:
-        return open_source(str(path), device=device, **data_options(options))
-    if path in options.inputs:
+    if str(path) in options.model or path in options.inputs:
         keys = ("split", "weights", "batch_size", "workers", "skip_bad")
-        return open_source(path, device=device, **{key: getattr(options, key) for key in keys})
+        stated = {key: getattr(options, key) for key in keys}
+        if str(path) in options.model:
+            stated = data_options(options)
+        source = open_source(str(path), device=device, **stated)
+        if not (options.tta or options.mc_dropout):
+            return source
+        if isinstance(source, LoaderSource):
+            return source.with_views(options.tta, options.mc_dropout)
+    if options.tta or options.mc_dropout:
+        raise ValueError(
+            "--tta and --mc-dropout need the network: pass a run or --model, not saved predictions"
+        )
     stated = {key: getattr(options, key) for key in (*_FORMAT, "skip_bad")}
     return open_source(path, format=options.format, **stated)
 

@@ -159,6 +159,28 @@ def numbers(text: str) -> tuple[float, ...]:
     return found
 
 
+def add_members(parser: argparse._ActionsContainer) -> None:
+    """The options of ensembles and of views of a network."""
+    add = parser.add_argument
+    add(
+        "--ensemble",
+        action="store_true",
+        help="all inputs are members of one ensemble: the mean of their probabilities is evaluated",
+    )
+    add(
+        "--pool",
+        choices=("probs", "logits"),
+        default="probs",
+        help="what members are the mean of; default: probs",
+    )
+    add(
+        "--calibrate",
+        choices=("pooled", "members"),
+        default="pooled",
+        help="fit --posthoc to the ensemble, or one method to each member before the mean",
+    )
+
+
 def add_posthoc(parser: argparse._ActionsContainer, metavar: str, what: str) -> None:
     """The option --posthoc."""
     known = ", ".join(f"{name} ({method.about})" for name, method in METHODS.items())

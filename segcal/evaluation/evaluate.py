@@ -27,6 +27,7 @@ from segcal.metrics.protocols import (
     scores_by_protocol,
 )
 from segcal.metrics.regions import Region, any_present, foreground, named_regions
+from segcal.metrics.uncertainty import ErrorDetection
 from segcal.posthoc import NONE, Calibrator
 from segcal.sources.source import Batch, Source
 
@@ -143,6 +144,7 @@ def measure(
     regions: Mapping[str, Region] | None = None,
     protocols: Sequence[str] = (),
     observers: Mapping[str, Sequence[Any]] | None = None,
+    detection: Mapping[str, ErrorDetection] | None = None,
     num_bins: int = 15,
     edge_rule: str = "right",
     per_image: bool = True,
@@ -159,6 +161,7 @@ def measure(
         protocols: other ways to average that the reports shall have.
         observers: by calibrator, counters of operating points and class sets, whose `update` sees
             the same logits and labels.
+        detection: by calibrator, histograms of uncertainty.
         num_bins: bins of the meters.
         edge_rule: rule of the meters for the edges of their bins.
         per_image: keep sums of each image, if they fit into memory.
@@ -167,7 +170,7 @@ def measure(
     Returns:
         By calibrator the meters by region; the first, `WHOLE_IMAGE`, counts whole images.
     """
-    regions, observers = dict(regions or {}), observers or {}
+    regions, observers, detection = dict(regions or {}), observers or {}, detection or {}
     if FOREGROUND in check_protocols(protocols):
         regions[FOREGROUND] = any_present if source.multilabel else foreground
     if WHOLE_IMAGE in regions:
@@ -192,6 +195,8 @@ def measure(
             count_batch([*measured[name].values()], found, inside, groups=groups)
             for observer in observers.get(name, ()):
                 observer.update(found.logits, found.labels)
+            if name in detection:
+                detection[name].update(found.probs, batch.labels, found.spread)
         del batch, inside, found  # before the next batch is made
     if distributed.is_distributed():  # every process shall know what any of them left out
         parts: list[dict[str, str]] = [{}] * distributed.world_size()
@@ -201,6 +206,8 @@ def measure(
     for name, meters in measured.items():
         for one in (*meters.values(), *observers.get(name, ())):
             one.sync()
+        if name in detection:
+            detection[name].sync()
     return measured
 
 
@@ -434,6 +441,7 @@ def evaluate_source(
     protocols: Sequence[str] = (),
     operate: Sequence[Any] = (),
     conformal: Sequence[Any] = (),
+    uncertainty: bool | None = None,
     num_bins: int = 15,
     resamples: int = 1000,
     overlays: str = "worst",
@@ -456,6 +464,8 @@ def evaluate_source(
         protocols: other ways to average, such as "image"; see `segcal.metrics.protocols`.
         operate: targets of operating points, such as "accuracy=0.99".
         conformal: promised miss rates of class sets, such as 0.1.
+        uncertainty: whether to compare kinds of uncertainty as finders of errors, which is in
+            `Report.detection`; by default where members or views of a network are pooled.
         num_bins: bins of confidence.
         resamples: resamples over the images, for intervals; 0 for none.
         overlays: the images to draw: worst, random, none, or names with commas between them.
@@ -490,9 +500,22 @@ def evaluate_source(
             calibrators = choosing.fit(methods, recording)
             chosen = choosing.choose(recording, calibrators, operate, conformal, **settings)
     maps: dict[str, Calibrator | None] = {NONE: None, **calibrators}
+    detection = {}
+    if source.pools if uncertainty is None else uncertainty:
+        detection = {
+            name: ErrorDetection(
+                source.num_classes,
+                source.ignore_index,
+                multilabel=source.multilabel,
+                # Images of one group are not independent: their intervals would be too short.
+                per_image=resamples > 0 and not source.group,
+            )
+            for name in maps
+        }
     measured = measure(
         source,
         maps,
+        detection=detection,
         regions=named_regions(regions, source.num_classes, multilabel=source.multilabel),
         protocols=protocols,
         observers=None if chosen is None else chosen.observers(),
@@ -504,6 +527,8 @@ def evaluate_source(
     keys: dict[Key, str] = {}
     for method, found in measured.items():
         report = require_pixels(report_of(found, protocols, resamples=resamples), source.name)
+        if method in detection:
+            report = replace(report, detection=detection[method].compute(resamples=resamples))
         reports[method] = report if chosen is None else chosen.complete(method, report)
         meters[method] = found[WHOLE_IMAGE]
     for shift, changed in shifted.items():

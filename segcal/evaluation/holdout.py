@@ -41,6 +41,7 @@ from segcal.metrics.triage import (
     choose_threshold,
 )
 from segcal.posthoc import NONE, Calibrator
+from segcal.sources.members import Members
 from segcal.sources.saved import PredictionFolder
 from segcal.sources.source import Batch, Source
 
@@ -74,7 +75,8 @@ class Recording(Source):
         for number, (kind, names) in enumerate(self._batches):
             files = sorted(self._folder.glob(f"{number}.*.npy"))  # logits, labels, images
             arrays = [torch.from_numpy(np.load(file, allow_pickle=False)) for file in files]
-            yield Batch(names, kind, *(array.to(self._device) for array in arrays))
+            values, labels, *images = (array.to(self._device) for array in arrays)
+            yield Batch(names, kind, values, labels, images[0] if images else None)
 
 
 @contextmanager
@@ -164,6 +166,26 @@ def fit(methods: Sequence[str], holdout: Source) -> dict[str, Calibrator]:
     if holdout.skipped:
         log.warning("left out %d files of the hold-out that cannot be used", len(holdout.skipped))
     return calibrators
+
+
+def calibrate_members(members: Members, method: str, holdout: Members | None = None) -> Members:
+    """The same members, each after a calibrator that was fitted on its own hold-out.
+
+    Args:
+        members: the ensemble.
+        method: the short name of a post-hoc method.
+        holdout: the predictions of the same members to fit on; by default their own hold-outs.
+    """
+    own = [m.holdout() for m in members.members] if holdout is None else holdout.members
+    calibrators: list[Calibrator] = []
+    for member, fit_on in zip(members.members, own, strict=True):
+        if fit_on is None:
+            raise ValueError(f"{member.name} has no hold-out to fit a calibrator on")
+        calibrators += fit([method], fit_on).values()
+    name = f"{members.name}, members + {method.upper()}"
+    found = Members(members.members, pool=members.pool, calibrators=calibrators, name=name)
+    found.group = members.group
+    return found
 
 
 class _Pairs:

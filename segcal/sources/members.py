@@ -159,9 +159,10 @@ class Members(Source):
                         f"the members {first.name} and {other.name} differ in {key}: "
                         f"{getattr(first, key)} and {getattr(other, key)}"
                     )
-        self.palette, self.num_images = first.palette, first.num_images
+        self.palette, self.num_images, self.group = first.palette, first.num_images, first.group
         listed = "".join(f"- {member.name}\n" for member in self.members)
         self.config = f"pool: {pool}\nmembers:\n{listed}"
+        self.pools = len(self.members) > 1
         self.skipped = {}
         for member in self.members:
             self.skipped.update(member.skipped)
@@ -236,9 +237,11 @@ class Members(Source):
 
     def with_members(self, members: Sequence[Source], name: str | None = None) -> Members:
         """Other members, pooled in the same way after the same calibrators."""
-        return Members(
+        found = Members(
             members, pool=self.pool, calibrators=self.calibrators, name=name or self.name
         )
+        found.group = self.group
+        return found
 
     def only(self, indices: Sequence[int]) -> Members:
         """The same members on some of the images."""

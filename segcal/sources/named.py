@@ -66,7 +66,7 @@ class NamedSource(NetworkSource):
     def _viewing(self, other: NamedSource) -> NamedSource:
         """Another source of this network, pooled over the same views."""
         other = copy.copy(other)
-        other._views, other._viewed = self._views, self._viewed
+        other._views, other._viewed, other.pools = self._views, self._viewed, self.pools
         return other
 
     @torch.inference_mode()

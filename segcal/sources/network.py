@@ -117,6 +117,8 @@ class LoaderSource(Source):
         """
         part = copy.copy(self)
         part._views, part._viewed = views(self.model, tta, mc_dropout), (tta, mc_dropout)
+        stated = f"tta: {tta}\n" * bool(tta) + f"mc_dropout: {mc_dropout}\n" * bool(mc_dropout)
+        part.config, part.pools = self.config + stated, len(part._views) > 1
         return part
 
     def pooled(self, inputs: Tensor, labels: Tensor, names: Sequence[str] | None) -> Batch:

@@ -252,6 +252,7 @@ class PredictionFolder(Source):
             try:
                 with ExitStack() as stack:
                     arrays = stack.enter_context(Npz(file)) if file.suffix == ".npz" else None
+                    self.pools = arrays is not None and self._key(file, arrays)[0] == SAMPLES
                     return self._values_in(file, arrays)[:2]
             except BadFile as error:
                 reason = reason or error

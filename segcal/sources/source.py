@@ -114,6 +114,7 @@ class Source(ABC):
     skipped: dict[str, str]
     config: str = ""
     history: Sequence[Mapping[str, Any]] = ()
+    pools: bool = False  # whether a prediction is a mean over members, whose spread is known
 
     @abstractmethod
     def __iter__(self) -> Iterator[Batch]: ...

@@ -25,11 +25,13 @@ from segcal.metrics import Difference, Interval, Report
 from segcal.metrics.compare import Comparison
 from segcal.metrics.protocols import PROTOCOL_SCORES, describe_protocol
 from segcal.metrics.scores import LOGGED, SCORES, Score, number, ratio
+from segcal.metrics.uncertainty import DETECTION, UNCERTAINTIES
 
 CLEAN, MEAN = "clean", "mean over shifts"  # rows of tables under shift
 FEW_IMAGES = 20  # fewer may all lack what is rare
 LARGE_CLASS = 0.8  # a class with this share of the pixels decides scores over pixels
 _POSTHOC = (SCORES["sce"], SCORES["ece"])
+_DETECTION = tuple(SCORES[name] for name in DETECTION)
 _PARTS = tuple(SCORES[name] for name in PROTOCOL_SCORES)
 _CLASS_SCORES = tuple(
     SCORES[name]
@@ -320,7 +322,7 @@ def _columns(reports: Mapping[str, Report], *, main: bool) -> list[Score]:
 
 
 def part_tables(report: Report) -> list[Table]:
-    """The tables of regions, protocols of averaging, operating points and class sets, if any."""
+    """The tables of regions, protocols, operating points, class sets and uncertainty, if any."""
     accuracy = SCORES["accuracy"]
     scores = [score.heading for score in _PARTS]
     regions = {report.protocol.region: report, **report.regions} if report.regions else {}
@@ -360,6 +362,19 @@ def part_tables(report: Report) -> list[Table]:
         )
         for found in report.class_sets
     ]
+    kinds: Sequence[Any] = report.detection
+    columns = [
+        ranked_cells(
+            score,
+            [score.of(one) for one in kinds],
+            [one.intervals.get(score.name) for one in kinds],
+        )
+        for score in _DETECTION
+    ]
+    of_errors = [
+        (UNCERTAINTIES[one.name].label, [column[row] for column in columns])
+        for row, one in enumerate(kinds)
+    ]
     on_holdout = (
         "coverage on the hold-out (%)",
         f"{accuracy.label} on the hold-out ({accuracy.unit})",
@@ -379,6 +394,7 @@ def part_tables(report: Report) -> list[Table]:
             ["promised miss rate", *of_sets, "empty sets (%)", "images of the hold-out"],
             sets,
         ),
+        Table("Finding errors", ["uncertainty", *(s.heading for s in _DETECTION)], of_errors),
     ]
     return [table for table in found if table.rows]
 

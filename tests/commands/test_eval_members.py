@@ -1,0 +1,97 @@
+"""`segcal eval --ensemble`, `--tta` and `--mc-dropout`, from the command line to the tables."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+import segcal
+from segcal.cli import main
+from segcal.metrics.scores import SCORES
+from segcal.metrics.uncertainty import DETECTION, UNCERTAINTIES
+from segcal.viz.tables import to_markdown
+from tests.support.evaluations import QUICK
+from tests.support.saved import save_folder
+
+BARE = [*QUICK, "--overlays", "none"]
+
+
+@pytest.fixture
+def folds(tmp_path):
+    return [save_folder(tmp_path / str(t), temperature=t) for t in (0.5, 3.0)]
+
+
+def test_folds_of_saved_predictions(folds, tmp_path, undrawn):
+    out = tmp_path / "out"
+    words = [*map(str, folds), "--ensemble", "--posthoc", "ts", "--out", str(out)]
+    words += ["--fit-predictions", *map(str, folds)]
+    assert main(["eval", "--predictions", *words, *BARE]) == 0
+    reports = segcal.load_evaluation(out).reports
+    expected = segcal.evaluate_source(
+        segcal.Members([segcal.open_source(folder) for folder in folds]), overlays="none"
+    ).reports["none"]
+    assert reports["none"].ece == pytest.approx(expected.ece, abs=1e-9)
+    assert [one.name for one in reports["ts"].detection] == list(UNCERTAINTIES)
+    assert reports["ts"].nll < reports["none"].nll
+    # A temperature reorders entropies, and leaves how much the members differ.
+    for one, other in zip(reports["none"].detection[3:], reports["ts"].detection[3:], strict=True):
+        assert np.array_equal(one.correct, other.correct)
+    table = to_markdown({"ensemble": reports["none"]}).split("uncertainty |")[1]
+    for kind in UNCERTAINTIES.values():
+        assert kind.label in table
+    for name in DETECTION:
+        assert SCORES[name].heading in table
+
+
+def test_members_are_calibrated_one_by_one(folds, tmp_path, undrawn):
+    words = ["eval", "--ensemble", "--predictions", *map(str, folds), *BARE]
+    fits = ["--fit-predictions", *map(str, folds), "--posthoc", "ts", "--calibrate", "members"]
+    assert main([*words, *fits, "--out", str(tmp_path / "members")]) == 0
+    assert main([*words, "--pool", "logits", "--out", str(tmp_path / "logits")]) == 0
+    found, other = (segcal.load_evaluation(tmp_path / name) for name in ("members", "logits"))
+    assert found.methods == ["none"] and found.name == "ensemble, members + TS"
+    # Both folders hold the same logits times a factor, which their temperatures undo.
+    alone = segcal.evaluate_source(
+        segcal.open_source(folds[0]), holdout=segcal.open_source(folds[0]), posthoc=["ts"]
+    ).reports["ts"]
+    assert found.reports["none"].nll == pytest.approx(alone.nll, abs=1e-3)
+    assert other.reports["none"].nll != found.reports["none"].nll
+
+
+def test_an_ensemble_of_runs_under_shift(runs, tmp_path, undrawn):
+    twin = shutil.copytree(runs / "seg", tmp_path / "twin")
+    words = ["eval", "--ensemble", str(runs / "seg"), str(twin), "--out", str(tmp_path / "both")]
+    assert main([*words, "--shift", "fog:3", "--posthoc", "ts", *BARE]) == 0
+    assert main(["eval", str(twin), "--shift", "fog:3", *BARE]) == 0
+    both, one = segcal.load_evaluation(tmp_path / "both"), segcal.load_evaluation(twin / "eval")
+    for key in ("none", ("none", "fog:3")):
+        assert both.reports[key].ece == pytest.approx(one.reports[key].ece, abs=1e-6)
+    spread = both.reports["none"].detection[3]
+    assert SCORES["auroc"].of(spread) == 0.5  # equal members do not differ
+
+
+def test_views_of_a_run(runs, tmp_path, undrawn):
+    run = shutil.copytree(runs / "seg", tmp_path / "seg")
+    assert main(["eval", str(run), "--tta", "flip,scale:0.75,1.25", *BARE]) == 0
+    (folder,) = run.glob("eval*")
+    assert folder.name == "eval-flip-scale-0.75-1.25"
+    assert len(segcal.load_evaluation(folder).reports["none"].detection) == len(UNCERTAINTIES)
+
+
+def test_one_network_has_fewer_kinds(folds, tmp_path, undrawn):
+    assert main(["eval", "--predictions", str(folds[0]), "--uncertainty", *BARE]) == 0
+    (report,) = segcal.load_evaluation(folds[0] / "eval").reports.values()
+    assert [one.name for one in report.detection] == ["confidence", "entropy", "margin"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tta", "flip"], "need the network"),
+        (["--ensemble", "--calibrate", "members"], "one method"),
+        (["--ensemble", "--names", "a,b"], "1 different names"),
+    ],
+)
+def test_refusals(folds, capsys, words, message):
+    assert main(["eval", "--predictions", *map(str, folds), *words, *BARE]) == 2
+    assert message in capsys.readouterr().err
