@@ -286,9 +286,8 @@ def test_bad_files_are_skipped_counted_and_listed_on_request(tmp_path, capsys, u
         assert f"im00{number}" in page
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
+def test_wrong_arguments_are_one_line(runs, tmp_path, capsys):
+    for arguments, reason in [
         ([], "--predictions"),
         (["nowhere"], "nowhere"),
         (["nowhere.json", "nowhere.json"], "nowhere.json"),
@@ -313,34 +312,34 @@ def test_bad_files_are_skipped_counted_and_listed_on_request(tmp_path, capsys, u
         (["{seg}", "--conformal", "0.1"], "miss"),
         (["{seg}", "--split", "holdout", "--conformal", "miss=0.1"], "hold-out"),
         (["{seg}", "--conformal", "miss=0.1"], "9 images"),
-    ],
-)
-def test_wrong_arguments_are_one_line(runs, tmp_path, capsys, arguments, reason):
-    (tmp_path / "file").write_text("")
-    places = {
-        "saved": save_folder(tmp_path / "saved", 2),
-        "seg": runs / "seg",
-        "file": tmp_path / "file",
-    }
-    assert main(["eval", *(a.format(**places) for a in arguments), "--workers", "0"]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert err.startswith("segcal: error: ")
-    assert reason in err
+    ]:
+        (tmp_path / "file").write_text("")
+        places = {
+            "saved": save_folder(tmp_path / "saved", 2),
+            "seg": runs / "seg",
+            "file": tmp_path / "file",
+        }
+        assert main(["eval", *(a.format(**places) for a in arguments), "--workers", "0"]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert err.startswith("segcal: error: ")
+        assert reason in err
 
 
-@pytest.mark.parametrize(
-    ("contents", "reason"),
-    [("{", "odd.json"), ("{}", "odd.json"), ("[1]", "odd.json"), (None, "odd.json")],
-)
-def test_report_names_what_is_no_report(tmp_path, capsys, contents, reason):
-    if contents is not None:
-        (tmp_path / "odd.json").write_text(contents)
-    assert main(["report", str(tmp_path / "odd.json"), "--out", str(tmp_path / "out")]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert reason in err
-    assert not (tmp_path / "out").exists()
+def test_report_names_what_is_no_report(tmp_path, capsys):
+    for contents, reason in [
+        ("{", "odd.json"),
+        ("{}", "odd.json"),
+        ("[1]", "odd.json"),
+        (None, "odd.json"),
+    ]:
+        if contents is not None:
+            (tmp_path / "odd.json").write_text(contents)
+        assert main(["report", str(tmp_path / "odd.json"), "--out", str(tmp_path / "out")]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert reason in err
+        assert not (tmp_path / "out").exists()
 
 
 def test_report_of_a_run_that_was_not_evaluated(tmp_path, capsys):

@@ -40,21 +40,18 @@ def test_onnx_and_another_size(runs, tmp_path):
     torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
+def test_wrong_arguments_are_one_line(runs, tmp_path, capsys):
+    for arguments, reason in [
         (["{seg}"], "--out"),
         (["{seg}", "--out", "{tmp}/model.bin"], ".onnx"),
         (["{seg}", "--out", "{tmp}/m.pt2", "--posthoc", "ts,vs"], "one method"),
         (["{seg}", "--out", "{tmp}/m.pt2", "--posthoc", "tz"], "choose from none, ts"),
         (["{seg}", "--out", "{tmp}/m.pt2", "--size", "big"], "big"),
         (["{tmp}", "--out", "{tmp}/m.pt2"], "config.yaml"),
-    ],
-)
-def test_wrong_arguments_are_one_line(runs, tmp_path, capsys, arguments, reason):
-    places = {"seg": runs / "seg", "tmp": tmp_path}
-    assert main(["export", *(a.format(**places) for a in arguments), *QUICK]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert reason in err
-    assert list(tmp_path.iterdir()) == []
+    ]:
+        places = {"seg": runs / "seg", "tmp": tmp_path}
+        assert main(["export", *(a.format(**places) for a in arguments), *QUICK]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert reason in err
+        assert list(tmp_path.iterdir()) == []

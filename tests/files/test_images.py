@@ -47,22 +47,22 @@ def grey_tiff(path, values, depth):
     path.write_bytes(content + bytes(4))
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4, 8, 16])
-def test_masks_of_every_depth_give_the_stored_numbers(tmp_path, depth):
-    top = min(2**depth, 2**10)
-    values = np.arange(2 * top).reshape(2, top) % top
-    grey_png(tmp_path / "m.png", values, depth)
-    mask = read_mask(tmp_path / "m.png")
-    assert mask.dtype.kind == "u" and np.array_equal(mask, values)
+def test_masks_of_every_depth_give_the_stored_numbers(tmp_path):
+    for depth in [1, 2, 4, 8, 16]:
+        top = min(2**depth, 2**10)
+        values = np.arange(2 * top).reshape(2, top) % top
+        grey_png(tmp_path / "m.png", values, depth)
+        mask = read_mask(tmp_path / "m.png")
+        assert mask.dtype.kind == "u" and np.array_equal(mask, values)
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4, 8])
-def test_palette_masks_give_indices(tmp_path, bits):
-    values = np.arange(2**bits, dtype=np.uint8).reshape(2, -1)
-    image = Image.fromarray(values)
-    image.putpalette(np.random.default_rng(0).bytes(768))
-    image.save(tmp_path / "m.png", bits=bits)
-    assert np.array_equal(read_mask(tmp_path / "m.png"), values)
+def test_palette_masks_give_indices(tmp_path):
+    for bits in [1, 2, 4, 8]:
+        values = np.arange(2**bits, dtype=np.uint8).reshape(2, -1)
+        image = Image.fromarray(values)
+        image.putpalette(np.random.default_rng(0).bytes(768))
+        image.save(tmp_path / "m.png", bits=bits)
+        assert np.array_equal(read_mask(tmp_path / "m.png"), values)
 
 
 def test_masks_of_32_bits(tmp_path):
@@ -71,33 +71,33 @@ def test_masks_of_32_bits(tmp_path):
     assert np.array_equal(read_mask(tmp_path / "m.tif"), values)
 
 
-@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA", "F", "CMYK"])
-def test_masks_of_colours_or_fractions_are_refused(tmp_path, mode):
-    Image.new(mode, (3, 2)).save(tmp_path / "m.tif")
-    with pytest.raises(BadFile, match=rf"m\.tif: .*one channel.* mode {mode}$"):
-        read_mask(tmp_path / "m.tif")
+def test_masks_of_colours_or_fractions_are_refused(tmp_path):
+    for mode in ["RGB", "RGBA", "LA", "F", "CMYK"]:
+        Image.new(mode, (3, 2)).save(tmp_path / "m.tif")
+        with pytest.raises(BadFile, match=rf"m\.tif: .*one channel.* mode {mode}$"):
+            read_mask(tmp_path / "m.tif")
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4, 8, 16])
-def test_grey_of_every_depth_spans_black_to_white(tmp_path, depth):
-    top = 2**depth - 1
-    values = np.linspace(0, top, min(top + 1, 999)).round().astype(int)[None]
-    grey_png(tmp_path / "a.png", values, depth)
-    image = read_rgb(tmp_path / "a.png")
-    assert image.dtype == np.uint8 and image.shape == (1, values.size, 3)
-    assert (image == image[..., :1]).all()
-    assert np.abs(image[0, :, 0] - 255 * values[0] / top).max() < 1
-    assert image.min() == 0 and image.max() == 255
+def test_grey_of_every_depth_spans_black_to_white(tmp_path):
+    for depth in [1, 2, 4, 8, 16]:
+        top = 2**depth - 1
+        values = np.linspace(0, top, min(top + 1, 999)).round().astype(int)[None]
+        grey_png(tmp_path / "a.png", values, depth)
+        image = read_rgb(tmp_path / "a.png")
+        assert image.dtype == np.uint8 and image.shape == (1, values.size, 3)
+        assert (image == image[..., :1]).all()
+        assert np.abs(image[0, :, 0] - 255 * values[0] / top).max() < 1
+        assert image.min() == 0 and image.max() == 255
 
 
-@pytest.mark.parametrize("depth", [12, 16])
-def test_grey_tiff_is_scaled_by_its_depth(tmp_path, depth):
-    values = [0, 1 << (depth - 2), 1 << (depth - 1), 2**depth - 1]
-    stored = values
-    if depth == 16:  # of two bytes, the lower first
-        stored = [value >> 8 | (value & 255) << 8 for value in values]
-    grey_tiff(tmp_path / "a.tif", stored, depth)
-    assert read_rgb(tmp_path / "a.tif")[0, :, 0].tolist() == [0, 64, 128, 255]
+def test_grey_tiff_is_scaled_by_its_depth(tmp_path):
+    for depth in [12, 16]:
+        values = [0, 1 << (depth - 2), 1 << (depth - 1), 2**depth - 1]
+        stored = values
+        if depth == 16:  # of two bytes, the lower first
+            stored = [value >> 8 | (value & 255) << 8 for value in values]
+        grey_tiff(tmp_path / "a.tif", stored, depth)
+        assert read_rgb(tmp_path / "a.tif")[0, :, 0].tolist() == [0, 64, 128, 255]
 
 
 def test_sixteen_bits_in_either_byte_order(tmp_path):
@@ -108,20 +108,20 @@ def test_sixteen_bits_in_either_byte_order(tmp_path):
         assert np.array_equal(grey, np.arange(256).reshape(16, 16))
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.float32])
-def test_images_of_no_stated_range_are_refused(tmp_path, dtype):
-    Image.fromarray(np.array([[0, 1000], [300, 7]], dtype)).save(tmp_path / "a.tif")
-    with pytest.raises(BadFile, match=r"a\.tif: .* 32"):
-        read_rgb(tmp_path / "a.tif")
+def test_images_of_no_stated_range_are_refused(tmp_path):
+    for dtype in [np.int32, np.float32]:
+        Image.fromarray(np.array([[0, 1000], [300, 7]], dtype)).save(tmp_path / "a.tif")
+        with pytest.raises(BadFile, match=r"a\.tif: .* 32"):
+            read_rgb(tmp_path / "a.tif")
 
 
-@pytest.mark.parametrize("mode", ["RGB", "RGBA", "CMYK", "LA", "P"])
-def test_colours(tmp_path, mode):
-    colours = np.random.default_rng(0).integers(0, 256, (4, 5, 3), dtype=np.uint8)
-    image = Image.fromarray(colours).convert(mode)
-    image.save(tmp_path / "a.tif")
-    assert np.array_equal(read_rgb(tmp_path / "a.tif"), np.asarray(image.convert("RGB")))
-    assert image_size(tmp_path / "a.tif") == (5, 4)
+def test_colours(tmp_path):
+    for mode in ["RGB", "RGBA", "CMYK", "LA", "P"]:
+        colours = np.random.default_rng(0).integers(0, 256, (4, 5, 3), dtype=np.uint8)
+        image = Image.fromarray(colours).convert(mode)
+        image.save(tmp_path / "a.tif")
+        assert np.array_equal(read_rgb(tmp_path / "a.tif"), np.asarray(image.convert("RGB")))
+        assert image_size(tmp_path / "a.tif") == (5, 4)
 
 
 @pytest.mark.parametrize("read", [read_rgb, read_mask])

@@ -25,14 +25,14 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("case", HOSTILE)
-def test_what_is_refused(tmp_path, case):
-    text, reason = HOSTILE[case]
-    path = tmp_path / "a.yaml"
-    path.write_text(text)
-    with pytest.raises(BadFile, match=rf"a\.yaml: .*{reason}") as caught:
-        read_yaml(path)
-    assert "\n" not in str(caught.value)
+def test_what_is_refused(tmp_path):
+    for case in HOSTILE:
+        text, reason = HOSTILE[case]
+        path = tmp_path / "a.yaml"
+        path.write_text(text)
+        with pytest.raises(BadFile, match=rf"a\.yaml: .*{reason}") as caught:
+            read_yaml(path)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("case", ["bomb", "deep list", "deep mapping"])

@@ -252,21 +252,21 @@ def bad_files():
     }
 
 
-@pytest.mark.parametrize("case", bad_files())
-def test_a_bad_file_is_one_line_that_names_it(tmp_path, case):
-    contents, reason = bad_files()[case]
-    logits, labels = maps()
-    np.savez(tmp_path / "a.npz", logits=logits, labels=labels)
-    if isinstance(contents, bytes):
-        (tmp_path / "bad one.npz").write_bytes(contents)
-    else:
-        np.savez(tmp_path / "bad one.npz", **contents)
-    folder = PredictionFolder(tmp_path)
-    assert folder[0].names == ["a"]
-    with pytest.raises(BadFile, match=reason) as caught:
-        folder[1]
-    assert re.match(r"\S*bad one\.npz: ", str(caught.value))
-    assert "\n" not in str(caught.value)
+def test_a_bad_file_is_one_line_that_names_it(tmp_path):
+    for case in bad_files():
+        contents, reason = bad_files()[case]
+        logits, labels = maps()
+        np.savez(tmp_path / "a.npz", logits=logits, labels=labels)
+        if isinstance(contents, bytes):
+            (tmp_path / "bad one.npz").write_bytes(contents)
+        else:
+            np.savez(tmp_path / "bad one.npz", **contents)
+        folder = PredictionFolder(tmp_path)
+        assert folder[0].names == ["a"]
+        with pytest.raises(BadFile, match=reason) as caught:
+            folder[1]
+        assert re.match(r"\S*bad one\.npz: ", str(caught.value))
+        assert "\n" not in str(caught.value)
 
 
 def test_the_first_bad_file_does_not_hide_the_number_of_classes(tmp_path):
@@ -315,9 +315,8 @@ def test_files_without_keys_must_say_what_they_hold(tmp_path, ending):
         PredictionFolder(tmp_path)[0]
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
+def test_a_bad_manifest_is_one_line(tmp_path):
+    for text, reason in [
         ("layout: nchw", "layout"),
         ("kind: scores", "kind"),
         ("axes: xy", "axes"),
@@ -329,14 +328,12 @@ def test_files_without_keys_must_say_what_they_hold(tmp_path, ending):
         ("- a\n- b", "key: value"),
         ("a: [", "manifest.yaml: "),
         ("!!python/object/apply:os.system ['true']", "manifest.yaml: "),
-    ],
-)
-def test_a_bad_manifest_is_one_line(tmp_path, text, reason):
-    np.savez(tmp_path / "a.npz", logits=maps()[0])
-    (tmp_path / "manifest.yaml").write_text(text)
-    with pytest.raises(ValueError, match=reason) as caught:
-        PredictionFolder(tmp_path)
-    assert "\n" not in str(caught.value)
+    ]:
+        np.savez(tmp_path / "a.npz", logits=maps()[0])
+        (tmp_path / "manifest.yaml").write_text(text)
+        with pytest.raises(ValueError, match=reason) as caught:
+            PredictionFolder(tmp_path)
+        assert "\n" not in str(caught.value)
 
 
 def test_folders_without_predictions_are_named(tmp_path):
@@ -392,9 +389,14 @@ def sigmoid_maps(seed=0, size=(H, W)):
     return rng.normal(size=(C, *size)).astype(np.float32), labels
 
 
-@pytest.mark.parametrize("layout", ["chw", "hwc"])
-@pytest.mark.parametrize("kind", ["sigmoid_logits", "sigmoid_probs"])
-@pytest.mark.parametrize("labels_in", ["npz", "npy", "png"])
+@pytest.mark.parametrize(
+    ("layout", "kind", "labels_in"),
+    [
+        ("chw", "sigmoid_logits", "npz"),
+        ("hwc", "sigmoid_probs", "npy"),
+        ("hwc", "sigmoid_logits", "png"),
+    ],
+)
 def test_sigmoid_outputs_have_a_label_map_for_each_class(tmp_path, layout, kind, labels_in):
     logits, labels = sigmoid_maps()
     values = logits if kind == "sigmoid_logits" else 1 / (1 + np.exp(-logits))
@@ -451,13 +453,13 @@ BAD_SIGMOIDS = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_SIGMOIDS)
-def test_bad_sigmoid_outputs_are_one_line(tmp_path, name):
-    spoil, message = BAD_SIGMOIDS[name]
-    values, labels = spoil(*sigmoid_maps())
-    np.savez(tmp_path / "x.npz", sigmoid_logits=values, labels=labels)
-    with pytest.raises(BadFile, match=f"x.npz: .*{message}"):
-        PredictionFolder(tmp_path, num_classes=C)[0]
+def test_bad_sigmoid_outputs_are_one_line(tmp_path):
+    for name in BAD_SIGMOIDS:
+        spoil, message = BAD_SIGMOIDS[name]
+        values, labels = spoil(*sigmoid_maps())
+        np.savez(tmp_path / "x.npz", sigmoid_logits=values, labels=labels)
+        with pytest.raises(BadFile, match=f"x.npz: .*{message}"):
+            PredictionFolder(tmp_path, num_classes=C)[0]
 
 
 def test_class_masks_that_are_missing_or_of_another_size_are_named(tmp_path):
