@@ -90,6 +90,8 @@ def _open(options: argparse.Namespace, device: object, num_classes: int | None) 
     if options.model is not None:
         typed = {"num_classes": num_classes, **data_options(options)}
         return open_source(options.model, unlabelled=options.images, device=device, **typed)
+    if not options.run.is_dir():
+        raise ValueError(f"{options.run} is no folder of a run; a network by name is --model SPEC")
     keys = ("weights", "batch_size", "workers", "skip_bad")
     stated = {key: getattr(options, key) for key in keys}
     return open_source(options.run, unlabelled=options.images, device=device, **stated)

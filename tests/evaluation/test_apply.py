@@ -220,7 +220,12 @@ def test_the_command(root, calibrator, tmp_path, capsys):
     assert "expected accuracy" in said and "review first: i" in said
     for kind in OUTPUTS:
         assert len(list((tmp_path / "out" / kind).glob("i*"))) == 3, kind
-    for wrong in ([*words], [*words, *images, "--write", "video"], [*words, *images, "runs/a"]):
+    for wrong in (
+        [*words],
+        [*words, *images, "--write", "video"],
+        [*words, *images, "runs/a"],
+        ["apply", "no", "--out", "o", *images],
+    ):
         assert main(wrong) == 2
         assert capsys.readouterr().err.count("\n") == 1
 
