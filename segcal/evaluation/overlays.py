@@ -94,6 +94,7 @@ def worst_planes(source: Source, batch: Batch) -> list[tuple[int, int]]:
             names=None,
             values=batch.values[0].movedim(axis + 1, 0),  # (planes, C, *)
             labels=batch.labels[0].movedim(axis, 0),
+            spread=None,
         )
         count_batch([meter], cut)
         planes.append((axis, int(meter.image_sums().top_gap.abs().sum(1).argmax())))
@@ -108,6 +109,7 @@ def _plane(batch: Batch, axis: int, place: int) -> Batch:
         names=[f"{batch.names[0]} {'zyx'[axis]}={place}"],
         values=batch.values.select(axis + 2, place),
         labels=batch.labels.select(axis + 1, place),
+        spread={k: v.select(axis + 1, place) for k, v in (batch.spread or {}).items()} or None,
     )
 
 
@@ -174,11 +176,15 @@ def _overlay(source: Source, index: int, image: np.ndarray | None, batch: Batch)
     report = meter.compute()
     probs, labels = batch.probs[0].float().cpu().numpy(), batch.labels[0].cpu().numpy()
     name, class_names, palette = batch.names[0], source.class_names, source.palette
+    information = None
+    if batch.spread is not None:
+        information = batch.spread["mutual_information"][0].cpu().numpy()
     if batch.multilabel:
         c = int(np.argmax(np.nan_to_num(report.class_ece, nan=-1.0)))
         name, class_names = f"{name}, {class_names[c]}", (f"not {class_names[c]}", class_names[c])
         palette = None  # that of the source has a colour for each class, none for its absence
         probs, labels = np.stack([1 - probs[c], probs[c]]), labels[c]
+        information = None if information is None else information[c]
     return make_overlay(
         image,
         probs,
@@ -189,4 +195,5 @@ def _overlay(source: Source, index: int, image: np.ndarray | None, batch: Batch)
         name=name,
         ece=report.ece,
         of=source.names[index],
+        information=information,
     )

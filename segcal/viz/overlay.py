@@ -219,6 +219,9 @@ class Overlay:
         class_names: C names.
         ece: the ECE of what is shown, or None.
         of: the name of the image, if `name` is another.
+        total: of pooled members, (H, W) the entropy of their mean, as a share of the largest there
+            can be; None if there are no members.
+        epistemic: (H, W) the part of it that is mutual information: how much the members differ.
     """
 
     name: str
@@ -231,20 +234,25 @@ class Overlay:
     class_names: Sequence[str]
     ece: float | None = None
     of: str = ""
+    total: NDArray[Any] | None = None
+    epistemic: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", utf8(self.name))
         object.__setattr__(self, "of", utf8(self.of) or self.name)
         object.__setattr__(self, "class_names", tuple(map(utf8, self.class_names)))
         shape, classes = self.labels.shape, len(self.class_names)
-        maps = (self.labels, self.prediction, self.confidence, self.gap)
+        spread = [each for each in (self.total, self.epistemic) if each is not None]
+        maps = (self.labels, self.prediction, self.confidence, self.gap, *spread)
         good = len(shape) == 2 and all(each.shape == shape for each in maps)
         if good:
             known = ~np.isnan(self.gap)
             for classes_of, where in ((self.labels, known), (self.prediction, ...)):
                 seen = classes_of[where]
                 good &= seen.dtype.kind in "iu" and bool(((seen >= 0) & (seen < classes)).all())
-            good &= bool(((self.confidence >= 0) & (self.confidence <= 1)).all())
+            for shares in (self.confidence, *spread):
+                good &= bool(((shares >= 0) & (shares <= 1)).all())
+            good &= len(spread) != 1
         for array, wanted in (
             (self.image, ((*shape,), (*shape, 3))),
             (self.palette, ((classes, 3),)),
@@ -257,7 +265,8 @@ class Overlay:
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays by name, without those that are None: what a file has to keep."""
-        names = ("labels", "prediction", "confidence", "gap", "image", "palette")
+        names = ["labels", "prediction", "confidence", "gap", "image", "palette"]
+        names += ["total", "epistemic"]
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @property
@@ -266,7 +275,10 @@ class Overlay:
         return class_palette(len(self.class_names)) if self.palette is None else self.palette
 
     def png(self) -> bytes:
-        """Six pictures with their keys: image, labels, prediction, confidence, errors and gap."""
+        """Six pictures with their keys: image, labels, prediction, confidence, errors and gap.
+
+        Of pooled members there are three more: total, aleatoric and epistemic uncertainty.
+        """
         return _draw_panel(self)
 
 
@@ -281,6 +293,7 @@ def make_overlay(
     name: str = "",
     ece: float | None = None,
     of: str = "",
+    information: ArrayLike | Tensor | None = None,
 ) -> Overlay:
     """The overlay of one image; `overlay.png()` draws it.
 
@@ -294,6 +307,7 @@ def make_overlay(
         name: what the page calls it.
         ece: its ECE, if known.
         of: the name of the image, if `name` names a part of it.
+        information: (H, W) mutual information of pooled members, in nats.
     """
     confidence, predicted, target, valid = _predictions(probs, labels, ignore_index)
     gap = _gap(confidence, predicted, target, valid).astype(np.float32)
@@ -306,7 +320,16 @@ def make_overlay(
         raise ValueError(f"Expected a palette of shape ({classes}, 3), but got {colors.shape}")
     shown = None if image is None else rgb_image(image, target.shape)
     colors = None if colors is None else colors[:classes]
-    return Overlay(name, target, predicted, confidence, gap, shown, colors, names, ece, of)
+    total = epistemic = None
+    if information is not None:
+        entropy = torch.special.entr(torch.from_numpy(_array(probs))).sum(0).numpy()
+        total = np.clip(entropy / np.log(classes), 0, 1).astype(np.float32)
+        epistemic = np.clip(_array(information) / np.log(classes), 0, total).astype(np.float32)
+    return Overlay(
+        *(name, target, predicted, confidence, gap, shown, colors, names, ece, of),
+        total=total,
+        epistemic=epistemic,
+    )
 
 
 class Picture(NamedTuple):
@@ -337,6 +360,14 @@ def _draw_panel(overlay: Overlay) -> bytes:
         ),
         SCORES["bias"].heading: draw_gap(overlay.image, overlay.gap),
     }
+    if overlay.total is not None and overlay.epistemic is not None:
+        shares = {
+            "total uncertainty (% of the largest)": overlay.total,
+            "aleatoric: shared by the members": overlay.total - overlay.epistemic,
+            "epistemic: members differ": overlay.epistemic,
+        }
+        for title, share in shares.items():
+            pictures[title] = np.repeat(np.round(255 * share).astype(np.uint8)[..., None], 3, 2)
     if overlay.image is not None:
         pictures["image"] = rgb_image(overlay.image, labels.shape)
     count = np.bincount(prediction.ravel(), minlength=len(colors))
@@ -352,10 +383,12 @@ def _draw_panel(overlay: Overlay) -> bytes:
     total = 3 * column - _GAP
     rows = _flow([text for _, text in key], total)
     second = 2 * _LINE + height + len(rows) * _LINE
-    canvas, draw = _canvas(total + 2 * _GAP, second + 2 * _LINE + height + 3 * _LINE)
+    third = second + 2 * _LINE + height + 2 * _LINE
+    bottom = third + _LINE if len(pictures) == 6 else third + 2 * _LINE + height
+    canvas, draw = _canvas(total + 2 * _GAP, bottom)
     for index, (title, picture) in enumerate(pictures.items()):
         left = _GAP + index % 3 * column
-        top = _LINE if index < 3 else second + _LINE
+        top = (0, second, third)[index // 3] + _LINE
         draw.text((left, top - 4), title, LIGHT["ink"], _font(16), anchor="ls")
         if picture is not None:
             _paste(canvas, picture, (left, top), (width, height))

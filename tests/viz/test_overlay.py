@@ -220,3 +220,19 @@ def test_shift_panel_has_a_row_for_each_shift_and_a_gap_for_each_method():
     width, height = size(2, ["none"])
     assert size(2, ["none", "ts"])[0] > width and size(2, ["none", "ts"])[1] == height
     assert size(5, ["none"])[1] > 2 * height and size(5, ["none"])[0] == width
+
+
+def test_the_uncertainty_of_members_is_three_more_pictures():
+    members = np.random.default_rng(0).dirichlet(np.ones(3), size=(2, 20, 30))  # (M, H, W, C)
+    members = members.transpose(0, 3, 1, 2)
+    probs, labels = members.mean(0), np.zeros((20, 30), np.int64)
+    entropy = -(members * np.log(members)).sum(1).mean(0)
+    information = -(probs * np.log(probs)).sum(0) - entropy
+    plain = make_overlay(None, probs, labels)
+    made = make_overlay(None, probs, labels, information=information)
+    assert "total" not in plain.arrays
+    np.testing.assert_allclose(made.total - made.epistemic, entropy / np.log(3), atol=1e-6)
+    sizes = [Image.open(io.BytesIO(each.png())).size for each in (plain, made)]
+    assert sizes[0][0] == sizes[1][0] and sizes[0][1] < sizes[1][1]
+    again = Overlay("", **made.arrays, class_names=made.class_names, image=None, palette=None)
+    assert again.png() == made.png()
