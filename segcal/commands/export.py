@@ -7,6 +7,7 @@ from pathlib import Path
 
 from segcal.commands.options import (
     add_data,
+    add_members,
     add_network,
     add_posthoc,
     at_least,
@@ -19,8 +20,15 @@ from segcal.commands.options import (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which run, with which calibrator, and where to write."""
     add = parser.add_argument
-    add("run", type=Path, nargs="?", metavar="RUN", help="folder of a run")
-    add("--model", metavar="SPEC", help="instead of a run: a network by name, as for segcal eval")
+    add("run", type=Path, nargs="*", metavar="RUN", help="folder of a run")
+    add(
+        "--model",
+        nargs="+",
+        default=[],
+        metavar="SPEC",
+        help="instead of a run: a network by name, as for segcal eval",
+    )
+    add_members(parser)
     add("--out", type=Path, required=True, help="file to write, ending in .pt2 or .onnx")
     add_posthoc(parser, "METHOD", "post-hoc method to fit on the hold-out")
     add(
@@ -37,12 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Fit the calibrator, and write the file."""
+    import torch
     from torch.nn.functional import interpolate
 
     from segcal.distributed import choose_device
     from segcal.evaluation import holdout
-    from segcal.evaluation.export import export, require_exportable
+    from segcal.evaluation.export import Calibrated, Pooled, export, require_exportable
     from segcal.evaluation.folder import require_writable
+    from segcal.sources.members import Members
     from segcal.sources.named import open_network
     from segcal.sources.network import NetworkSource, RunSource
 
@@ -50,29 +60,57 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"--posthoc takes one method here, but got {', '.join(options.posthoc)}")
     require_exportable(options.out)
     require_writable(options.out.parent)
-    if (options.run is None) == (options.model is None):
-        raise ValueError("name the folder of a run, or --model SPEC with --data NAME:ROOT")
+    inputs = [*options.run, *options.model]
+    if not inputs or (len(inputs) > 1 and not options.ensemble):
+        raise ValueError(
+            "name the folder of a run, or --model SPEC with --data NAME:ROOT; several with "
+            "--ensemble"
+        )
+    if options.calibrate == "members" and not (options.ensemble and options.posthoc):
+        raise ValueError("--calibrate members needs --ensemble, and one method in --posthoc")
+    if options.model and not options.data:
+        raise ValueError("--model needs --data NAME:ROOT: an image to trace the network with")
     device = choose_device(options.device)
-    source: NetworkSource
-    if options.model is None:
+    sources: list[NetworkSource] = []
+    for path in options.run:
         keys = ("weights", "batch_size", "workers")
         settings = {key: getattr(options, key) for key in keys}
-        source = RunSource(options.run, device=device, **settings)
-    elif not options.data:
-        raise ValueError("--model needs --data NAME:ROOT: an image to trace the network with")
-    else:
+        sources.append(RunSource(path, device=device, **settings))
+    for model in options.model:
         stated = data_options(options)
-        source = open_network(options.model, stated.pop("data"), device=device, **stated)
+        sources.append(open_network(model, stated.pop("data"), device=device, **stated))
+    source = sources[0]
+    for other in sources[1:]:
+        if not torch.equal(other.samples[0][0], source.samples[0][0]):
+            raise ValueError(
+                f"{source.name} and {other.name} make different inputs of one image, so they "
+                "cannot be in one file"
+            )
+    network, multilabel = source.model, source.multilabel
+    ensemble = Members(sources, pool=options.pool)
+    posthoc = options.posthoc
+    if options.ensemble:
+        if options.calibrate == "members":
+            ensemble, posthoc = holdout.calibrate_members(ensemble, posthoc[0]), ()
+        network = Pooled(
+            [
+                Calibrated(one.model, calibrator, multilabel=multilabel)
+                for one, calibrator in zip(sources, ensemble.calibrators, strict=True)
+            ],
+            options.pool,
+        )
     calibrator = None
-    if options.posthoc and (fit_on := source.holdout()) is not None:
-        (calibrator,) = holdout.fit(options.posthoc, fit_on).values()
+    if posthoc:
+        if (fit_on := ensemble.holdout()) is None:
+            raise ValueError("--posthoc needs images to fit on: say --holdout NAME:ROOT[:SPLIT]")
+        (calibrator,) = holdout.fit(posthoc, fit_on).values()
         calibrator.cpu()
     example = source.samples[0][0][None]  # (1, 3, H, W)
     if options.size is not None:
         if example.ndim != 4:
             raise ValueError("--size is for images, but this network reads text")
         example = interpolate(example, options.size, mode="bilinear")
-    model = source.model.cpu()
-    difference = export(model, calibrator, example, options.out, multilabel=source.multilabel)
+    network.cpu()
+    difference = export(network, calibrator, example, options.out, multilabel=multilabel)
     shape = ", ".join(map(str, example.shape[1:]))
     print(f"{options.out}: images (N, {shape}) to probabilities, {difference:.1e} from PyTorch's")

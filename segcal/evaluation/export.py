@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from segcal.files import atomic_write
 from segcal.posthoc import Calibrator
+from segcal.sources.members import Pool
 from segcal.sources.network import eval_mode
 from segcal.sources.source import logits_of, resize
 
@@ -43,6 +45,32 @@ class Calibrated(nn.Module):
             logits = self.calibrator(logits, images)
         wide = torch.promote_types(logits.dtype, torch.float32)
         return logits.to(wide).sigmoid() if self.multilabel else logits.softmax(1, dtype=wide)
+
+
+class Pooled(nn.Module):
+    """Images (N, channels, *) to the logits (N, C, *S) of the mean of several networks.
+
+    Args:
+        members: networks, each with its calibrator; their sizes must be equal.
+        pool: take the mean of probabilities, or of logits.
+    """
+
+    def __init__(self, members: Sequence[Calibrated], pool: Pool = "probs") -> None:
+        super().__init__()
+        self.members, self.pool = nn.ModuleList(members), pool
+        self.multilabel = members[0].multilabel
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits whose softmax or sigmoids are the pooled probabilities."""
+
+        def logits(probs: Tensor) -> Tensor:
+            tiny, eps = torch.finfo(probs.dtype).tiny, torch.finfo(probs.dtype).eps
+            return probs.logit(eps) if self.multilabel else probs.clamp_min(tiny).log()
+
+        probs = [member(images) for member in self.members]
+        if self.pool == "logits":
+            return torch.stack([logits(p) for p in probs]).mean(0)
+        return logits(torch.stack(probs).mean(0))
 
 
 def export(

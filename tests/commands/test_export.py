@@ -40,8 +40,25 @@ def test_onnx_and_another_size(runs, tmp_path):
     torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("how", [[], ["--calibrate", "members"]])
+def test_an_ensemble_is_one_file(runs, tmp_path, how):
+    """Of equal members the mean is each of them, calibrated before or after it."""
+    out, seg = tmp_path / "model.pt2", str(runs / "seg")
+    command = ["export", "--ensemble", seg, seg, "--posthoc", "ts", "--out", str(out), *how]
+    assert main([*command, *QUICK]) == 0
+    run = RunSource(runs / "seg")
+    images = run.samples[0][0][None]
+    holdout = [(run.model(x[None]).detach(), y[None]) for x, y in run.splits.holdout]
+    calibrator = segcal.TemperatureScaling().fit(holdout)
+    with torch.no_grad():
+        expected = calibrator(run.model(images)).softmax(1)
+        found = torch.export.load(out).module()(images)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
 def test_wrong_arguments_are_one_line(runs, tmp_path, capsys):
     for arguments, reason in [
+        (["{seg}", "{seg}", "--out", "{tmp}/m.pt2"], "--ensemble"),
         (["{seg}"], "--out"),
         (["{seg}", "--out", "{tmp}/model.bin"], ".onnx"),
         (["{seg}", "--out", "{tmp}/m.pt2", "--posthoc", "ts,vs"], "one method"),

@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from segcal.evaluation.export import Calibrated, export
+from segcal.evaluation.export import Calibrated, Pooled, export
 from segcal.posthoc import CALIBRATORS
+from segcal.sources.members import pooled
+from segcal.sources.source import Batch
 from tests.support.holdouts import make_calibrator, random_holdout
 
 CASES = [(None, ".pt2"), ("dc", ".pt2"), ("isotonic", ".pt2"), ("lts", ".pt2"), ("ts", ".onnx")]
@@ -114,3 +116,16 @@ def test_nothing_is_written_when_it_fails(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"segcal\[onnx\]"):
         export(Coarse(), None, example, tmp_path / "model.onnx")
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("pool", ["probs", "logits"])
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_an_ensemble_pools_as_members_do(pool, multilabel):
+    torch.manual_seed(0)
+    networks, images = [nn.Conv2d(3, 4, 1) for _ in range(3)], torch.randn(2, 3, 5, 6)
+    kind = "sigmoid_logits" if multilabel else "logits"
+    with torch.no_grad():
+        expected = pooled([Batch(None, kind, net(images), None) for net in networks], pool).probs
+        members = [Calibrated(net, multilabel=multilabel) for net in networks]
+        found = Calibrated(Pooled(members, pool), multilabel=multilabel)(images)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
