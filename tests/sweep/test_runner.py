@@ -153,6 +153,7 @@ def test_the_plan_estimates_by_the_mean_of_what_is_done(tmp_path):
 
 
 STOPPED = """
+import signal
 import sys
 from pathlib import Path
 from segcal.sweep.pools import Processes
@@ -160,6 +161,7 @@ from segcal.sweep.runner import work
 from tests.sweep.test_runner import PLAIN
 from tests.support.stepwise import Stepwise
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     root, log, gate = map(Path, sys.argv[1:])
     runs = Stepwise(root, log, gate=gate, slow="scenes-nll-seed1")
     try:
@@ -187,10 +189,10 @@ def test_ctrl_c_saves_the_runs_of_every_process(tmp_path):
         assert first.poll() is None
         time.sleep(0.05)
     os.killpg(first.pid, signal.SIGINT)  # as a terminal does
-    assert first.wait(timeout=300) == 130
+    assert first.wait(timeout=120) == 130
     assert len(list(tmp_path.glob("runs/*/saved"))) == 2
     gate.touch()
-    assert start().wait(timeout=300) == 0
+    assert start().wait(timeout=120) == 0
     steps = [line.split()[:2] for line in log.read_text().splitlines()]
     wanted = [[f"scenes-nll-seed{seed}", str(step)] for seed in (0, 1, 2) for step in range(STEPS)]
     assert sorted(steps) == wanted  # each once
