@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -322,10 +323,13 @@ def run(options: argparse.Namespace) -> None:
             page = evaluation.save(folder, static=options.static)
             if distributed.rank() == 0:
                 _say(evaluation)
+                if len(groups) == 1:
+                    _say_shifts(evaluations)
                 show(page, browser=options.open and len(groups) == 1)
         if len(groups) > 1:
             page = write_comparison(evaluations, comparison, static=options.static)
             if distributed.rank() == 0:
+                _say_shifts(evaluations)
                 show(page, browser=options.open)
 
 
@@ -377,22 +381,21 @@ def _part(source: Source, options: argparse.Namespace) -> Source:
 
 def _say(evaluation: Evaluation) -> None:
     from segcal.evaluation.evaluate import title
-    from segcal.viz.tables import CLEAN, describe_report, shift_text
+    from segcal.viz.tables import describe_report
 
-    reports = evaluation.reports
-    for key, report in reports.items():
+    for key, report in evaluation.reports.items():
         method, shift = key if isinstance(key, tuple) else (key, "")
         name = f"{evaluation.name}, {shift}" if shift else evaluation.name
         print(f"{title(name, method)}: {describe_report(report)}")
     print(*evaluation.notes, sep="\n", end="\n" * bool(evaluation.notes))
-    if evaluation.shifts:
-        table = {
-            title(evaluation.name, m): {
-                CLEAN: reports[m],
-                **{s: reports[m, s] for s in evaluation.shifts},
-            }
-            for m in evaluation.methods
-        }
-        print(f"\n{shift_text(table)}\n")
     if evaluation.skipped:
         print(f"left out {len(evaluation.skipped)} files; the report lists them")
+
+
+def _say_shifts(evaluations: Sequence[Evaluation]) -> None:
+    """Print one table of all networks under shift, if there are shifts."""
+    from segcal.viz.tables import CLEAN, shift_text
+
+    rows = [row for evaluation in evaluations for row in evaluation.rows() if row.shifts]
+    if rows:
+        print(f"\n{shift_text({row.name: {CLEAN: row.report, **row.shifts} for row in rows})}\n")
