@@ -46,11 +46,6 @@ def check_protocols(names: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def parse_protocols(text: str) -> tuple[str, ...]:
-    """The protocols in a text such as pooled,batch:8."""
-    return check_protocols(name.strip() for name in text.split(",") if name.strip())
-
-
 def describe_protocol(name: str) -> str:
     """What a protocol averages over."""
     kind, size = _split(name)

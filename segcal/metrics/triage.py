@@ -65,12 +65,6 @@ class Target:
             ) from None
 
 
-def parse_targets(text: str) -> tuple[Target, ...]:
-    """The targets in a text such as accuracy=0.99,coverage=0.9, each once."""
-    parts = [part.strip() for part in text.split(",")]
-    return tuple(dict.fromkeys(Target.parse(part) for part in parts if part))
-
-
 def check_miss(text: str) -> float:
     """The α of a text such as miss=0.1.
 
@@ -85,12 +79,6 @@ def check_miss(text: str) -> float:
     if kind.strip() != "miss" or not 0 < alpha < 1:
         raise ValueError(f"Expected miss=A with A between 0 and 1, but got {text!r}")
     return alpha
-
-
-def parse_misses(text: str) -> tuple[float, ...]:
-    """The miss rates in a text such as miss=0.1,miss=0.05, each once."""
-    parts = [part.strip() for part in text.split(",")]
-    return tuple(dict.fromkeys(check_miss(part) for part in parts if part))
 
 
 def probabilities(logits: Tensor) -> Tensor:
