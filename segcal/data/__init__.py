@@ -16,7 +16,7 @@ __all__ = ["DATASETS", "DataConfig", "build"]
 
 
 def build(config: DataConfig, *, seed: int = 0) -> Splits:
-    """Read a data set; see `segcal.data.splits.build`. Torch is loaded here, not before."""
-    from segcal.data import splits
+    """Read a data set; see `segcal.data.splits.build`."""
+    from segcal.data import splits  # loads torch
 
     return splits.build(config, seed=seed)

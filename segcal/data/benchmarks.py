@@ -6,13 +6,23 @@ All give labels 0 .. C-1, and 255 for pixels that are not counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from segcal.data.folders import find_images, palette, read_lines
 from segcal.data.options import DataConfig
-from segcal.data.samples import FilePart, Label, Part, RawDataset, digest, or_absent
+from segcal.data.samples import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    ChangedPart,
+    FilePart,
+    Label,
+    Part,
+    RawDataset,
+    or_absent,
+)
 from segcal.data.transforms import Augmentation
 from segcal.files import BadFile, read_yaml
 
@@ -39,74 +49,53 @@ _NOT_IN_COCO_STUFF = {11, 25, 28, 29, 44, 65, 67, 68, 70, 82, 90}
 _STREET = Augmentation(base_size=512, scale=(0.5, 2.0), crop_size=512, flip=0.5)
 
 
-class MappedPart(Part):
-    """A part whose masks get other labels.
-
-    Args:
-        part: masks as the files hold them, and their images.
-        table: the new label of each old one, by its number.
-    """
-
-    def __init__(self, part: Part, table: Sequence[int]) -> None:
-        self.part, self.names = part, part.names
-        self.table = np.asarray(table, dtype=np.uint8)
-
-    def image(self, index: int) -> np.ndarray:
-        """(H, W, 3) uint8 RGB."""
-        return self.part.image(index)
-
-    def label(self, index: int) -> Label:
-        """The mapped mask alone."""
-        return self._map(self.part.label(index), index)
-
-    def read(self, index: int) -> tuple[np.ndarray, Label]:
-        """The image and its mapped mask."""
-        image, label = self.part.read(index)
-        return image, self._map(label, index)
-
-    def _map(self, label: Label, index: int) -> np.ndarray:
-        mask = np.asarray(label)
-        if mask.max(initial=0) >= len(self.table):
-            raise BadFile(f"the mask of {self.names[index]} has the unknown label {mask.max()}")
-        return self.table[mask]
-
-    def fingerprint(self, indices: Sequence[int]) -> str:
-        """A digest of the files and the map."""
-        return digest(self.part.fingerprint(indices), self.table.tobytes())
+def mapped(part: Part, table: Sequence[int]) -> Part:
+    """A part whose masks get other labels: `table` has the new label of each old one."""
+    array = np.asarray(table, dtype=np.uint8)
+    return ChangedPart(part, array.tobytes(), label=partial(_look_up, array))
 
 
-def _table(pairs: Mapping[int, int], other: int = IGNORED) -> tuple[int, ...]:
-    """The label of each value of an 8-bit mask; `other` for those that are not in `pairs`."""
-    return tuple(pairs.get(value, other) for value in range(256))
+def _look_up(table: np.ndarray, label: Label, name: str) -> np.ndarray:
+    mask = np.asarray(label)
+    if mask.max(initial=0) >= len(table):
+        raise BadFile(f"the mask of {name} has the unknown label {mask.max()}")
+    return table[mask]
 
 
-def _part(pairs: Iterable[tuple[Path, Path]], table: Mapping[int, int]) -> MappedPart:
+def _table(pairs: Mapping[int, int]) -> tuple[int, ...]:
+    """The label of each value of an 8-bit mask; those that are not in `pairs` are not counted."""
+    return tuple(pairs.get(value, IGNORED) for value in range(256))
+
+
+def _part(pairs: Iterable[tuple[Path, Path]], table: Mapping[int, int]) -> Part:
     """Images with 8-bit masks, whose values become labels as `table` says."""
     images, masks = zip(*pairs, strict=True)
     for mask in masks:
         if not mask.is_file():
             raise ValueError(f"there is no mask at {mask}; data/README.md shows the layout")
     files = FilePart(images, masks, num_classes=256, ignore_index=IGNORED)
-    return MappedPart(files, _table(table))
+    return mapped(files, _table(table))
 
 
 def _dataset(
     class_names: Sequence[str],
-    train: Callable[[], Part],
-    test: Callable[[], Part],
-    holdout: Callable[[], Part] | None = None,
+    part: Callable[[str], Part],
     *,
+    train: str = "train",
+    test: str,
+    holdout: str | None = None,
     colours: Sequence[tuple[int, int, int]] | None = None,
     uniform: bool = False,
     augmentation: Augmentation = _STREET,
 ) -> RawDataset:
+    """A data set whose parts, which have these names there, `part` reads."""
     return RawDataset(
-        train=or_absent(train),
-        test=test(),
-        holdout=None if holdout is None else or_absent(holdout),
+        train=or_absent(lambda: part(train)),
+        test=part(test),
+        holdout=None if holdout is None else or_absent(lambda: part(holdout)),
         class_names=tuple(class_names),
-        mean=(0.485, 0.456, 0.406),  # of ImageNet, as most networks for these data take them
-        std=(0.229, 0.224, 0.225),
+        mean=IMAGENET_MEAN,  # as most networks for these data take them
+        std=IMAGENET_STD,
         augmentation=augmentation,
         palette=palette(len(class_names)) if colours is None else np.array(colours, np.uint8),
         uniform=uniform,
@@ -126,9 +115,9 @@ def camvid(config: DataConfig) -> RawDataset:
 
     return _dataset(
         CAMVID_CLASSES,
-        lambda: part("train"),
-        lambda: part("test"),
-        lambda: part("val"),
+        part,
+        test="test",
+        holdout="val",
         uniform=True,
         augmentation=Augmentation(base_size=360, scale=(0.5, 2.0), crop_size=352, flip=0.5),
     )
@@ -147,13 +136,7 @@ def cityscapes(config: DataConfig) -> RawDataset:
         ids = {number: c for c, number in enumerate(_CITYSCAPES_IDS)}
         return _part(zip(images, masks, strict=True), ids)
 
-    return _dataset(
-        CITYSCAPES_CLASSES,
-        lambda: part("train"),
-        lambda: part("val"),
-        colours=_CITYSCAPES_COLOURS,
-        uniform=True,
-    )
+    return _dataset(CITYSCAPES_CLASSES, part, test="val", colours=_CITYSCAPES_COLOURS, uniform=True)
 
 
 def acdc(config: DataConfig) -> RawDataset:
@@ -170,23 +153,14 @@ def acdc(config: DataConfig) -> RawDataset:
         ]
         if not images:
             raise ValueError(f"there are no images in {config.root}/rgb_anon/*/{name}")
+        gt, root = Path(config.root) / "gt", Path(config.root) / "rgb_anon"
         masks = [
-            Path(
-                str(image)
-                .replace("rgb_anon/", "gt/", 1)
-                .replace("_rgb_anon.png", "_gt_labelTrainIds.png")
-            )
+            gt / str(image.relative_to(root)).replace("_rgb_anon.png", "_gt_labelTrainIds.png")
             for image in images
         ]
         return _part(zip(images, masks, strict=True), {c: c for c in range(19)})
 
-    return _dataset(
-        CITYSCAPES_CLASSES,
-        lambda: part("train"),
-        lambda: part("val"),
-        colours=_CITYSCAPES_COLOURS,
-        uniform=True,
-    )
+    return _dataset(CITYSCAPES_CLASSES, part, test="val", colours=_CITYSCAPES_COLOURS, uniform=True)
 
 
 def ade20k(config: DataConfig) -> RawDataset:
@@ -195,18 +169,12 @@ def ade20k(config: DataConfig) -> RawDataset:
     Label 0 is "other" and is not counted; labels 1 .. 150 become 0 .. 149. The names of the
     classes are in root/objectInfo150.txt.
     """
-
-    def part(name: str) -> Part:
-        images = find_images(_folder(config, "images", name))
-        folder = Path(config.root) / "annotations" / name
-        pairs = ((image, folder / f"{image.stem}.png") for image in images)
-        return _part(pairs, {c + 1: c for c in range(150)})
-
+    part = partial(_annotated, config, {c + 1: c for c in range(150)})
     listed = Path(config.root) / "objectInfo150.txt"
     names = [f"class {c}" for c in range(150)]
     if listed.is_file():  # a head line, then lines of columns whose last is the name
         names = [line.split("\t")[-1].split(",")[0].strip() for line in read_lines(listed)[1:]]
-    return _dataset(names, lambda: part("training"), lambda: part("validation"))
+    return _dataset(names, part, train="training", test="validation")
 
 
 def coco_stuff(config: DataConfig) -> RawDataset:
@@ -215,19 +183,13 @@ def coco_stuff(config: DataConfig) -> RawDataset:
     The masks are the official "stuffthingmaps"; names of classes are in root/labels.txt.
     """
     kept = [number for number in range(182) if number not in _NOT_IN_COCO_STUFF]
-
-    def part(name: str) -> Part:
-        images = find_images(_folder(config, "images", name))
-        folder = Path(config.root) / "annotations" / name
-        pairs = ((image, folder / f"{image.stem}.png") for image in images)
-        return _part(pairs, {number: c for c, number in enumerate(kept)})
-
+    part = partial(_annotated, config, {number: c for c, number in enumerate(kept)})
     listed = Path(config.root) / "labels.txt"
     names = [f"class {c}" for c in range(len(kept))]
     if listed.is_file():  # lines such as "1: person"; 0 is unlabeled
         known = dict(line.split(":", 1) for line in read_lines(listed))
         names = [known[str(number + 1)].strip() for number in kept]
-    return _dataset(names, lambda: part("train2017"), lambda: part("val2017"))
+    return _dataset(names, part, train="train2017", test="val2017")
 
 
 def oxford_pet(config: DataConfig) -> RawDataset:
@@ -246,10 +208,18 @@ def oxford_pet(config: DataConfig) -> RawDataset:
 
     return _dataset(
         ("background", "pet"),
-        lambda: part("trainval"),
-        lambda: part("test"),
+        part,
+        train="trainval",
+        test="test",
         augmentation=Augmentation(base_size=256, scale=(0.75, 1.5), crop_size=224, flip=0.5),
     )
+
+
+def _annotated(config: DataConfig, table: Mapping[int, int], name: str) -> Part:
+    """root/images/name, with masks of the same names in root/annotations/name."""
+    images = find_images(_folder(config, "images", name))
+    folder = Path(config.root) / "annotations" / name
+    return _part(((image, folder / f"{image.stem}.png") for image in images), table)
 
 
 def _folder(config: DataConfig, *parts: str) -> Path:
@@ -270,15 +240,11 @@ def _images_below(folder: Path, ending: str) -> list[Path]:
 
 
 def read_label_map(path: Path, given: Sequence[str], wanted: Sequence[str]) -> tuple[int, ...]:
-    """The table of `MappedPart` in a YAML file of `label of the data: class of the network`.
+    """The table of `mapped` in a YAML file of `label of the data: class of the network`.
 
     Both sides are numbers or names of classes; several labels may become one class. A label that
-    becomes null, or that the file leaves out, is not counted.
-
-    Args:
-        path: the file.
-        given: the class names of the data set.
-        wanted: the class names of the network.
+    becomes null, or that the file leaves out, is not counted. `given` are the class names of the
+    data set, `wanted` those of the network.
     """
     stated = read_yaml(path)
     if not isinstance(stated, dict) or not stated:

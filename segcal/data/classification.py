@@ -122,9 +122,8 @@ def tiny_imagenet(config: DataConfig) -> RawDataset:
     and flip.
     """
     folder = Path(config.root) / "tiny-imagenet-200"
-    _expect(
-        folder, "Tiny-ImageNet", ("wnids.txt", "train", "val/images", "val/val_annotations.txt")
-    )
+    official = ("wnids.txt", "train", "val/images", "val/val_annotations.txt")
+    _expect(folder, "Tiny-ImageNet", official)
     numbers = sorted(read_lines(folder / "wnids.txt"))
     listed = folder / "words.txt"
     pairs = [line.partition("\t") for line in read_lines(listed)] if listed.is_file() else []
@@ -172,12 +171,11 @@ def pacs(config: DataConfig) -> RawDataset:
     _expect(folder, f"PACS (folders {', '.join(DOMAINS)})", DOMAINS)
     tested = None if config.domain is None else domain_name(config.domain)
     trained = domain_name(config.train_domain or "photo")
-    for name, option, allowed in (
-        (tested, "domain", DOMAINS),
-        (trained, "train_domain", (*DOMAINS, OTHERS)),
-    ):
-        if name is not None and name not in allowed:
-            raise ValueError(f"data.{option}: expected one of {', '.join(allowed)}, got {name!r}")
+    if tested not in (None, *DOMAINS):
+        raise ValueError(f"data.domain: expected one of {', '.join(DOMAINS)}, got {tested!r}")
+    if trained not in (*DOMAINS, OTHERS):
+        listed = ", ".join((*DOMAINS, OTHERS))
+        raise ValueError(f"data.train_domain: expected one of {listed}, got {trained!r}")
     if tested == trained:
         raise ValueError(f"data.domain: expected another domain than train_domain, got {tested}")
     if trained == OTHERS and tested is None:

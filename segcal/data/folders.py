@@ -83,9 +83,7 @@ def folders(config: DataConfig) -> RawDataset:
     holdout = class_part(held[0], class_names) if held else None
     test = class_part(root / "test", class_names)
     uniform = _uniform(config, train, test, holdout)
-    return RawDataset(
-        train=train, holdout=holdout, test=test, class_names=class_names, uniform=uniform
-    )
+    return RawDataset(train, test, class_names, holdout=holdout, uniform=uniform)
 
 
 def voc2012(config: DataConfig) -> RawDataset:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import re
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -39,28 +39,27 @@ class Part(ABC):
     names: Sequence[str]
 
     @abstractmethod
-    def read(self, index: int) -> tuple[np.ndarray, Label]:
-        """The image (H, W, 3) uint8 or the text (L,), and its label: (H, W) uint8 or an int."""
+    def image(self, index: int) -> np.ndarray:
+        """(H, W, 3) uint8 RGB, or the numbers of the words of a text, (L,) int32."""
+
+    @abstractmethod
+    def label(self, index: int) -> Label:
+        """(H, W) or (K, H, W), or the class; files of images are not read."""
 
     @abstractmethod
     def fingerprint(self, indices: Sequence[int]) -> str:
         """Text that changes when one of these samples does."""
 
-    def image(self, index: int) -> np.ndarray:
-        """(H, W, 3) uint8 RGB."""
-        return self.read(index)[0]
-
-    def label(self, index: int) -> Label:
-        """The label alone: of files, the image is not read."""
-        return self.read(index)[1]
+    def read(self, index: int) -> tuple[np.ndarray, Label]:
+        """The image and its label."""
+        return self.image(index), self.label(index)
 
 
 class ArrayPart(Part):
     """A part held in memory.
 
     Args:
-        images: (n, H, W, 3) or, for grey images, (n, H, W) uint8; texts are (n, L) int32, the
-            numbers of their words.
+        images: (n, H, W, 3) or, for grey images, (n, H, W) uint8; texts are (n, L) int32.
         labels: (n, H, W) uint8 or (n,) of an integer dtype.
         names: n names.
     """
@@ -68,22 +67,15 @@ class ArrayPart(Part):
     def __init__(self, images: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> None:
         self.images, self.labels, self.names = images, labels, names
 
-    def read(self, index: int) -> tuple[np.ndarray, Label]:
-        """The image or the text, and its label."""
-        image, label = self.images[index], self.labels[index]
-        if image.ndim == 2:
-            image = np.repeat(image[..., None], 3, axis=2)
-        return image, label if label.ndim else int(label)
-
     def image(self, index: int) -> np.ndarray:
-        """(H, W, 3) uint8 RGB."""
-        image, _ = self.read(index)
-        if image.ndim == 1:
-            raise ValueError(f"{self.names[index]} is a text: there is no image to draw")
-        return image
+        image = self.images[index]
+        return np.repeat(image[..., None], 3, axis=2) if image.ndim == 2 else image
+
+    def label(self, index: int) -> Label:
+        label = self.labels[index]
+        return label if label.ndim else int(label)
 
     def fingerprint(self, indices: Sequence[int]) -> str:
-        """A digest of the arrays."""
         return digest(self.images[indices].tobytes(), self.labels[indices].tobytes())
 
 
@@ -114,12 +106,10 @@ class FilePart(Part):
         ]
 
     def image(self, index: int) -> np.ndarray:
-        """(H, W, 3) uint8 RGB."""
         return read_rgb(self.images[index])
 
     def read(self, index: int) -> tuple[np.ndarray, Label]:
-        """The image and its mask or class."""
-        image, label = self.image(index), self.label(index)
+        image, label = super().read(index)
         if isinstance(label, np.ndarray) and label.shape[-2:] != image.shape[:2]:
             (h, w), (mask_h, mask_w) = image.shape[:2], label.shape[-2:]
             raise BadFile(
@@ -129,7 +119,6 @@ class FilePart(Part):
         return image, label
 
     def label(self, index: int) -> Label:
-        """The mask, the masks of all classes or the class; the image is not read."""
         label = self.labels[index]
         if isinstance(label, int):
             return label
@@ -165,9 +154,47 @@ class ImagePart(FilePart):
         super().__init__(images, [()] * len(images), num_classes=1)
 
     def read(self, index: int) -> tuple[np.ndarray, Label]:
-        """The image, and zeros."""
         image = self.image(index)
         return image, np.zeros(image.shape[:2], np.uint8)
+
+
+def _as_it_is(value: Any, name: str) -> Any:
+    return value
+
+
+class ChangedPart(Part):
+    """A part whose images or labels are changed.
+
+    Args:
+        part: images and labels as they are.
+        key: names the change, for fingerprints.
+        image: (image, name of the sample) to the changed image.
+        label: the same for labels.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        key: str | bytes,
+        *,
+        image: Callable[[np.ndarray, str], np.ndarray] = _as_it_is,
+        label: Callable[[Label, str], Label] = _as_it_is,
+    ) -> None:
+        self.part, self.names = part, part.names
+        self._key, self._image, self._label = key, image, label
+
+    def image(self, index: int) -> np.ndarray:
+        return self._image(self.part.image(index), self.names[index])
+
+    def label(self, index: int) -> Label:
+        return self._label(self.part.label(index), self.names[index])
+
+    def read(self, index: int) -> tuple[np.ndarray, Label]:
+        image, label = self.part.read(index)
+        return self._image(image, self.names[index]), self._label(label, self.names[index])
+
+    def fingerprint(self, indices: Sequence[int]) -> str:
+        return digest(self.part.fingerprint(indices), self._key)
 
 
 class AbsentPart:
@@ -268,6 +295,7 @@ def read_class_mask(path: Path, *, num_classes: int, ignore_index: int) -> np.nd
     return mask.astype(np.uint8 if max(num_classes - 1, ignore_index) < 256 else np.uint16)
 
 
+@dataclass(eq=False)
 class Samples(Dataset[tuple[Tensor, Tensor]]):
     """Items of a part, normalised and, for training, augmented.
 
@@ -285,38 +313,29 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         augmenter: None to show images as they are.
         seed: of the augmentation.
         skipped: why, by name, for samples that are not among `indices` because their files are bad.
+        prepare: turns an image into an input instead of normalising it.
     """
 
-    def __init__(
-        self,
-        part: Part,
-        indices: Sequence[int] | np.ndarray,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        resize: int | None = None,
-        augmenter: Augmenter | None = None,
-        seed: int = 0,
-        skipped: Mapping[str, str] | None = None,
-    ) -> None:
-        self.part = part
-        self.indices = [int(i) for i in indices]
-        names = part.names
-        self.names = [names[i] for i in self.indices]
-        self.skipped = dict(skipped or {})
-        self._mean = torch.tensor(mean, dtype=torch.float32).view(3, 1, 1)
-        self._std = torch.tensor(std, dtype=torch.float32).view(3, 1, 1)
-        self._resize = resize
-        self._augmenter = augmenter
-        self._seed = seed
-        self._prepare: Callable[[np.ndarray], Tensor] | None = None
+    part: Part
+    indices: Sequence[int]
+    mean: Sequence[float] = IMAGENET_MEAN
+    std: Sequence[float] = IMAGENET_STD
+    resize: int | None = None
+    augmenter: Augmenter | None = None
+    seed: int = 0
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    prepare: Callable[[np.ndarray], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        self.indices = [int(i) for i in self.indices]
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The name of each item."""
+        return [self.part.names[i] for i in self.indices]
 
     def __len__(self) -> int:
         return len(self.indices)
-
-    def shard(self, number: int, count: int) -> Samples:
-        """Every `count`-th item from item `number` on: what one of `count` machines evaluates."""
-        return self.only(range(number, len(self), count))
 
     def limited(self, limit: int | None) -> Samples:
         """At most `limit` items, evenly spaced."""
@@ -324,39 +343,20 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
 
     def only(self, kept: Sequence[int] | np.ndarray) -> Samples:
         """Some of the items, by number."""
-        part = copy.copy(self)
-        part.indices = [self.indices[i] for i in kept]
-        part.names = [self.names[i] for i in kept]
-        return part
-
-    def with_part(self, part: Part) -> Samples:
-        """The same items, read from another part."""
-        changed = copy.copy(self)
-        changed.part = part
-        return changed
-
-    def of(self, part: Part, indices: Sequence[int], skipped: Mapping[str, str]) -> Samples:
-        """Items of another part, made into inputs likewise."""
-        changed = copy.copy(self)
-        changed.part, changed.indices, changed.skipped = part, list(indices), dict(skipped)
-        changed.names = [part.names[i] for i in indices]
-        return changed
-
-    def with_prepare(self, prepare: Callable[[np.ndarray], Tensor]) -> Samples:
-        """The same items, whose images a function turns into inputs instead of normalising them."""
-        changed = copy.copy(self)
-        changed._prepare = prepare
-        return changed
+        return replace(self, indices=[self.indices[i] for i in kept])
 
     def fingerprint(self) -> str:
         """A digest of all that the items depend on: of files, their names, sizes and times."""
-        prepared = (self._mean.tolist(), self._std.tolist(), self._resize)
-        return digest(self.part.fingerprint(self.indices), "\n".join(self.names), repr(prepared))
+        mean, std = np.array([self.mean, self.std], np.float32).tolist()
+        prepared = repr((mean, std, self.resize))
+        return digest(self.part.fingerprint(self.indices), "\n".join(self.names), prepared)
 
     def image(self, index: int) -> np.ndarray:
         """(H, W, 3) uint8 RGB of an item, not augmented, to draw on."""
         image = self.part.image(self.indices[index])
-        return image if self._resize is None else resize_square(image, self._resize)
+        if image.ndim == 1:
+            raise ValueError(f"{self.names[index]} is a text: there is no image to draw")
+        return image if self.resize is None else resize_square(image, self.resize)
 
     def __getitem__(self, key: int | tuple[int, int]) -> tuple[Tensor, Tensor]:
         epoch, index = key if isinstance(key, tuple) else (0, key)
@@ -364,17 +364,16 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         image, label = self.part.read(self.indices[index])
         if image.ndim == 1:  # a text: its words are numbers already, to be taken as they are
             return torch.from_numpy(image.astype(np.int64)), torch.tensor(label)
-        if self._resize is not None:
-            image = resize_square(image, self._resize)
-        if self._augmenter is not None:
+        if self.resize is not None:
+            image = resize_square(image, self.resize)
+        if self.augmenter is not None:
             mask = label if isinstance(label, np.ndarray) else None
-            seed = (self._seed, epoch, index)
-            image, mask = self._augmenter(image, mask, seed=seed)
+            image, mask = self.augmenter(image, mask, seed=(self.seed, epoch, index))
             label = label if mask is None else mask
         target = torch.as_tensor(np.asarray(label, dtype=np.int64))  # (H, W), (K, H, W) or ()
-        if self._prepare is not None:
-            return self._prepare(image), target
-        return normalise(image, self._mean, self._std), target
+        if self.prepare is not None:
+            return self.prepare(image), target
+        return normalise(image, self.mean, self.std), target
 
 
 class MapDataset(Protocol):

@@ -7,7 +7,7 @@ on are made from disjoint sets of digits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,16 +31,11 @@ _PALETTE = np.array(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Digits:
+class Digits(NamedTuple):
     """Digit images, (n, 8, 8) float32 in 0..1, and their classes, (n,) int64."""
 
     images: np.ndarray
     classes: np.ndarray
-
-    def take(self, indices: np.ndarray) -> Digits:
-        """The digits at `indices`."""
-        return Digits(self.images[indices], self.classes[indices])
 
 
 def digits(config: DataConfig) -> RawDataset:
@@ -69,11 +64,12 @@ def scenes(config: DataConfig) -> RawDataset:
             f"data.ignore_index: expected {IGNORE} for the scenes, but got {config.ignore_index}"
         )
     train, test = _load()
-    kept, held = split(len(train.classes), holdout=config.holdout, seed=config.split_seed)
+    chosen = split(len(train.classes), holdout=config.holdout, seed=config.split_seed)
+    kept, held = (Digits(train.images[some], train.classes[some]) for some in chosen)
     train_count, held_count = map(len, split(TRAIN_SCENES, holdout=config.holdout, seed=0))
     return RawDataset(
-        train=ScenePart("train", train.take(kept), train_count, seed=1),
-        holdout=ScenePart("holdout", train.take(held), held_count, seed=2),
+        train=ScenePart("train", kept, train_count, seed=1),
+        holdout=ScenePart("holdout", held, held_count, seed=2),
         test=ScenePart("test", test, TEST_SCENES, seed=3),
         class_names=("background", *map(str, range(10))),
         palette=_PALETTE,
@@ -83,11 +79,7 @@ def scenes(config: DataConfig) -> RawDataset:
 class ScenePart(Part):
     """Scenes made from one pool of digits, each when it is first asked for, and kept from then on.
 
-    Args:
-        name: of the part; scenes are called name-0000 and so on.
-        pool: the digits.
-        count: number of scenes.
-        seed: scene i depends on the pool, the seed and i alone.
+    They are called name-0000 and so on; scene i depends on the pool, the seed and i alone.
     """
 
     def __init__(self, name: str, pool: Digits, count: int, *, seed: int) -> None:
@@ -97,13 +89,17 @@ class ScenePart(Part):
         self._made: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """The image, (48, 48, 3) uint8 RGB, and (48, 48) uint8 labels."""
         if index not in self._made:
             self._made[index] = make_scene(self.pool, np.random.default_rng((self._seed, index)))
         return self._made[index]
 
+    def image(self, index: int) -> np.ndarray:
+        return self.read(index)[0]
+
+    def label(self, index: int) -> np.ndarray:
+        return self.read(index)[1]
+
     def fingerprint(self, indices: Sequence[int]) -> str:
-        """A digest of what the scenes are made from."""
         return digest(
             self.pool.images.tobytes(), self.pool.classes.tobytes(), f"{self._seed} {indices}"
         )
@@ -114,9 +110,9 @@ def _load() -> tuple[Digits, Digits]:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    everything = Digits((bunch.images / 16).astype(np.float32), bunch.target.astype(np.int64))
-    train, test = split(len(everything.classes), holdout=_TEST_SHARE, seed=0)
-    return everything.take(train), everything.take(test)
+    images, classes = (bunch.images / 16).astype(np.float32), bunch.target.astype(np.int64)
+    train, test = split(len(classes), holdout=_TEST_SHARE, seed=0)
+    return Digits(images[train], classes[train]), Digits(images[test], classes[test])
 
 
 def make_scene(pool: Digits, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -200,15 +196,10 @@ def _paste(
     rng: np.random.Generator,
     value: int | None = None,
 ) -> None:
-    """Paste ink at a random place of the scene, in place, and label what it covers.
+    """Paste ink of an (s, s) opacity into image and label, in place, and label what it covers.
 
-    Args:
-        image: (48, 48, 3).
-        label: (48, 48); without a `value` the ink becomes background.
-        opacity: (s, s) of the ink in 0..1; up to a fifth of it may lie outside the scene.
-        colour: (3,) of the ink.
-        rng: decides the place, and how much of the scene shows through.
-        value: the label of the ink.
+    `rng` decides where, and how much of the scene shows through. Up to a fifth of the ink may lie
+    outside. Without a `value` it becomes background.
     """
     side = len(opacity)
     top, left = rng.integers(-side // 5, _SIDE - side + side // 5 + 1, 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from PIL import Image
 
 from segcal.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from segcal.data.options import DataConfig
-from segcal.data.samples import Label, Part, digest
+from segcal.data.samples import ChangedPart, Part
 
 ROTATION, DOMAIN, DATA = "rotation", "domain", "data"
 ALL = "all"  # every corruption
@@ -72,7 +71,7 @@ class Shift:
             return replace(config, domain=str(self.value))
         return replace(config, root=str(self.value))
 
-    def apply(self, image: np.ndarray, *, key: str) -> np.ndarray:
+    def apply(self, image: np.ndarray, key: str) -> np.ndarray:
         """Change one image.
 
         Args:
@@ -132,33 +131,9 @@ def _named(name: str, value: str) -> list[Shift]:
     return [Shift(name, value)]
 
 
-class ShiftedPart(Part):
-    """A part whose images are changed, and whose labels stay as they are.
-
-    Args:
-        part: the images as they are.
-        shift: one that changes pixels: a corruption or a rotation.
-    """
-
-    def __init__(self, part: Part, shift: Shift) -> None:
-        self.part, self.shift, self.names = part, shift, part.names
-
-    def image(self, index: int) -> np.ndarray:
-        """(H, W, 3) uint8 RGB."""
-        return self.shift.apply(self.part.image(index), key=self.names[index])
-
-    def label(self, index: int) -> Label:
-        """The label, which stays."""
-        return self.part.label(index)
-
-    def read(self, index: int) -> tuple[np.ndarray, Label]:
-        """The changed image and its label."""
-        image, label = self.part.read(index)
-        return self.shift.apply(image, key=self.names[index]), label
-
-    def fingerprint(self, indices: Sequence[int]) -> str:
-        """A digest of the images and the shift."""
-        return digest(self.part.fingerprint(indices), str(self.shift))
+def shifted_part(part: Part, shift: Shift) -> Part:
+    """A part whose images a corruption or a rotation changes."""
+    return ChangedPart(part, str(shift), image=shift.apply)
 
 
 def rotate(image: np.ndarray, degrees: float) -> np.ndarray:

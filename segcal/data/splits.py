@@ -26,7 +26,7 @@ from segcal.data.samples import (
     split,
     spread,
 )
-from segcal.data.shift import DOMAIN, ROTATION, Shift, ShiftedPart, imbalanced
+from segcal.data.shift import DOMAIN, ROTATION, Shift, imbalanced, shifted_part
 from segcal.data.transforms import Augmentation, Augmenter
 from segcal.files import BadFile, check_size, image_size, one_line, read_rgb
 
@@ -65,11 +65,7 @@ class Splits:
 
 
 def build(config: DataConfig, *, seed: int = 0) -> Splits:
-    """Read a data set and split it into train, hold-out and test.
-
-    Args:
-        config: which data set, where, and how it is prepared.
-        seed: of the training augmentation; it changes nothing else.
+    """Read a data set and split it; `seed` is of the training augmentation alone.
 
     Raises:
         ValueError: an unknown name, an option out of range, or files that are missing.
@@ -87,7 +83,7 @@ def build(config: DataConfig, *, seed: int = 0) -> Splits:
         raise ValueError(f"Expected data.std to be positive, but got {config.std}")
     source = _read(config)
     ignore_index = config.ignored(len(source.class_names))
-    changes = {name: getattr(config, name) for name in (f.name for f in fields(Augmentation))}
+    changes = {option.name: getattr(config, option.name) for option in fields(Augmentation)}
     recipe = replace(source.augmentation, **{k: v for k, v in changes.items() if v is not None})
     augmenter = None
     if config.augment and recipe != Augmentation(scale=recipe.scale):  # that does nothing
@@ -114,14 +110,13 @@ def build(config: DataConfig, *, seed: int = 0) -> Splits:
     return Splits(
         train=train,
         holdout=holdout,
-        test=_test(config, source),
         num_classes=len(source.class_names),
         class_names=source.class_names,
         ignore_index=ignore_index,
         palette=source.palette,
-        uniform=_uniform(config, source),
         words=source.words,
         multilabel=config.multilabel,
+        **_tested(config, source),
     )
 
 
@@ -130,10 +125,7 @@ def without_labels(data: Splits, folder: str | Path, *, skip_bad: bool = False) 
 
     Images become inputs as those of the test part do. Their labels are zeros of their size.
 
-    Args:
-        data: the data set that the network is for.
-        folder: of the images.
-        skip_bad: leave out images that cannot be read.
+    `skip_bad` leaves out images that cannot be read.
     """
     part = ImagePart(find_images(Path(folder)))
     repeated = [name for name, count in Counter(part.names).items() if count > 1]
@@ -150,7 +142,11 @@ def without_labels(data: Splits, folder: str | Path, *, skip_bad: bool = False) 
                 raise
             skipped[name] = str(error)
     good = [i for i, name in enumerate(part.names) if name not in skipped]
-    return replace(data, test=data.test.of(part, good, skipped), uniform=len(sizes) == 1)
+    return replace(
+        data,
+        test=replace(data.test, part=part, indices=good, skipped=skipped),
+        uniform=len(sizes) == 1,
+    )
 
 
 def missing(config: DataConfig) -> str | None:
@@ -163,13 +159,10 @@ def missing(config: DataConfig) -> str | None:
 
 
 def shifted(data: Splits, config: DataConfig, shift: Shift) -> Splits:
-    """The data set with its test part under a shift.
+    """A data set, as `build` made it from `config`, with its test part under a shift.
 
-    Args:
-        data: the data set, as `build` made it from `config`.
-        config: its options.
-        shift: the change. A corruption or a rotation leaves the labels as they are; a domain or
-            a folder brings other images with labels of their own.
+    A corruption or a rotation leaves the labels as they are; a domain or a folder brings other
+    images with labels of their own.
     """
     task = DATASETS[config.name].task
     if task == "text":
@@ -189,10 +182,10 @@ def shifted(data: Splits, config: DataConfig, shift: Shift) -> Splits:
                 f"Expected the classes {', '.join(data.class_names)} in {shift.value}, "
                 f"but got {', '.join(other.class_names)}"
             )
-        return replace(data, test=_test(config, other), uniform=_uniform(config, other))
+        return replace(data, **_tested(config, other))
     if task == "segmentation" and shift.name == ROTATION:
         raise ValueError(f"Expected a shift that leaves masks where they are, but got {shift}")
-    return replace(data, test=data.test.with_part(ShiftedPart(data.test.part, shift)))
+    return replace(data, test=replace(data.test, part=shifted_part(data.test.part, shift)))
 
 
 def _read(config: DataConfig) -> RawDataset:
@@ -253,12 +246,10 @@ def _samples(
     )
 
 
-def _test(config: DataConfig, source: RawDataset) -> Samples:
+def _tested(config: DataConfig, source: RawDataset) -> dict[str, Any]:
+    """The fields `test` and `uniform` of `Splits`."""
     part = source.test
     if config.rotation:
-        part = ShiftedPart(part, Shift(ROTATION, config.rotation))
-    return _samples(config, source, part)
-
-
-def _uniform(config: DataConfig, source: RawDataset) -> bool:
-    return source.uniform or (config.resize or source.resize) is not None
+        part = shifted_part(part, Shift(ROTATION, config.rotation))
+    uniform = source.uniform or (config.resize or source.resize) is not None
+    return {"test": _samples(config, source, part), "uniform": uniform}

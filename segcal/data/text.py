@@ -31,7 +31,16 @@ def newsgroups(config: DataConfig) -> RawDataset:
             f"Expected max_words and max_length of at least 2, "
             f"but got {config.max_words} and {config.max_length}"
         )
-    folders = _folders(config)
+    root = Path(config.root)
+    folders = {part: root / name for part, name in FOLDERS.items()}
+    if config.download and not all(folder.is_dir() for folder in folders.values()):
+        _download(root)
+    for folder in folders.values():
+        if not folder.is_dir():
+            raise ValueError(
+                f"Expected 20 Newsgroups ({', '.join(FOLDERS.values())}) in {root}, but there is "
+                f"no {folder.name}; data/README.md says how to get it"
+            )
     class_names = tuple(path.name for path in visible(folders["train"]) if path.is_dir())
     read = {part: _read(folder, class_names) for part, folder in folders.items()}
     words = vocabulary((text for _, _, text in read["train"]), config.max_words)
@@ -49,7 +58,7 @@ def newsgroups(config: DataConfig) -> RawDataset:
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text in lower case: letters and digits, apostrophes inside."""
+    """The words in lower case: letters and digits, apostrophes inside."""
     return _WORD.findall(text.lower())
 
 
@@ -69,20 +78,6 @@ def encode(text: str, number_of: dict[str, int], length: int) -> np.ndarray:
     tokens = np.zeros(length, dtype=np.int32)
     tokens[length - len(numbers) :] = numbers
     return tokens
-
-
-def _folders(config: DataConfig) -> dict[str, Path]:
-    root = Path(config.root)
-    folders = {part: root / name for part, name in FOLDERS.items()}
-    if config.download and not all(folder.is_dir() for folder in folders.values()):
-        _download(root)
-    for folder in folders.values():
-        if not folder.is_dir():
-            raise ValueError(
-                f"Expected 20 Newsgroups ({', '.join(FOLDERS.values())}) in {root}, but there is "
-                f"no {folder.name}; data/README.md says how to get it"
-            )
-    return folders
 
 
 def _read(folder: Path, class_names: Sequence[str]) -> list[tuple[str, int, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,13 +62,7 @@ class Augmenter:
     def __call__(
         self, image: np.ndarray, mask: np.ndarray | None, *, seed: tuple[int, ...]
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Augment one sample.
-
-        Args:
-            image: (H, W, 3) uint8.
-            mask: (H, W) or (K, H, W) uint8, or None for classification.
-            seed: non-negative integers that decide everything random.
-        """
+        """Augment an (H, W, 3) uint8 image and its (H, W) or (K, H, W) mask, if it has one."""
         recipe = self._recipe
         rng = random.Random(int(np.random.default_rng(seed).integers(2**63)))
         rng.random()  # not used: with it, trainings stay what they were
@@ -133,7 +128,8 @@ def resize_square(image: np.ndarray, side: int) -> np.ndarray:
     return resize(image, (side, side), "area" if shrinks else "linear")
 
 
-def normalise(image: np.ndarray, mean: Tensor, std: Tensor) -> Tensor:
-    """(H, W, 3) uint8 to float32 (3, H, W): (image / 255 - mean) / std; mean, std are (3, 1, 1)."""
+def normalise(image: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """(H, W, 3) uint8 to float32 (3, H, W): (image / 255 - mean) / std."""
     chw = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
-    return chw.float().div_(255.0).sub_(mean).div_(std)
+    centre, scale = (torch.tensor(x, dtype=torch.float32).view(3, 1, 1) for x in (mean, std))
+    return chw.float().div_(255.0).sub_(centre).div_(scale)

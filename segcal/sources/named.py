@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from segcal import data
-from segcal.data.benchmarks import IGNORED, MappedPart, read_label_map
+from segcal.data.benchmarks import IGNORED, mapped, read_label_map
 from segcal.data.options import DATASETS, DataConfig
 from segcal.data.samples import IMAGENET_MEAN, IMAGENET_STD, ImagePart, Samples
 from segcal.data.shift import DATA, Shift
@@ -254,7 +254,7 @@ def open_network(
         wanted = names or splits.class_names
         if label_map is not None:
             table = read_label_map(Path(label_map), splits.class_names, wanted)
-            samples = samples.with_part(MappedPart(samples.part, table))
+            samples = replace(samples, part=mapped(samples.part, table))
         elif len(wanted) != splits.num_classes:
             raise ValueError(
                 f"the network has {len(wanted)} classes and {config.name} has "
@@ -263,7 +263,7 @@ def open_network(
             )
         splits = replace(
             splits,
-            test=samples.with_prepare(network.prepare),
+            test=replace(samples, prepare=network.prepare),
             num_classes=len(wanted),
             class_names=tuple(wanted),
             ignore_index=splits.ignore_index if label_map is None else IGNORED,
@@ -275,8 +275,7 @@ def open_network(
         if not names and num_classes is None:
             raise ValueError(f"{spec} does not say how many classes it has: state num_classes")
         wanted = tuple(names) or tuple(f"class {c}" for c in range(num_classes or 0))
-        none = Samples(ImagePart([]), [], mean=IMAGENET_MEAN, std=IMAGENET_STD)
-        none = none.with_prepare(network.prepare)
+        none = Samples(ImagePart([]), [], prepare=network.prepare)
         ignored = resolve_ignore_index(ignore_index, len(wanted))
         splits = Splits(none, none, none, len(wanted), wanted, ignored, None, False)
         found = opened(splits, None).on_images(images, skip_bad=skip_bad)

@@ -21,6 +21,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from segcal.data.samples import IMAGENET_MEAN, IMAGENET_STD
+from segcal.data.transforms import normalise
 from segcal.sources.source import file_digest, logits_of
 
 log = logging.getLogger(__name__)
@@ -62,11 +63,7 @@ class Normalise:
             height, width = self.size
             resized = Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR)
             image = np.asarray(resized)
-        values = torch.from_numpy(image.copy()).movedim(2, 0).float() / 255
-        mean, std = (
-            torch.tensor(x, dtype=torch.float32).view(3, 1, 1) for x in (self.mean, self.std)
-        )
-        return (values - mean) / std
+        return normalise(image, self.mean, self.std)
 
 
 # Readers of a spec: (what follows the colon, number of classes of the data, input) -> Network.

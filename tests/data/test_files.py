@@ -14,7 +14,7 @@ from segcal.data import DATASETS, DataConfig
 from segcal.data import build as build_data
 from segcal.data.folders import palette
 from segcal.data.samples import read_class_mask
-from segcal.data.shift import Shift, ShiftedPart
+from segcal.data.shift import Shift, shifted_part
 from segcal.data.splits import missing
 from segcal.data.splits import shifted as build_shifted
 
@@ -383,7 +383,7 @@ def test_a_fingerprint_is_of_names_sizes_and_times(mask_root):
     for name in ("scenes", "digits"):
         some, same, other = (build_data(DataConfig(name, limit=n)).test for n in (3, 3, 4))
         assert some.fingerprint() == same.fingerprint() != other.fingerprint()
-        fog = some.with_part(ShiftedPart(some.part, Shift("fog", 1)))
+        fog = replace(some, part=shifted_part(some.part, Shift("fog", 1)))
         assert fog.fingerprint() != some.fingerprint()
 
 

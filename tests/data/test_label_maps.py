@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from segcal import data
-from segcal.data.benchmarks import CAMVID_CLASSES, CITYSCAPES_CLASSES, MappedPart, read_label_map
+from segcal.data.benchmarks import CAMVID_CLASSES, CITYSCAPES_CLASSES, mapped, read_label_map
 from segcal.data.samples import ArrayPart
 
 
@@ -112,7 +112,7 @@ def test_a_label_map_joins_classes(tmp_path):
     path.write_text("car: vehicle\n2: vehicle\nsky: null\nroad: 0\n")
     table = read_label_map(path, ("road", "car", "bus", "sky", "tree"), ("road", "vehicle"))
     assert table[:6] == (0, 1, 1, 255, 255, 255)
-    part = MappedPart(
+    part = mapped(
         ArrayPart(np.zeros((1, 2, 3, 3), np.uint8), np.arange(6).reshape(1, 2, 3), ["a"]), table
     )
     assert part.label(0).tolist() == [[0, 1, 1], [255, 255, 255]]

@@ -9,7 +9,7 @@ import torch
 from segcal.data import DataConfig
 from segcal.data import build as build_data
 from segcal.data.corruptions import CORRUPTIONS
-from segcal.data.shift import Shift, ShiftedPart, imbalanced, parse_shifts, rotate
+from segcal.data.shift import Shift, imbalanced, parse_shifts, rotate, shifted_part
 from segcal.data.splits import shifted as build_shifted
 from tests.support.datasets import write_cifar
 
@@ -129,7 +129,7 @@ def test_labels_and_other_parts_stay(name, shift):
 
 def test_severity_0_is_the_clean_part():
     data = build_data(DataConfig("scenes", limit=2), seed=0)
-    clean = ShiftedPart(data.test.part, Shift("snow", 0))
+    clean = shifted_part(data.test.part, Shift("snow", 0))
     for index in data.test.indices:
         (image, label), (same, expected) = clean.read(index), data.test.part.read(index)
         assert (image == same).all() and (label == expected).all()

@@ -114,10 +114,10 @@ def test_worker_processes_change_nothing():
 
 def test_normalise_against_the_formula():
     image = np.random.default_rng(0).integers(0, 256, (4, 5, 3), dtype=np.uint8)
-    mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.4, 0.5, 0.6])
-    got = normalise(image, mean.view(3, 1, 1), std.view(3, 1, 1))
+    mean, std = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
+    got = normalise(image, mean, std)
     for c in range(3):
-        expected = (image[..., c] / 255 - mean[c].item()) / std[c].item()
+        expected = (image[..., c] / 255 - mean[c]) / std[c]
         np.testing.assert_allclose(got[c].numpy(), expected, atol=1e-6)
     assert got.is_contiguous() and got.dtype == torch.float32
 
