@@ -42,6 +42,28 @@ class Training:
             words.append(("" if name == "loss" else name) + shown(value))
         return "-".join(re.sub(r"[^\w.+=-]+", "_", word) for word in words)
 
+    @property
+    def members(self) -> tuple[Training, ...]:
+        """Itself alone; see `Ensemble`."""
+        return (self,)
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """The trainings of all seeds of a method, whose predictions are pooled."""
+
+    members: tuple[Training, ...]
+
+    @property
+    def label(self) -> str:
+        """What it is called: small_scenes-fl-gamma3-seeds0_1_2."""
+        label, _, first = self.members[0].label.rpartition("-seed")
+        others = (member.label.rpartition("-seed")[2] for member in self.members[1:])
+        return f"{label}-seeds{'_'.join([first, *others])}"
+
+
+Evaluated = Training | Ensemble  # what a row of the tables shows
+
 
 @dataclass(frozen=True)
 class Method:
@@ -55,6 +77,7 @@ class Method:
         posthoc: short names of the calibrators it is evaluated with.
         shifts: the shifts of the test images it is evaluated under.
         options: settings of this method alone.
+        ensemble: whether the mean of the predictions of its seeds is evaluated too.
     """
 
     name: str
@@ -64,6 +87,16 @@ class Method:
     posthoc: tuple[str, ...]
     shifts: tuple[Shift, ...]
     options: Changes
+    ensemble: bool = False
+
+    def rows(self) -> list[tuple[str, str, bool]]:
+        """Name, post-hoc method, and whether seeds are pooled, of each row of the tables."""
+        pooled = (False, True) if self.ensemble and len(self.seeds) > 1 else (False,)
+        return [
+            (f"{self.name}{' ensemble' * ensemble} / {posthoc}", posthoc, ensemble)
+            for ensemble in pooled
+            for posthoc in self.posthoc
+        ]
 
 
 @dataclass(frozen=True)
@@ -92,11 +125,12 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the tables: a method after one calibrator, METHOD / POSTHOC."""
+    """A row of the tables: a method, or its seeds pooled, after one calibrator."""
 
     name: str
     tuning: Tuning
     posthoc: str
+    ensemble: bool
 
 
 @dataclass(frozen=True)
@@ -169,9 +203,9 @@ class Sweep:
     def rows(self, variation: Variation, rule: str) -> list[Row]:
         """The rows of a variation, with hyper-parameters chosen by `rule`."""
         return [
-            Row(f"{method.name} / {posthoc}", self.tuning(method, variation, rule), posthoc)
+            Row(name, self.tuning(method, variation, rule), posthoc, ensemble)
             for method in self.methods
-            for posthoc in method.posthoc
+            for name, posthoc, ensemble in method.rows()
         ]
 
     def tunings(self) -> list[Tuning]:
@@ -213,6 +247,7 @@ class _File:
     select: tuple[str, ...] = Sweep.select
     posthoc: tuple[str, ...] = (NONE,)
     shift: tuple[str, ...] = ()
+    ensemble: bool = False
     limit: int | None = None
     grid: dict[str, dict[str, Any]] = field(default_factory=dict)
     scores: tuple[str, ...] = Sweep.scores
@@ -232,6 +267,7 @@ class _Line:
     seeds: int | tuple[int, ...]
     posthoc: tuple[str, ...]
     shift: tuple[str, ...]
+    ensemble: bool
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -296,7 +332,7 @@ def _sweep(stated: Mapping[str, Any], name: str, path: Path) -> Sweep:
         if file.limit is not None and file.limit < 1:
             raise ValueError(f"limit: expected at least 1, but got {file.limit}")
         varied = _flat(file.vary)
-        rows = [f"{method.name} / {posthoc}" for method in methods for posthoc in method.posthoc]
+        rows = [name for method in methods for name, _, _ in method.rows()]
         if twice := [row for row in rows if rows.count(row) > 1]:
             raise ValueError(f"two methods are called {twice[0]}: give one of them another name")
         _expect("compare and draw", [*(n for pair in file.compare for n in pair), *file.draw], rows)
@@ -326,7 +362,9 @@ def _method(line: Any, file: _File) -> Method:
         raise ValueError(f"methods: expected a loss, or keys with a loss, but got {line!r:.60}")
     loss = str(stated["loss"])
     keys = {f.name for f in fields(_Line)}
-    usual = {"name": loss, "seeds": file.seeds, "posthoc": file.posthoc, "shift": file.shift}
+    usual = {"name": loss} | {
+        k: getattr(file, k) for k in ("seeds", "posthoc", "shift", "ensemble")
+    }
     found = {**usual, **{key: value for key, value in stated.items() if key in keys}}
     read = build(_Line, {**found, "shift": _text(found["shift"])}, f"{loss}: ")
     base, auxiliaries = parse_spec(loss)
@@ -346,6 +384,7 @@ def _method(line: Any, file: _File) -> Method:
     return Method(
         *(read.name, loss, axes, tuple(dict.fromkeys(seeds)), (*plain, *known), shifts),
         options=_flat(read.options),
+        ensemble=read.ensemble,
     )
 
 

@@ -105,7 +105,7 @@ class Results:
 
     def meters(self, row: Row, condition: Condition) -> list[list[CalibrationMeter]]:
         """The sums behind a row: for each seed, those under each shift; none if any is missing."""
-        key = (row.tuning, row.posthoc, condition)
+        key = (row, condition)
         if key not in self._meters:
             folders = [self._folders(row, shift) for shift in condition.shifts]  # (shifts, seeds)
             self._meters[key] = [
@@ -153,13 +153,13 @@ class Results:
     def _folders(self, row: Row, shift: str) -> list[Path]:
         """The folders of a row's evaluations, one per seed; none while any is missing."""
         limit = row.tuning.limit if shift else None
-        trainings = self.runs.chosen(row.tuning)
-        found = [self.runs.evaluated(t, row.posthoc, shift, limit) for t in trainings]
+        reported = self.runs.reported(row)
+        found = [self.runs.evaluated(t, row.posthoc, shift, limit) for t in reported]
         known = [folder for folder in found if folder is not None]
         return known if len(known) == len(found) else []
 
     def _intervals(self, row: Row, condition: Condition) -> Mapping[str, Interval]:
-        key = (row.tuning, row.posthoc, condition)
+        key = (row, condition)
         if key not in self._known:
             meters = self.meters(row, condition)
             several = len(meters[0][0].names) > 1  # one image has no interval
@@ -218,7 +218,7 @@ class Results:
             one, other = by_name[first], by_name[second]
             meters = self.meters(one, condition), self.meters(other, condition)
             if all(meters) and len(meters[0][0][0].names) > 1:
-                same = self.runs.chosen(one.tuning) == self.runs.chosen(other.tuning)
+                same = self.runs.reported(one) == self.runs.reported(other)
                 every = paired_differences(*meters, same_trainings=same)
                 scores = {s: every[s] for s in self.sweep.scores if s in every}
                 found[f"{first} → {second}"] = scores
@@ -247,6 +247,11 @@ class Results:
         counts = sorted({len(method.seeds) for method in self.sweep.methods})
         seeds = " or ".join(map(str, counts)) + (" seeds" if counts[-1] > 1 else " seed")
         said = [f"{seeds} per method; calibrators are fitted on the clean hold-out."]
+        if any(ensemble for m in self.sweep.methods for _, _, ensemble in m.rows()):
+            said.append(
+                "An ensemble is the mean of the probabilities of the seeds of a method, and its "
+                "calibrators are fitted on that mean; its interval is over images only."
+            )
         rules = " and by ".join(SCORES[rule].label for rule in self.sweep.select)
         if any(len(tuning.grid) > 1 for tuning in self.sweep.tunings()):
             said.append(

@@ -31,9 +31,10 @@ from segcal.evaluation.shifts import FORMAT
 from segcal.files import atomic_write, one_line
 from segcal.losses import hyper_names
 from segcal.metrics.scores import SCORES
+from segcal.sources.members import Members
 from segcal.sources.network import RunSource
 from segcal.sources.source import digest, file_digest
-from segcal.sweep.definition import Changes, Training, Tuning, shown
+from segcal.sweep.definition import Changes, Ensemble, Evaluated, Row, Training, Tuning, shown
 from segcal.training.checkpoint import BEST
 from segcal.training.config import CONFIG, TrainConfig, header, load_config, recipe_path
 from segcal.training.run import train_run
@@ -60,15 +61,18 @@ class Needs:
 
 @dataclass(frozen=True)
 class Task:
-    """A run that is to be trained, if it is not yet, and evaluated."""
+    """A run that is to be trained, if it is not yet, and evaluated; or several, pooled."""
 
-    training: Training
+    training: Evaluated
     needs: tuple[Needs, ...] = ()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a task: the hold-out scores of the best epoch, or why there are none."""
+    """What came of a task: the hold-out scores of the best epoch, or why there are none.
+
+    Pooled runs have no epochs, and their scores are empty.
+    """
 
     scores: Scores | None
     failure: str = ""
@@ -98,9 +102,9 @@ class Runs:
     ) -> None:
         self.root, self.data, self.device, self.moved = root, data, device, dict(moved or {})
         self._configs: dict[Training, TrainConfig] = {}
-        self.known: dict[Training, Scores] = {}  # hold-out scores of the trained ones
-        self.failures: dict[Training, str] = {}
-        self.measured: dict[Training, list[Needs]] = {}
+        self.known: dict[Evaluated, Scores] = {}  # hold-out scores of the trained ones
+        self.failures: dict[Evaluated, str] = {}
+        self.measured: dict[Evaluated, list[Needs]] = {}
         self.found: dict[str, Path] = {}  # folders of runs by `identity`
         for top in (root, *elsewhere):
             for path in (top / CONFIG, *sorted(top.glob(f"*/{CONFIG}"))):
@@ -156,11 +160,12 @@ class Runs:
         self._configs[training] = replace(config, out=str(folder))
         return self._configs[training]
 
-    def folder(self, training: Training) -> Path:
+    def folder(self, training: Evaluated) -> Path:
         """Where the evaluations of a run are: its own folder, unless it was found elsewhere."""
-        return self._own(training, self.identity(self.config(training)))
+        keys = [self.identity(self.config(member)) for member in training.members]
+        return self._own(training, keys[0] if len(keys) == 1 else digest(*keys))
 
-    def _own(self, training: Training, key: str) -> Path:
+    def _own(self, training: Evaluated, key: str) -> Path:
         return self.root / f"{training.label}-{key[:8]}"
 
     def scores(self, training: Training) -> Scores | None:
@@ -196,6 +201,11 @@ class Runs:
         hyper = self.choice(tuning)
         return [] if hyper is None else tuning.chosen(hyper)
 
+    def reported(self, row: Row) -> Sequence[Evaluated]:
+        """What a row shows: the trainings of its seeds, or their ensemble; none as in `chosen`."""
+        trainings = self.chosen(row.tuning)
+        return [Ensemble(tuple(trainings))] if row.ensemble and trainings else trainings
+
     def do(self, task: Task) -> Outcome:
         """Train and evaluate as a task says.
 
@@ -203,15 +213,17 @@ class Runs:
             KeyboardInterrupt: a signal stopped it; the run was saved.
         """
         try:
-            config = self.config(task.training)
-            self.require_same_data(config)
-            scores = holdout_scores(config.folder, config)
-            if scores is None:
-                train_run(config, resume=True)
+            scores = None
+            for training in task.training.members:
+                config = self.config(training)
+                self.require_same_data(config)
                 scores = holdout_scores(config.folder, config)
+                if scores is None:
+                    train_run(config, resume=True)
+                    scores = holdout_scores(config.folder, config)
             for needs in task.needs:
-                self.evaluate(task.training, config, needs)
-            return Outcome(scores)
+                self.evaluate(task.training, needs)
+            return Outcome({} if isinstance(task.training, Ensemble) else scores)
         except (ValueError, ArithmeticError, RuntimeError, OSError) as error:
             return Outcome(None, one_line(error) or type(error).__name__)
 
@@ -271,14 +283,16 @@ class Runs:
             with atomic_write(path) as file:
                 json.dump(now, file)
 
-    def evaluate(self, training: Training, config: TrainConfig, needs: Needs) -> None:
-        """Evaluate a trained run, as far as no stored result still holds."""
+    def evaluate(self, training: Evaluated, needs: Needs) -> None:
+        """Evaluate a trained run, or several pooled, as far as no stored result still holds."""
+        configs = [self.config(member) for member in training.members]
+        config = configs[0]  # they differ in the seed alone
         splits = _splits(config.data)
         stated = settings.to_dict(config)
         network = {k: v for k, v in stated["model"].items() if k != "encoder_weights"}
         data = {k: v for k, v in stated["data"].items() if k not in ("root", "download")}
-        weights = file_digest(config.folder / BEST)
-        run = (FORMAT, segcal.__version__, RESAMPLES, weights, network, data)
+        weights = [file_digest(one.folder / BEST) for one in configs]
+        run = (FORMAT, segcal.__version__, RESAMPLES, *weights, network, data)
         source = None
         for limit in dict.fromkeys((None, needs.limit)):
             shifts: list[Shift | None] = [None] if limit is None else []
@@ -295,7 +309,10 @@ class Runs:
                         open_[path] = key
             if not open_:
                 continue
-            source = source or RunSource(config.folder, device=choose_device(self.device))
+            if source is None:
+                device = choose_device(self.device)
+                each = [RunSource(one.folder, device=device) for one in configs]
+                source = Members(each) if len(each) > 1 else each[0]
             found = evaluate_source(
                 source if limit is None else source.limited(limit),
                 posthoc=tuple(needs.posthoc),
@@ -309,7 +326,7 @@ class Runs:
                     store(path, report, found.meters[at], {"key": open_[path]})
 
     def evaluated(
-        self, training: Training, posthoc: str, shift: str, limit: int | None
+        self, training: Evaluated, posthoc: str, shift: str, limit: int | None
     ) -> Path | None:
         """The folder of an evaluation; None unless this process has seen it made or kept."""
         for needs in self.measured.get(training, ()):
@@ -319,7 +336,7 @@ class Runs:
                 return folder / place(posthoc, shift)
         return None
 
-    def _evaluations(self, training: Training, limit: int | None) -> Path:
+    def _evaluations(self, training: Evaluated, limit: int | None) -> Path:
         return self.folder(training) / ("eval" if limit is None else f"eval-limit-{limit}")
 
 
@@ -359,7 +376,7 @@ def work(
     *,
     train: bool = True,
     say: Callable[[str], None] = lambda _: None,
-) -> dict[Training, str]:
+) -> dict[Evaluated, str]:
     """Do every task, as hyper-parameters are chosen, until nothing is left.
 
     Args:
@@ -376,17 +393,21 @@ def work(
         KeyboardInterrupt: a signal stopped the work; every run under way was saved.
     """
     undecided = list(dict.fromkeys(tunings))
-    wanted: dict[Training, list[Needs]] = {}  # all that is known to be needed of each run
-    open_: dict[Training, None] = {}  # what is to be started
-    under_way: set[Training] = set()
+    wanted: dict[Evaluated, list[Needs]] = {}  # all that is known to be needed of each run
+    open_: dict[Evaluated, None] = {}  # what is to be started
+    under_way: set[Evaluated] = set()
+    waiting: dict[Ensemble, list[Needs]] = {}  # for members that are not trained yet
     done, started = 0, time.monotonic()
 
-    def want(training: Training, needs: Needs | None) -> None:
-        news = needs is not None and needs not in wanted.get(training, ())
-        if news or training not in wanted:
-            wanted.setdefault(training, []).extend([needs] if needs is not None and news else [])
-            if training not in runs.failures and (train or runs.scores(training) is not None):
-                open_[training] = None
+    def trained(key: Evaluated) -> bool:
+        return all(runs.scores(training) is not None for training in key.members)
+
+    def want(key: Evaluated, needs: Needs | None) -> None:
+        news = needs is not None and needs not in wanted.get(key, ())
+        if news or key not in wanted:
+            wanted.setdefault(key, []).extend([needs] if needs is not None and news else [])
+            if key not in runs.failures and (train or trained(key)):
+                open_[key] = None
 
     def decide() -> None:
         for tuning in list(undecided):
@@ -394,8 +415,15 @@ def work(
                 undecided.remove(tuning)
                 method = tuning.method
                 limit = tuning.limit if method.shifts else None
-                for training in runs.chosen(tuning):
-                    want(training, Needs(frozenset(method.posthoc), method.shifts, limit))
+                needs = Needs(frozenset(method.posthoc), method.shifts, limit)
+                chosen = runs.chosen(tuning)
+                for training in chosen:
+                    want(training, needs)
+                if method.ensemble and len(chosen) > 1:
+                    waiting.setdefault(Ensemble(tuple(chosen)), []).append(needs)
+        for ensemble in [ensemble for ensemble in waiting if trained(ensemble)]:
+            for needs in waiting.pop(ensemble):
+                want(ensemble, needs)
 
     for tuning in undecided:
         if len(tuning.grid) > 1:
@@ -405,34 +433,35 @@ def work(
     decide()
     try:
         while open_ or under_way:
-            for training in [t for t in open_ if t not in under_way][: pool.size - len(under_way)]:
-                del open_[training]
-                under_way.add(training)
-                pool.start(Task(training, tuple(wanted[training])))
+            for key in [t for t in open_ if t not in under_way][: pool.size - len(under_way)]:
+                del open_[key]
+                under_way.add(key)
+                pool.start(Task(key, tuple(wanted[key])))
             for task, outcome in pool.wait():
-                training = task.training
-                under_way.remove(training)
+                key = task.training
+                under_way.remove(key)
                 done += 1
                 if outcome.scores is None:
-                    runs.failures[training] = outcome.failure
-                    open_.pop(training, None)
+                    runs.failures[key] = outcome.failure
+                    open_.pop(key, None)
                     said = f"failed: {outcome.failure}"
                 else:
-                    runs.known[training] = outcome.scores
-                    runs.measured[training] = list(task.needs)
+                    runs.known[key] = outcome.scores
+                    runs.measured[key] = list(task.needs)
                     said = ", ".join(
                         f"{SCORES[name].label} {SCORES[name].brief(outcome.scores[name])}"
                         for name in ("accuracy", "ece")
+                        if outcome.scores
                     )
-                    said = f"hold-out {said}"
+                    said = f"hold-out {said}" if said else "evaluated"
                 decide()
-                later = sum(len(tuning.method.seeds) - 1 for tuning in undecided)
+                later = sum(len(tuning.method.seeds) - 1 for tuning in undecided) + len(waiting)
                 left = len(open_) + len(under_way) + later
                 seconds = (time.monotonic() - started) / done * left
                 after = f"; about {in_time(seconds)} left" if left else ""
-                trained = sum(t in runs.known or t in runs.failures for t in wanted)
-                count = f"[{trained}/{len(wanted) + later}]"
-                say(f"{count} {training.label}: {said}{after}")
+                finished = sum(t in runs.known or t in runs.failures for t in wanted)
+                count = f"[{finished}/{len(wanted) + later}]"
+                say(f"{count} {key.label}: {said}{after}")
     except KeyboardInterrupt as stopped:
         pool.stop(getattr(stopped, "signal", SIGINT))
         raise

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import segcal
 from segcal.cli import main
 from segcal.data.shift import Shift
 from segcal.metrics import CalibrationMeter, Report, mean_intervals, paired_differences
@@ -41,11 +42,11 @@ posthoc: [none, ts]
 shift: fog:3,contrast:3
 limit: 30
 methods:
-  - {loss: nll, posthoc: none}
+  - {loss: nll, posthoc: none, ensemble: true}
   - {loss: fl, gamma: [1, 3]}
 scores: [accuracy, ece, nll]
 by_shift: [ece]
-compare: [[nll / none, fl / ts]]
+compare: [[nll / none, fl / ts], [nll / none, nll ensemble / none]]
 draw: [nll / none]
 """
 
@@ -139,6 +140,20 @@ def test_page_and_marked_file(made):
     assert "<h1>Digits under shift</h1>" in page and page.count("<table") == 5
     picture = base64.b64encode((made / "out/grid.png").read_bytes()).decode()
     assert f"data:image/png;base64,{picture}" in page
+
+
+def test_the_seeds_of_a_method_pooled_are_a_row(made):
+    runs = sorted(made.glob("out/runs/tiny-nll-seed[01]-*"))
+    source = segcal.Members([segcal.open_source(run) for run in runs])
+    expected = segcal.evaluate_source(source, overlays="none", resamples=0).reports["none"]
+    with open(made / "out/grid.csv", newline="") as file:
+        rows = {(r["metric"], r["row"], r["column"]): r for r in csv.DictReader(file)}
+    found = rows["nll", "nll ensemble / none", "clean test images"]
+    assert float(found["mean"]) == pytest.approx(expected.nll, rel=1e-5) and not found["deviation"]
+    (folder,) = made.glob("out/runs/tiny-nll-seeds0_1-*/eval-limit-30/fog-3")
+    assert len(CalibrationMeter.load(folder / "state.npz").names) == 30
+    text = (made / "out/grid.md").read_text()
+    assert "nll / none → nll ensemble / none" in text and "An ensemble is the mean" in text
 
 
 def times(folder, *patterns):
