@@ -1,0 +1,80 @@
+"""Makes the half-size CamVid sets of docs/results.md: train by day, test by day and at dusk.
+
+python tools/camvid_day.py CamVid data      from the CamVid folder of the SegNet tutorial
+
+Writes three folders in the layout `masks`, with images of 240 x 180 pixels and void as label 11:
+
+camvid_day     train: sequences 0006R0 and 0016E5 (305 frames); holdout: the official val, which is
+               a part of 0016E5 (101); test: Seq05VD without its first third (114)
+camvid_other   test: the first third of Seq05VD (57), a hold-out from another video
+camvid_dusk    test: 0001TP (124)
+
+Frames of a video are not independent: names of test frames begin with SEQUENCE_bNN, the block of
+ten consecutive frames that they belong to, so that `--group "^.*_b[0-9]+"` makes a block the unit
+of every interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import cv2
+
+CLASSES = "sky building pole road pavement tree sign fence car pedestrian bicyclist".split()
+BLOCK = 10
+
+
+def frames(camvid: Path, parts: list[str], sequences: list[str]) -> list[Path]:
+    """The images of some official parts that are of some sequences, in the order of the video."""
+    found = [path for part in parts for path in (camvid / part).glob("*.png")]
+    return sorted((p for p in found if p.name.startswith(tuple(sequences))), key=lambda p: p.name)
+
+
+def write(paths: list[Path], folder: Path, *, blocks: bool) -> None:
+    """Write images, averaged over 2 x 2 pixels, and masks, of which the nearest pixel is taken."""
+    for kind in ("images", "masks"):
+        (folder / kind).mkdir(parents=True, exist_ok=True)
+    for i, path in enumerate(paths):
+        name = path.name
+        if blocks:
+            sequence, frame = name.split("_")
+            name = f"{sequence}_b{i // BLOCK:02d}_{frame}"
+        image = cv2.imread(str(path))
+        mask = cv2.imread(str(path.parent.with_name(path.parent.name + "annot") / path.name), -1)
+        size = (image.shape[1] // 2, image.shape[0] // 2)
+        half = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+        cv2.imwrite(str(folder / "images" / name), half)
+        half = cv2.resize(mask, size, interpolation=cv2.INTER_NEAREST_EXACT)
+        cv2.imwrite(str(folder / "masks" / name), half)
+    print(f"{folder}: {len(paths)} images")
+
+
+def main() -> int:
+    """Run the command; its exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("camvid", type=Path, help="folder CamVid, with train, trainannot, …")
+    parser.add_argument("out", type=Path, help="folder to make the three sets in")
+    options = parser.parse_args()
+    day = frames(options.camvid, ["train"], ["0006R0", "0016E5"])
+    video = frames(options.camvid, ["test"], ["Seq05VD"])
+    if not day or not video:
+        print(f"{options.camvid} has no images of CamVid in train and test", file=sys.stderr)
+        return 2
+    third = len(video) // 3
+    write(day, options.out / "camvid_day/train", blocks=False)
+    write(frames(options.camvid, ["val"], [""]), options.out / "camvid_day/holdout", blocks=False)
+    write(video[third:], options.out / "camvid_day/test", blocks=True)
+    write(video[:third], options.out / "camvid_other/test", blocks=True)
+    dusk = frames(options.camvid, ["train", "test"], ["0001TP"])
+    write(dusk, options.out / "camvid_dusk/test", blocks=True)
+    for name in ("camvid_day", "camvid_other", "camvid_dusk"):
+        (options.out / name / "classes.txt").write_text("".join(f"{c}\n" for c in CLASSES), "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
