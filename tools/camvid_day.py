@@ -22,7 +22,19 @@ from pathlib import Path
 
 import cv2
 
-CLASSES = "sky building pole road pavement tree sign fence car pedestrian bicyclist".split()
+CLASSES = [
+    "sky",
+    "building",
+    "pole",
+    "road",
+    "pavement",
+    "tree",
+    "sign",
+    "fence",
+    "car",
+    "pedestrian",
+    "bicyclist",
+]
 BLOCK = 10
 
 

@@ -6,8 +6,9 @@ segcal eval --predictions runs/hippocampus/dicece-s0/test \
 
 Reads images/*.nii.gz (or imagesTr) and labels/*.nii.gz (or labelsTr) of MSD's Task04: 260 cases
 of about 35 x 50 x 36 voxels with the labels background, anterior and posterior. A fixed order gives
-180 cases for training, 20 as hold-out and 60 for the test. A training of 40 epochs takes about eight
-minutes of one core; its predictions are written when it is done, and a finished one is not repeated.
+180 cases for training, 20 as hold-out and 60 for the test. A training of 40 epochs takes about
+eight minutes of one core. Its predictions are written when it is done, and a finished one is not
+repeated.
 """
 
 from __future__ import annotations
