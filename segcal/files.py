@@ -299,6 +299,17 @@ def read_mask(path: Path) -> np.ndarray:
         return mask // np.uint8(_STRETCHED[raw[:3]]) if raw[:3] in _STRETCHED else mask
 
 
+def read_confidence(path: Path) -> np.ndarray:
+    """(H, W) float32 in 0..1 of a grey image of 8 or 16 bits, whose largest number stands for 1."""
+    with _opened(path) as image:
+        if image.mode not in ("L", "I", *_SIXTEEN_BITS):
+            raise BadFile(
+                f"{path}: confidence is a grey image of 8 or 16 bits, but this one is of mode "
+                f"{image.mode}"
+            )
+        return (np.asarray(image) / (255 if image.mode == "L" else 65535)).astype(np.float32)
+
+
 def image_size(path: Path) -> tuple[int, int]:
     """(width, height) of an image file, whose pixels are not read."""
     with _opened(path) as image:

@@ -271,17 +271,21 @@ def rounding_of(dtype: torch.dtype) -> tuple[float, float]:
     return slack, max(1e-4, slack)
 
 
-def is_distribution(values: Tensor, dim: int, *, rounded_to: torch.dtype | None = None) -> Tensor:
+def is_distribution(
+    values: Tensor, dim: int, *, rounded_to: torch.dtype | None = None, partial: bool = False
+) -> Tensor:
     """Whether the values along `dim` are probabilities: at least 0, and of sum 1.
 
     Args:
         values: of any floating dtype; NaN and infinity are no probabilities.
         dim: the classes; the result is bool, without this dimension.
         rounded_to: the dtype that the values were once rounded to, if not their own.
+        partial: some probabilities are not known and 0 in their place, so the sum may be less.
     """
     below, off = rounding_of(rounded_to or values.dtype)
     total = values.sum(dim, dtype=torch.promote_types(values.dtype, torch.float32))
-    return (values.amin(dim) >= -below) & ((total - 1).abs() <= off)
+    least = 0.0 if partial else 1 - off
+    return (values.amin(dim) >= -below) & (total >= least) & (total <= 1 + off)
 
 
 def look_like_scores(values: Tensor) -> bool:

@@ -27,6 +27,7 @@ from segcal.metrics.protocols import (
     scores_by_protocol,
 )
 from segcal.metrics.regions import Region, any_present, foreground, named_regions
+from segcal.metrics.scores import NEED_ALL_CLASSES, SCORES
 from segcal.metrics.uncertainty import ErrorDetection
 from segcal.posthoc import NONE, Calibrator
 from segcal.sources.source import Batch, Source
@@ -194,7 +195,7 @@ def measure(
             groups = source.groups_of(batch.names)
             count_batch([*measured[name].values()], found, inside, groups=groups)
             for observer in observers.get(name, ()):
-                observer.update(found.logits, found.labels)
+                observer.update(found.values if source.top_only else found.logits, found.labels)
             if name in detection:
                 detection[name].update(found.probs, batch.labels, found.spread)
         del batch, inside, found  # before the next batch is made
@@ -271,6 +272,7 @@ def new_meter(
         class_names=source.class_names or None,
         region=region,
         multilabel=source.multilabel,
+        top_only=source.top_only,
     )
 
 
@@ -483,6 +485,11 @@ def evaluate_source(
     from segcal.evaluation.shifts import evaluate_shift, open_shifts
 
     methods = [method for method in dict.fromkeys(posthoc) if method != NONE]
+    if source.top_only and (methods or conformal or uncertainty):
+        raise ValueError(
+            "post-hoc methods, class sets and kinds of uncertainty need all classes, but "
+            f"{source.name} has the top class of each pixel alone"
+        )
     shifted = open_shifts(source, shifts)
     drawing.require_images(overlays, source)
     settings: dict[str, Any] = {"num_bins": num_bins, "progress": progress}
@@ -496,6 +503,8 @@ def evaluate_source(
                 "there is none: pass holdout= (--holdout or --holdout-fraction for --model, "
                 "--fit-predictions for saved predictions)"
             )
+        if holdout.top_only != source.top_only:
+            raise ValueError("hold-out and test must both have all classes, or both the top one")
         with choosing.recorded(holdout, methods, progress=progress) as recording:
             calibrators = choosing.fit(methods, recording)
             chosen = choosing.choose(recording, calibrators, operate, conformal, **settings)
@@ -537,6 +546,12 @@ def evaluate_source(
         ).items():
             reports[method, shift], meters[method, shift] = report, meter
             keys[method, shift] = key
+    notes = []
+    if chosen is not None:
+        notes = choosing.notes(chosen, reports, measured[NONE][WHOLE_IMAGE], calibrators)
+    if source.top_only:
+        labels = ", ".join(s.label for n, s in SCORES.items() if n in NEED_ALL_CLASSES)
+        notes.append(f"Only the top class is known. These need all classes: {labels}.")
     evaluation = Evaluation(
         source.name,
         reports,
@@ -546,11 +561,7 @@ def evaluate_source(
         skipped=dict(source.skipped),
         config=source.config,
         history=source.history,
-        notes=(
-            []
-            if chosen is None
-            else choosing.notes(chosen, reports, measured[NONE][WHOLE_IMAGE], calibrators)
-        ),
+        notes=notes,
     )
     if distributed.rank() == 0:
         indices = drawing.choose(overlays, num_overlays, source, reports[NONE])

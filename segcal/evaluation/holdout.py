@@ -277,7 +277,12 @@ def choose(
     for name, report in reports.items():
         found = {alpha: rates[name][0].choose(alpha) for alpha in misses}
         choices.accepted[name] = {
-            t: AcceptedPixels(choose_threshold(report.fine, t), ignore, multilabel=multilabel)
+            t: AcceptedPixels(
+                choose_threshold(report.fine, t),
+                ignore,
+                multilabel=multilabel,
+                probs=holdout.top_only,
+            )
             for t in targets
         }
         choices.sets[name] = {alpha: SetCounts(lam, ignore) for alpha, (lam, _) in found.items()}

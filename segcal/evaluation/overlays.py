@@ -196,4 +196,5 @@ def _overlay(source: Source, index: int, image: np.ndarray | None, batch: Batch)
         ece=report.ece,
         of=source.names[index],
         information=information,
+        top_only=source.top_only,
     )

@@ -84,6 +84,8 @@ def count(
     valid = _arrayed(labels) != settings.ignore_index
     for mask, batch in zip(inside, batches, strict=True):
         counted = valid if mask is None else valid & _arrayed(mask)
+        if settings.top_only:
+            batch.forget_classes()
         batch.sums.images = torch.as_tensor(counted.reshape(len(counted), -1).any(1).sum())
         batch.neutralise()
     return batches
@@ -132,7 +134,8 @@ def count_in_torch(
             nll = high.double() - true.double() + norm.log()
             usable = nll <= MOST_NLL  # not so for NaN or +inf anywhere, and for -inf at the label
         else:
-            probs, usable = wide.clamp(0, 1), is_distribution(wide, 0, rounded_to=values.dtype)
+            probs = wide.clamp(0, 1)
+            usable = is_distribution(wide, 0, rounded_to=values.dtype, partial=settings.top_only)
             best, true = probs.argmax(0), probs.gather(0, target[None])[0]
             nll = -true.clamp(min=torch.finfo(values.dtype).tiny).double().log()
         row = torch.arange(n, device=device)[images].repeat_interleave(piece.valid.shape[1])
@@ -226,7 +229,9 @@ def count_compiled(
             memory = memory if len(memory) >= k * w else np.empty(k * w, edges.dtype)
             block = memory[: k * w].reshape(k, w)
             given = source, start, target, settings.ignore_index, group, block
-            fine, best, distance = load_logits(*given) if logits else _load_probs(*given, dtype)
+            fine, best, distance = (
+                load_logits(*given) if logits else _load_probs(*given, dtype, settings.top_only)
+            )
             if logits:
                 np.exp(block, out=block)
             several = (images.start, w // (images.stop - images.start)) if per_image else (0, w)
@@ -304,14 +309,18 @@ def compiled() -> tuple[Callable[..., Any], Callable[..., bool]] | None:
     return build(_load_logits), build(_add)
 
 
-def _load_probs(source, start, target, ignored, group, block, given):
-    """As `_load_logits`, for probabilities whose dtype is `given`; the distance is -log p_y."""
+def _load_probs(source, start, target, ignored, group, block, given, partial):
+    """As `_load_logits`, for probabilities whose dtype is `given`; the distance is -log p_y.
+
+    See `is_distribution` for `partial`.
+    """
     k, w = block.shape
     group[target == ignored] = -1
     y = np.where((group < 0) | (target < 0) | (target >= k), 0, target)
     below, off = rounding_of(given)
     np.copyto(block, source[:, start : start + w])
-    fine = (block.min(0) >= -below) & (np.abs(block.sum(0, dtype=np.float64) - 1) <= off)
+    total = block.sum(0, dtype=np.float64)
+    fine = (block.min(0) >= -below) & (total >= (0 if partial else 1 - off)) & (total <= 1 + off)
     np.clip(block, 0, 1, out=block)
     true = block[y, np.arange(w)].astype(np.float64)
     distance = -np.log(np.maximum(true, torch.finfo(given).tiny))

@@ -101,7 +101,11 @@ def image_statistics(
         sce_debiased=low["sce"],
         ace=float(scores.ratio(ace.sum(), shown.sum())),
         class_ace=tuple(scores.ratio(ace.sum(0), shown.sum(0)).tolist()),
-        intervals={name: end for name, end in ends.items() if name in scores.SCORES},
+        intervals={
+            name: end
+            for name, end in ends.items()
+            if name in scores.SCORES and not math.isnan(end.low)
+        },
         class_ece_intervals=tuple(ends[_class_key(c)] for c in range(num_classes) if ends),
         withheld=withheld if resamples > 0 else {},
         worst=tuple(ImageScore(names[i], float(ece[i]), int(pixels[i])) for i in worst),

@@ -73,6 +73,8 @@ class CalibrationMeter:
         class_names: K names for the report.
         region: what the counted pixels are, for the report; see `segcal.metrics.regions`.
         multilabel: the outputs are of K sigmoids.
+        top_only: `update_probs` gets the probability of the predicted class alone, and 0 for all
+            others. Scores that need those are NaN.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class CalibrationMeter:
         class_names: Sequence[str] | None = None,
         region: str = "all",
         multilabel: bool = False,
+        top_only: bool = False,
     ) -> None:
         self.settings = Settings(
             num_classes=num_classes,
@@ -96,6 +99,7 @@ class CalibrationMeter:
             class_names=None if class_names is None else tuple(map(str, class_names)),
             region=region,
             multilabel=multilabel,
+            top_only=top_only,
         )
         self.reset()
 

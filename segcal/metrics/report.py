@@ -386,6 +386,11 @@ class Report(ScoreTable):
         return {name: getattr(self, name) for name, s in SCORES.items() if s.scope == "pixels"}
 
     @property
+    def top_only(self) -> bool:
+        """Whether only the top class and its confidence are known; other scores are NaN."""
+        return self.protocol.pixels > 0 and not self.classes.count.any()
+
+    @property
     def overlap(self) -> tuple[Array, Array, Array]:
         """(K,) pixels of each class: correctly predicted, predicted, and in the truth."""
         if self.protocol.multilabel:

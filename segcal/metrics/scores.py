@@ -718,3 +718,8 @@ SCORES: dict[str, Score] = {
     name: entry for name, entry in vars(ScoreTable).items() if isinstance(entry, Score)
 }
 LOGGED = tuple(sorted((s for s in SCORES.values() if s.log), key=lambda s: s.log))
+# What the predicted class and its probability do not tell.
+NEED_ALL_CLASSES = (
+    *("sce", "nll", "brier", "sce_debiased", "image_ace"),
+    *("class_ece", "class_ace", "class_bias"),
+)

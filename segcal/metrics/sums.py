@@ -90,6 +90,7 @@ class Settings:
     class_names: tuple[str, ...] | None
     region: str
     multilabel: bool = False
+    top_only: bool = False
 
     def __post_init__(self) -> None:
         classes = 1 if self.multilabel else 2
@@ -366,6 +367,16 @@ class BatchSums:
             else:
                 by_image[name] = tensor[:, :, 1].movedim(0, 1)
         return cls(Sums(**by_class), ImageSums(**by_image) if by_image else None)
+
+    def forget_classes(self) -> None:
+        """Leave what a top class and its confidence tell; all other sums are 0, or NaN."""
+        for table in (self.sums.class_count, self.sums.class_hits, self.sums.class_confidence):
+            table.zero_()
+        unknown = [self.sums.nll, self.sums.brier]
+        if self.images is not None:
+            unknown += [self.images.class_gap, self.images.class_ace]
+        for sums in unknown:
+            sums.fill_(torch.nan)
 
     def neutralise(self) -> None:
         """Make a batch with faults add nothing but the faults, without waiting for the device."""

@@ -142,15 +142,21 @@ class AcceptedPixels(ImageCounts):
         threshold: accept a pixel if its confidence is above; None accepts nothing.
         ignore_index: the label of pixels that do not count; None for the default.
         multilabel: count the decisions of K sigmoid outputs instead of pixels.
+        probs: batches are of probabilities, not of logits.
     """
 
     width = 3
 
     def __init__(
-        self, threshold: float | None, ignore_index: int | None = None, *, multilabel: bool = False
+        self,
+        threshold: float | None,
+        ignore_index: int | None = None,
+        *,
+        multilabel: bool = False,
+        probs: bool = False,
     ) -> None:
         super().__init__()
-        self.threshold, self._multilabel = threshold, multilabel
+        self.threshold, self._multilabel, self._probs = threshold, multilabel, probs
         self._above = math.inf if threshold is None else threshold
         self._ignore_index = ignore_index
 
@@ -158,7 +164,8 @@ class AcceptedPixels(ImageCounts):
         """Count a batch: (N, C, *S) logits and (N, *S) labels; (N, C, *S) of sigmoid outputs."""
         logits, labels = countable(logits, labels)
         pixels = flatten(logits, labels, self._ignore_index, multilabel=self._multilabel)
-        confidence, predicted = probabilities(pixels.dense).max(1)  # (N, L)
+        found = pixels.dense if self._probs else probabilities(pixels.dense)
+        confidence, predicted = found.max(1)  # (N, L)
         taken = pixels.valid & (confidence.double() > self._above)
         right = taken & (predicted == pixels.target)
         counts = torch.stack([x.sum(1) for x in (pixels.valid, taken, right)], 1)

@@ -141,6 +141,8 @@ class Members(Source):
     ) -> None:
         if not members:
             raise ValueError("an ensemble needs at least one member")
+        if any(member.top_only for member in members):
+            raise ValueError("members need all classes, not the top class of each pixel alone")
         if pool not in get_args(Pool):
             raise ValueError(f"pool must be probs or logits, but is {pool!r}")
         self.members, self.pool, self.name = tuple(members), pool, name

@@ -27,6 +27,7 @@ from segcal.files import (
     image_size,
     is_nifti,
     npy_shape,
+    read_confidence,
     read_mask,
     read_npy,
     read_rgb,
@@ -35,13 +36,14 @@ from segcal.files import (
     utf8,
     visible,
 )
-from segcal.pixels import check_batch, resolve_ignore_index
+from segcal.pixels import check_batch, flatten, resolve_ignore_index
 from segcal.sources.members import pooled
 from segcal.sources.source import KINDS, Batch, Kind, Source, digest, resize
 
 MANIFESTS = ("manifest.yaml", "manifest.yml", "manifest.json")  # JSON is YAML too
 NIFTI = (".nii.gz", ".nii")
 SAMPLES = "samples"  # the key of (M, C, ...) predictions of M members, in .npz files
+TOP, CONFIDENCE = "_pred.png", "_conf.png"  # endings of the two files of a top-1 prediction
 _SUFFIXES = (".npz", ".npy", *NIFTI)
 _LISTED = f"{', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
 _MAX_FACTOR = 256  # a side is resized by; no network needs more, and a few bytes could ask for it
@@ -53,7 +55,7 @@ class PredictionFormat:
 
     Attributes:
         kind: logits or probs of a softmax, sigmoid_logits or sigmoid_probs; null: the key of each
-            .npz says it.
+            .npz says it. NAME_pred.png and NAME_conf.png are top1, whatever is stated.
         layout: chw for (C, H, W) and (C, D, H, W), hwc for (H, W, C) and (D, H, W, C).
         axes: the order of the axes of volumes in .npz and .npy files: zyx for (D, H, W) as
             SimpleITK and nnU-Net have them, xyz as nibabel has them. Null: where labels or
@@ -117,6 +119,7 @@ class PredictionFolder(Source):
     ) -> None:
         self.path, self.skip_bad, self.skipped = Path(path), skip_bad, {}
         self.labelled = labelled
+        self.top_only = self.path.is_dir() and any(self.path.glob(f"*{TOP}"))
         resolved = self.path.resolve()
         self.name = utf8(resolved.stem if self.path.is_file() else resolved.name)
         self._files = self._list()
@@ -144,9 +147,18 @@ class PredictionFolder(Source):
             return [path]
         if not path.is_dir():
             raise ValueError(f"there is no folder of predictions at {path}")
-        files = [file for file in visible(path) if file.name.endswith(_SUFFIXES)]
+        endings = (*_SUFFIXES, TOP)
+        files = [file for file in visible(path) if file.name.endswith(endings)]
         if not files:
-            raise ValueError(f"there are no predictions in {path}: no {_LISTED} files")
+            raise ValueError(
+                f"there are no predictions in {path}: no {_LISTED} files, nor NAME{TOP} with "
+                f"NAME{CONFIDENCE}"
+            )
+        other = [file for file in files if not file.name.endswith(TOP)]
+        if self.top_only and other:
+            raise ValueError(
+                f"{path} holds NAME{TOP} and {other[0].name}: use one kind in a folder"
+            )
         by_name: dict[str, Path] = {}
         for file in files:
             first = by_name.setdefault(_stem(file), file)
@@ -290,6 +302,15 @@ class PredictionFolder(Source):
         self, file: Path, arrays: Npz | None
     ) -> tuple[Kind, tuple[int, ...], Callable[[], np.ndarray]]:
         """The kind and the shape of a file's values, and what reads them."""
+        if self.top_only:
+            classes = self.format.num_classes or len(self.format.class_names or ())
+            if not classes:
+                raise ValueError(
+                    f"the files in {self.path} do not say how many classes there are: state "
+                    "num_classes or class_names"
+                )
+            width, height = image_size(file)
+            return "top1", (classes, height, width), partial(_read_top, file, classes)
         if arrays is not None:
             key, kind = self._key(file, arrays)
             shape = arrays.shape(key)
@@ -365,7 +386,8 @@ class PredictionFolder(Source):
             nifti: whether the values, and the labels, are from a NIfTI file.
         """
         shapes = values.shape, labels.shape
-        sigmoid, chw = kind.startswith("sigmoid_"), self.format.layout == "chw"
+        sigmoid = kind.startswith("sigmoid_")
+        chw = self.format.layout == "chw" or kind == "top1"
         if values.ndim in (3, 4):  # one map or volume
             classes_first = values if chw else np.moveaxis(values, -1, 0)
             if sigmoid and len(classes_first) == 1 and labels.ndim == values.ndim - 1:
@@ -460,6 +482,15 @@ class PredictionFolder(Source):
         if kind.endswith("logits"):  # numpy would take eight times as long
             x = x.to(torch.promote_types(stored, torch.float32))
         size = tuple(y.shape[y.ndim - x.ndim + 2 :])
+        if kind == "top1":
+            if x.shape[2:] != size:
+                raise ValueError(
+                    f"it has {tuple(x.shape[2:])} pixels, but its labels have {size}: save the "
+                    "predicted class and its confidence at the size of the labels"
+                )
+            if (flatten(x, y, self.ignore_index).valid & (x.sum(1) == 0).flatten(1)).any():
+                raise ValueError(f"a predicted class is not in 0..{x.shape[1] - 1}")
+            return x, y
         if x.ndim > 3 and x.shape[2:] != size:
             x = resize(x, size, align_corners=self.format.align_corners)
             # Probabilities keep their dtype: it says how far from 1 rounding may take their sum.
@@ -486,8 +517,26 @@ def _manifest(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _stem(file: Path) -> str:
-    """The name of a file without its ending, which may be .nii.gz."""
-    return file.name.removesuffix(".nii.gz") if file.name.endswith(".nii.gz") else file.stem
+    """The name of a file without its ending, which may be .nii.gz or _pred.png."""
+    ending = next((e for e in (".nii.gz", TOP) if file.name.endswith(e)), file.suffix)
+    return file.name.removesuffix(ending)
+
+
+def _read_top(file: Path, classes: int) -> np.ndarray:
+    """(C, H, W) float32: the confidence at the predicted class, and 0 elsewhere.
+
+    A confidence of 0 becomes 1e-30, so that the predicted class still has the largest number. All
+    are 0 where the predicted class is none of the C.
+    """
+    beside = file.with_name(_stem(file) + CONFIDENCE)
+    predicted, confidence = read_mask(file).astype(np.int64), read_confidence(beside)
+    if predicted.shape != confidence.shape:
+        raise BadFile(f"{beside} has the size {confidence.shape}, but {file} {predicted.shape}")
+    known = (predicted >= 0) & (predicted < classes)
+    values = np.zeros((classes, *predicted.shape), np.float32)
+    place = np.where(known, predicted, 0)[None]
+    np.put_along_axis(values, place, np.where(known, confidence.clip(1e-30), 0)[None], 0)
+    return values
 
 
 def whole_numbers(labels: np.ndarray, path: Path) -> np.ndarray:

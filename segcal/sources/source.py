@@ -19,8 +19,8 @@ from torch.nn.functional import interpolate
 if TYPE_CHECKING:
     from segcal.data.shift import Shift
 
-Kind = Literal["logits", "probs", "sigmoid_logits", "sigmoid_probs"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+Kind = Literal["logits", "probs", "sigmoid_logits", "sigmoid_probs", "top1"]
+KINDS: tuple[Kind, ...] = get_args(Kind)[:4]  # of all classes
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Batch:
 
     Attributes:
         names: N names, or None.
-        kind: whether `values` are logits or probabilities, of a softmax or of C sigmoids.
+        kind: whether `values` are logits or probabilities, of a softmax or of C sigmoids; "top1"
+            for the probability of the predicted class, and 0 in place of all others.
         values: (N, C, *S) floating; S = (H, W) for masks, (D, H, W) for volumes, () for
             classification.
         labels: (N, *S) int64; (N, C, *S) for sigmoids; None for images without labels.
@@ -53,13 +54,15 @@ class Batch:
     @property
     def are_probs(self) -> bool:
         """Whether the values are probabilities."""
-        return self.kind.endswith("probs")
+        return not self.kind.endswith("logits")
 
     @property
     def logits(self) -> Tensor:
         """(N, C, *S) logits; of probabilities, those whose softmax or sigmoids they are."""
         if not self.are_probs:
             return self.values
+        if self.kind == "top1":
+            raise ValueError("this needs the probabilities of all classes, not the top one alone")
         wide = self.values.to(torch.promote_types(self.values.dtype, torch.float32))
         if self.multilabel:
             return wide.double().logit(torch.finfo(torch.float64).eps).to(wide)
@@ -91,6 +94,7 @@ class Source(ABC):
         class_names: C names.
         ignore_index: the label that is not counted.
         multilabel: whether the outputs are C sigmoids.
+        top_only: whether only the predicted class and its probability are known.
         palette: (C, 3) uint8 colours of the classes, or None.
         names: the names of all images; empty if they are not known.
         group: a regular expression; images in whose names it finds the same text, such as the
@@ -107,6 +111,7 @@ class Source(ABC):
     class_names: tuple[str, ...]
     ignore_index: int
     multilabel: bool = False
+    top_only: bool = False
     palette: np.ndarray | None = None
     names: Sequence[str] = ()
     group: str = ""

@@ -138,7 +138,11 @@ def hatching(shape: Sequence[int]) -> NDArray[np.uint8]:
 
 
 def _predictions(
-    probs: ArrayLike | Tensor, labels: ArrayLike | Tensor, ignore_index: int | None
+    probs: ArrayLike | Tensor,
+    labels: ArrayLike | Tensor,
+    ignore_index: int | None,
+    *,
+    top_only: bool = False,
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
     """(H, W) confidence, predicted class, label, and whether it counts, of one image, checked."""
     p, y = _array(probs), _array(labels)
@@ -158,7 +162,7 @@ def _predictions(
         )
     # They may have passed through any dtype on their way here.
     values = torch.from_numpy(p.astype(np.float32, copy=False))
-    good = is_distribution(values, 0, rounded_to=torch.bfloat16)
+    good = is_distribution(values, 0, rounded_to=torch.bfloat16, partial=top_only)
     if (~good.numpy() & valid).any():
         counted, total = p[:, valid], p.sum(0, dtype=np.float64)[valid]
         raise ValueError(
@@ -294,6 +298,7 @@ def make_overlay(
     ece: float | None = None,
     of: str = "",
     information: ArrayLike | Tensor | None = None,
+    top_only: bool = False,
 ) -> Overlay:
     """The overlay of one image; `overlay.png()` draws it.
 
@@ -308,8 +313,10 @@ def make_overlay(
         ece: its ECE, if known.
         of: the name of the image, if `name` names a part of it.
         information: (H, W) mutual information of pooled members, in nats.
+        top_only: the probabilities are 0 but for the predicted class.
     """
-    confidence, predicted, target, valid = _predictions(probs, labels, ignore_index)
+    found = _predictions(probs, labels, ignore_index, top_only=top_only)
+    confidence, predicted, target, valid = found
     gap = _gap(confidence, predicted, target, valid).astype(np.float32)
     classes = len(_array(probs))
     names = [str(c) for c in range(classes)] if class_names is None else list(class_names)

@@ -124,9 +124,11 @@ def write_figures(
         "confidence_histogram": lambda: confidence_histogram(shown),
         "wrong_confidence": lambda: wrong_confidence(shown),
         "risk_coverage": lambda: risk_coverage(shown),
-        "classwise_reliability": lambda: classwise_reliability(shown),
     }
-    if one is not None:
+    by_class = not all(report.top_only for report in reports.values())
+    if by_class:
+        drawings["classwise_reliability"] = lambda: classwise_reliability(shown)
+    if one is not None and by_class:
         drawings["gap_heatmap"] = lambda: gap_heatmap(one)
     if any(line.get("holdout/ece") is not None for line in history):
         drawings["convergence_ece"] = lambda: convergence(history)

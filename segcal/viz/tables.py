@@ -405,12 +405,13 @@ def _count_cell(count: int) -> Cell:
 
 def class_table(report: Report) -> Table:
     """One row per class: its share of the labels, and its scores."""
-    total = report.classes.count.sum(1).clip(1)  # (K,)
     right, _, truth = report.overlap
+    decisions = report.confusion.sum((1, 2)) if report.protocol.multilabel else truth.sum()
+    total = np.broadcast_to(decisions, truth.shape).clip(1)  # (K,)
     accuracy = ratio(right, truth)
     share = "present (%)"
     if report.protocol.multilabel:  # of the decisions of the class, "absent" included
-        accuracy = ratio(np.trace(report.confusion, axis1=1, axis2=2), report.classes.count.sum(1))
+        accuracy = ratio(np.trace(report.confusion, axis1=1, axis2=2), decisions)
     else:
         share = f"{counted(report)} (%)"
     values = [accuracy if s.name == "accuracy" else getattr(report, s.name) for s in _CLASS_SCORES]

@@ -22,7 +22,7 @@ import segcal
 from segcal.files import atomic_write, utf8
 from segcal.metrics import Interval, Report
 from segcal.metrics.compare import Comparison
-from segcal.metrics.scores import SCORES
+from segcal.metrics.scores import NEED_ALL_CLASSES, SCORES
 from segcal.viz import plots
 from segcal.viz.overlay import Overlay, Picture
 from segcal.viz.page.numbers import data_uri, page_numbers, to_json, webp
@@ -173,6 +173,7 @@ def render_page(
             for row in rows
             if row.shift_overlay is not None
         ],
+        gaps_by_class=not all(report.top_only for report in reports.values()),
         figures=_static_figures(rows, shifted) if static else {},
         rows=[_view(row, index, static=static) for index, row in enumerate(rows)],
     )
@@ -185,7 +186,8 @@ def _unmarked(table: Table) -> Table:
 
 def _tiles(row: PageRow) -> list[tuple[Any, float, Interval | None]]:
     report = row.report
-    return [(s, getattr(report, s.name), report.intervals.get(s.name)) for s in _TILES]
+    tiles = [s for s in _TILES if not (report.top_only and s.name in NEED_ALL_CLASSES)]
+    return [(s, getattr(report, s.name), report.intervals.get(s.name)) for s in tiles]
 
 
 def _notes(rows: Sequence[PageRow]) -> list[str]:
@@ -259,7 +261,8 @@ def _bias_interval(report: Report) -> Interval | None:
 
 def _one(report: Report) -> list[Phrase]:
     found = verdict(report)
-    worst = int(np.nanargmax(report.class_ece))
+    known = not np.isnan(report.class_ece).all()
+    worst = int(np.nanargmax(report.class_ece)) if known else 0
     interval = report.intervals.get("ece")
     between = ""
     if interval is not None and not np.isnan(interval.low):
@@ -270,9 +273,13 @@ def _one(report: Report) -> list[Phrase]:
         Phrase(
             f": mean confidence {_value('mean_confidence', report.mean_confidence)}, "
             f"accuracy {_value('accuracy', report.accuracy)}. "
-            f"ECE is {_value('ece', report.ece)}{between}; "
-            f"the worst calibrated class is {class_names(report)[worst]}, "
-            f"with an ECE of {_value('class_ece', report.class_ece[worst])}."
+            f"ECE is {_value('ece', report.ece)}{between}"
+            + known
+            * (
+                f"; the worst calibrated class is {class_names(report)[worst]}, "
+                f"with an ECE of {_value('class_ece', report.class_ece[worst])}"
+            )
+            + "."
         ),
     ]
 
@@ -377,12 +384,14 @@ def _static_figures(
             "Confidence of wrong predictions": lambda: plots.wrong_confidence(shown),
             "Risk and coverage": lambda: plots.risk_coverage(shown),
         },
-        "classes": {
-            "Reliability by class": lambda: plots.classwise_reliability(shown, limit=_MAX_CLASSES)
-        },
+        "classes": {},
         "shift": {},
         "training": {},
     }
+    if not all(report.top_only for report in reports.values()):
+        every["classes"]["Reliability by class"] = lambda: plots.classwise_reliability(
+            shown, limit=_MAX_CLASSES
+        )
     if shifted and plots.kinds_and_severities(shifted)[0]:
         every["shift"]["ECE against severity"] = lambda: plots.severity_curve(shifted)
     if shifted:
