@@ -11,14 +11,14 @@ from ray.cluster_utils import Cluster
 from segcal.cli import main
 from segcal.sweep.definition import Method, Tuning
 from segcal.sweep.pools import OnRay
-from segcal.sweep.runner import Task, work
+from segcal.sweep.runner import work
 from tests.support.stepwise import STEPS, Stepwise
 
 pytestmark = pytest.mark.slow
-NLL = Method("nll", "nll", (), (0, 1), ("none",), (), ())
+NLL = Method("nll", "nll", seeds=(0, 1))
 GRID = tuple((("gamma", gamma),) for gamma in (1, 3))
-TUNED = Tuning(replace(NLL, name="fl", loss="fl"), "scenes", GRID, (), "accuracy", None)
-TUNINGS = [TUNED, Tuning(NLL, "scenes", ((),), (), "accuracy", None)]
+TUNED = Tuning(replace(NLL, name="fl", loss="fl"), "scenes", GRID)
+TUNINGS = [TUNED, Tuning(NLL, "scenes")]
 RUNS = ["fl-gamma1-seed0", "fl-gamma3-seed0", "fl-gamma3-seed1", "nll-seed0", "nll-seed1"]
 FAST = {"worker_niceness": 0, "health_check_initial_delay_ms": 0, "health_check_period_ms": 300}
 FAST |= {"health_check_timeout_ms": 1000, "health_check_failure_threshold": 3}
@@ -80,12 +80,11 @@ def test_stopping_saves_every_run(cluster, tmp_path):
     log = tmp_path / "log"
     runs = Stepwise(tmp_path / "runs", log, gate=tmp_path / "never")
     pool = OnRay(runs, cluster.address)
-    tasks = [Task(training) for training in TUNED.candidates()]
-    for task in tasks:
-        pool.start(task)
+    for training in TUNED.candidates():
+        pool.start(training, [])
     wait_for(lambda: log.exists() and len(steps(log)) == 2)
     pool.stop(2)
-    assert all((runs.folder(task.training) / "saved").exists() for task in tasks)
+    assert all((runs.folder(training) / "saved").exists() for training in TUNED.candidates())
     again = Stepwise(tmp_path / "runs", log)
     assert work(TUNINGS, again, OnRay(again, cluster.address)) == {}
     assert each_step_once(log)

@@ -100,12 +100,12 @@ def _share(text: str) -> float:
 
 def run(options: argparse.Namespace) -> int:
     """Make the tables of the sweeps; 1 if a run failed, else 0."""
-    from segcal.sweep.definition import find_sweep
+    from segcal.sweep.definition import read_sweep
     from segcal.sweep.results import write_sweeps
 
     runs = open_runs(options)
     sweeps = [
-        find_sweep(name, small=options.small, at_hand=runs.at_hand).changed(
+        read_sweep(name, small=options.small, at_hand=runs.at_hand).changed(
             seeds=options.seeds, tune=options.tune
         )
         for name in options.sweeps

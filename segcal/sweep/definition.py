@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from segcal.data.shift import Shift, parse_shifts
 from segcal.files import read_yaml
 from segcal.losses import AUXILIARY_LOSSES, BASE_LOSSES, build_loss, hyper_names, parse_spec
 from segcal.metrics.scores import LOGGED, SCORES
 from segcal.posthoc import NONE, method_names
-from segcal.settings import build
+from segcal.settings import build, convert
 from segcal.training.config import RECIPES
 from segcal.viz.tables import distinct_names
 
@@ -76,17 +76,21 @@ class Method:
         seeds: one training per seed.
         posthoc: short names of the calibrators it is evaluated with.
         shifts: the shifts of the test images it is evaluated under.
+        limit: how many images are evaluated under shift; None for all.
+        select: the score on the hold-out that chooses hyper-parameters.
         options: settings of this method alone.
         ensemble: whether the mean of the predictions of its seeds is evaluated too.
     """
 
     name: str
     loss: str
-    hyper: tuple[tuple[str, tuple[Any, ...]], ...]
-    seeds: tuple[int, ...]
-    posthoc: tuple[str, ...]
-    shifts: tuple[Shift, ...]
-    options: Changes
+    hyper: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    posthoc: tuple[str, ...] = (NONE,)
+    shifts: tuple[Shift, ...] = ()
+    limit: int | None = None
+    select: str = "accuracy"
+    options: Changes = ()
     ensemble: bool = False
 
     def rows(self) -> list[tuple[str, str, bool]]:
@@ -101,30 +105,24 @@ class Method:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The trainings of a method with one config; the score `rule` chooses what is reported."""
+    """The trainings of a method with one config, of which the best on the hold-out is reported."""
 
     method: Method
     config: str
-    grid: tuple[Changes, ...]  # hyper-parameters to choose from
-    options: Changes
-    rule: str
-    limit: int | None  # images under shift
+    grid: tuple[Changes, ...] = ((),)  # hyper-parameters to choose from
+    options: Changes = ()
 
     def candidates(self) -> list[Training]:
         """The trainings, all of the first seed, that the hyper-parameters are chosen by."""
-        return [self._training(hyper, self.method.seeds[0]) for hyper in self.grid]
+        return [self.training(hyper, self.method.seeds[0]) for hyper in self.grid]
 
-    def chosen(self, hyper: Changes) -> list[Training]:
-        """The trainings that are reported, one per seed."""
-        return [self._training(hyper, seed) for seed in self.method.seeds]
-
-    def _training(self, hyper: Changes, seed: int) -> Training:
+    def training(self, hyper: Changes, seed: int) -> Training:
+        """The training with these hyper-parameters."""
         loss = ("loss", self.method.loss)
         return Training(self.config, (loss, *hyper, *self.options, ("seed", seed)))
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A row of the tables: a method, or its seeds pooled, after one calibrator."""
 
     name: str
@@ -133,88 +131,77 @@ class Row:
     ensemble: bool
 
 
-@dataclass(frozen=True)
-class Variation:
+class Variation(NamedTuple):
     """What the trainings of one table share: a config, and values of the settings that vary."""
 
     config: str
-    options: Changes
-    title: str  # what tells it from the others; empty if it is alone
+    options: Changes = ()
+    title: str = ""  # what tells it from the others
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A grid of trainings and what its tables show; docs/sweeps.md describes the file.
+    """A grid of trainings and what its tables show.
 
-    Attributes:
-        name: the name of its files.
-        title: what it shows.
-        configs: YAML files, or names of recipes: every method is trained with each.
-        methods: the methods.
-        options: settings that replace those of the configs.
-        vary: settings with several values: every method is trained with each.
-        select: scores on the hold-out that choose hyper-parameters. Tables show the choice of the
-            first, and that of the others where it differs.
-        limit: the number of images under shift; None for all.
-        scores: the columns of the tables.
-        compare: pairs of rows whose differences are shown.
-        draw: rows in the diagrams.
-        by_shift: scores that are shown for each shift by itself.
-        by_class: scores of classes that are shown for each class.
+    The fields are the keys of its file, which docs/sweeps.md describes; `name` is that of the
+    files it writes.
     """
 
-    name: str
-    title: str
-    configs: tuple[str, ...]
-    methods: tuple[Method, ...]
-    options: Changes = ()
-    vary: tuple[tuple[str, tuple[Any, ...]], ...] = ()
-    select: tuple[str, ...] = ("accuracy",)
+    config: tuple[str, ...]
+    methods: tuple[Any, ...]  # of `Method`, in which the keys of the sweep are filled in
+    title: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    vary: dict[str, Any] = field(default_factory=dict)
+    seeds: int | tuple[int, ...] = 1
+    select: str = "accuracy"
+    posthoc: tuple[str, ...] = (NONE,)
+    shift: Any = ()
+    ensemble: bool = False
     limit: int | None = None
+    grid: dict[str, dict[str, Any]] = field(default_factory=dict)
     scores: tuple[str, ...] = ("accuracy", "miou", "ece", "sce")
     compare: tuple[tuple[str, str], ...] = ()
     draw: tuple[str, ...] = ()
     by_shift: tuple[str, ...] = ()
     by_class: tuple[str, ...] = ()
+    name: str = ""
 
     def variations(self) -> list[Variation]:
         """Each config with each combination of the values of `vary`."""
-        configs = list(dict.fromkeys(self.configs))
+        configs = list(dict.fromkeys(self.config))
         names = [Path(each).stem if each.endswith(".yaml") else each for each in configs]
         if len(set(names)) < len(names):
             names = distinct_names(configs)
         found = []
         for config, name in zip(configs, names, strict=True):
-            for options in combinations(self.vary):
+            for options in combinations(_flat(self.vary)):
                 words = [f"{key} {shown(value)}" for key, value in options]
                 title = ", ".join([*[name] * (len(configs) > 1), *words])
                 found.append(Variation(config, options, title))
         return found
 
-    def tuning(self, method: Method, variation: Variation, rule: str) -> Tuning:
-        """The trainings of a method in a variation, chosen by `rule`."""
-        taken = hyper_names(method.loss)
-        varied = {name: (value,) for name, value in variation.options if name in taken}
-        grid = combinations(sorted({**dict(method.hyper), **varied}.items()))
-        others = [(name, value) for name, value in variation.options if name not in taken]
-        options = {**dict(self.options), **dict(method.options), **dict(others)}
-        return Tuning(method, variation.config, grid, tuple(options.items()), rule, self.limit)
+    def tunings(self, variation: Variation | None = None) -> list[Tuning]:
+        """What is to be trained and evaluated, in one variation or in all."""
+        found = []
+        for config, varied, _ in self.variations() if variation is None else [variation]:
+            for method in self.methods:
+                options = {**dict(_flat(self.options)), **dict(method.options)}
+                hyper = dict(method.hyper)
+                for name, value in varied:
+                    if name in hyper_names(method.loss):
+                        hyper[name] = (value,)
+                    else:
+                        options[name] = value
+                grid = combinations(sorted(hyper.items()))
+                found.append(Tuning(method, config, grid, tuple(options.items())))
+        return found
 
-    def rows(self, variation: Variation, rule: str) -> list[Row]:
-        """The rows of a variation, with hyper-parameters chosen by `rule`."""
+    def rows(self, variation: Variation) -> list[Row]:
+        """The rows of a variation."""
         return [
-            Row(name, self.tuning(method, variation, rule), posthoc, ensemble)
-            for method in self.methods
-            for name, posthoc, ensemble in method.rows()
-        ]
-
-    def tunings(self) -> list[Tuning]:
-        """All that is to be trained and evaluated."""
-        return [
-            self.tuning(method, variation, rule)
-            for variation in self.variations()
-            for method in self.methods
-            for rule in self.select
+            Row(name, tuning, posthoc, ensemble)
+            for tuning in self.tunings(variation)
+            for name, posthoc, ensemble in tuning.method.rows()
         ]
 
     def shifts(self) -> list[Shift]:
@@ -234,61 +221,13 @@ class Sweep:
         return replace(self, methods=methods)
 
 
-@dataclass(frozen=True)
-class _File:
-    """The keys of a sweep's file."""
-
-    config: tuple[str, ...]
-    methods: tuple[Any, ...]
-    title: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
-    vary: dict[str, Any] = field(default_factory=dict)
-    seeds: int | tuple[int, ...] = 1
-    select: tuple[str, ...] = Sweep.select
-    posthoc: tuple[str, ...] = (NONE,)
-    shift: tuple[str, ...] = ()
-    ensemble: bool = False
-    limit: int | None = None
-    grid: dict[str, dict[str, Any]] = field(default_factory=dict)
-    scores: tuple[str, ...] = Sweep.scores
-    compare: tuple[tuple[str, str], ...] = ()
-    draw: tuple[str, ...] = ()
-    by_shift: tuple[str, ...] = ()
-    by_class: tuple[str, ...] = ()
-    small: Any = None
-
-
-@dataclass(frozen=True)
-class _Line:
-    """The keys of a method but for its hyper-parameters."""
-
-    loss: str
-    name: str
-    seeds: int | tuple[int, ...]
-    posthoc: tuple[str, ...]
-    shift: tuple[str, ...]
-    ensemble: bool
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-def find_sweep(
-    name: str, *, small: bool = False, at_hand: Callable[[str], bool] = lambda config: True
-) -> Sweep:
-    """`read_sweep` of a file, or of the name of a sweep that comes with segcal."""
-    ours = RECIPES / "sweeps" / f"{name}.yaml"
-    path = ours if ours.exists() and not Path(name).exists() else Path(name)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no sweep {name}: neither a file nor one of segcal's")
-    return read_sweep(path, small=small, at_hand=at_hand)
-
-
 def read_sweep(
-    path: Path, *, small: bool = False, at_hand: Callable[[str], bool] = lambda config: True
+    name: str | Path, *, small: bool = False, at_hand: Callable[[str], bool] = lambda config: True
 ) -> Sweep:
     """The sweep that a YAML file defines.
 
     Args:
-        path: the YAML file.
+        name: the YAML file, or the name of a sweep that comes with segcal.
         small: take what the file says under `small` in place of its own keys.
         at_hand: whether the data of a config is there. The first small version whose data is there
             is taken, or else the last.
@@ -296,101 +235,99 @@ def read_sweep(
     Raises:
         ValueError: in one line, what is wrong with it.
     """
+    path = Path(name)
+    ours = RECIPES / "sweeps" / f"{name}.yaml"
+    if not path.exists() and ours.exists():
+        path = ours
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no sweep {name}: neither a file nor one of segcal's")
     stated = read_yaml(path)
     if not isinstance(stated, dict):
         raise ValueError(f"{path}: expected a sweep (key: value), but got {stated!r:.60}")
-    whole = {key: value for key, value in stated.items() if key != "small"}
-    sweep = _sweep(whole, path.stem, path)
-    versions = _listed(stated.get("small", []))
+    versions = _listed(stated.pop("small", []))
+    sweep = _sweep({"title": path.stem, **stated, "name": path.stem}, path)
+    renamed = {"title": f"{sweep.title}, small version", "name": f"{path.stem}_small"}
     smaller = []
     for changes in versions:
         if not isinstance(changes, dict):
             raise ValueError(f"{path}: small: expected keys of a sweep, but got {changes!r:.60}")
-        title = {"title": f"{sweep.title}, small version"}
-        merged = {**whole, **title, **versions[0], **changes}
-        smaller.append(_sweep(merged, f"{path.stem}_small", path))
+        smaller.append(_sweep({**stated, **renamed, **versions[0], **changes}, path))
     if not small:
         return sweep
     if not smaller:
         raise ValueError(f"{path} has no small version: it needs the key small")
-    return next((one for one in smaller if all(map(at_hand, one.configs))), smaller[-1])
+    return next((one for one in smaller if all(map(at_hand, one.config))), smaller[-1])
 
 
-def _sweep(stated: Mapping[str, Any], name: str, path: Path) -> Sweep:
-    where = f"{path}: "
-    file = build(_File, {**stated, "shift": _text(stated.get("shift", []))}, where)
+def _sweep(stated: Mapping[str, Any], path: Path) -> Sweep:
+    sweep = build(Sweep, stated, f"{path}: ")
     try:
-        methods = tuple(_method(line, file) for line in file.methods)
-        scores = [score for score in SCORES if SCORES[score].scope != "classes"]
-        of_classes = [score for score in SCORES if SCORES[score].scope == "classes"]
-        _expect("select", file.select, [score.name for score in LOGGED])
-        _expect("scores", file.scores, scores)
-        _expect("by_shift", file.by_shift, scores)
-        _expect("by_class", file.by_class, of_classes)
-        if not (file.config and methods and file.select):
-            raise ValueError("config, methods and select must not be empty")
-        if file.limit is not None and file.limit < 1:
-            raise ValueError(f"limit: expected at least 1, but got {file.limit}")
-        varied = _flat(file.vary)
+        methods = tuple(_method(line, sweep) for line in sweep.methods)
+        scores = [name for name, score in SCORES.items() if score.scope != "classes"]
+        of_classes = [name for name, score in SCORES.items() if score.scope == "classes"]
+        _expect("scores", sweep.scores, scores)
+        _expect("by_shift", sweep.by_shift, scores)
+        _expect("by_class", sweep.by_class, of_classes)
+        _expect("grid", sweep.grid, [*BASE_LOSSES, *AUXILIARY_LOSSES])
+        if not (sweep.config and methods):
+            raise ValueError("config and methods must not be empty")
+        if sweep.limit is not None and sweep.limit < 1:
+            raise ValueError(f"limit: expected at least 1, but got {sweep.limit}")
         rows = [name for method in methods for name, _, _ in method.rows()]
         if twice := [row for row in rows if rows.count(row) > 1]:
             raise ValueError(f"two methods are called {twice[0]}: give one of them another name")
-        _expect("compare and draw", [*(n for pair in file.compare for n in pair), *file.draw], rows)
+        _expect("compare", [name for pair in sweep.compare for name in pair], rows)
+        _expect("draw", sweep.draw, rows)
     except ValueError as error:
-        raise ValueError(f"{where}{error}") from None
-    beside = [path.parent / config for config in file.config]
-    return Sweep(
-        name=name,
-        title=file.title or name,
-        configs=tuple(
-            str(near) if near.is_file() else config
-            for near, config in zip(beside, file.config, strict=True)
-        ),
-        methods=methods,
-        options=_flat(file.options),
-        vary=tuple((name, tuple(_listed(values))) for name, values in varied),
-        **{
-            key: getattr(file, key)
-            for key in ("select", "limit", "scores", "compare", "draw", "by_shift", "by_class")
-        },
-    )
+        raise ValueError(f"{path}: {error}") from None
+    beside = [path.parent / config for config in sweep.config]  # a path is relative to the file
+    near = zip(beside, sweep.config, strict=True)
+    config = tuple(str(file) if file.is_file() else name for file, name in near)
+    return replace(sweep, config=config, methods=methods)
 
 
-def _method(line: Any, file: _File) -> Method:
+def _method(line: Any, sweep: Sweep) -> Method:
+    """A method, with the keys of the sweep in place of those that it does not state."""
     stated = {"loss": line} if isinstance(line, str) else line
     if not isinstance(stated, dict) or "loss" not in stated:
         raise ValueError(f"methods: expected a loss, or keys with a loss, but got {line!r:.60}")
-    loss = str(stated["loss"])
-    keys = {f.name for f in fields(_Line)}
-    usual = {"name": loss} | {
-        k: getattr(file, k) for k in ("seeds", "posthoc", "shift", "ensemble")
-    }
-    found = {**usual, **{key: value for key, value in stated.items() if key in keys}}
-    read = build(_Line, {**found, "shift": _text(found["shift"])}, f"{loss}: ")
+    stated = dict(stated)
+    loss = str(stated.pop("loss"))
+
+    def take(key: str, hint: Any, usual: Any) -> Any:
+        return convert(stated.pop(key, usual), hint, f"{loss}: {key}")
+
+    name = take("name", str, loss)
+    seeds = take("seeds", int | tuple[int, ...], sweep.seeds)
+    count = seeds if isinstance(seeds, int) else len(seeds)
+    if not 0 < count <= _MAX_SEEDS:
+        raise ValueError(f"seeds: expected 1 to {_MAX_SEEDS} of them, but got {count}")
+    posthoc = take("posthoc", tuple[str, ...], sweep.posthoc)
+    known = method_names(",".join(posthoc))
+    shifts = ",".join(map(str, _listed(take("shift", Any, sweep.shift) or [])))
+    select = take("select", str, sweep.select)
+    _expect("select", [select], [score.name for score in LOGGED])
+    ensemble = take("ensemble", bool, sweep.ensemble)
+    options = take("options", dict[str, Any], {})
+
     base, auxiliaries = parse_spec(loss)
-    _expect("grid", file.grid, [*BASE_LOSSES, *AUXILIARY_LOSSES])
-    hyper = {k: v for term in (base, *auxiliaries) for k, v in file.grid.get(term, {}).items()}
-    hyper |= {key: value for key, value in stated.items() if key not in keys}
+    hyper = {k: v for term in (base, *auxiliaries) for k, v in sweep.grid.get(term, {}).items()}
+    hyper |= stated  # every key that is not one of a method
     axes = tuple((key, tuple(_listed(hyper[key]))) for key in sorted(hyper))
     for combination in combinations(axes):
         build_loss(loss, **dict(combination))  # raises if a value does not fit
-    count = read.seeds if isinstance(read.seeds, int) else len(read.seeds)
-    if not 0 < count <= _MAX_SEEDS:
-        raise ValueError(f"seeds: expected 1 to {_MAX_SEEDS} of them, but got {count}")
-    seeds = tuple(range(count)) if isinstance(read.seeds, int) else read.seeds
-    known = method_names(",".join(read.posthoc))
-    plain = (NONE,) if NONE in read.posthoc or not known else ()
-    shifts = parse_shifts(",".join(read.shift)) if read.shift else ()
     return Method(
-        *(read.name, loss, axes, tuple(dict.fromkeys(seeds)), (*plain, *known), shifts),
-        options=_flat(read.options),
-        ensemble=read.ensemble,
+        name,
+        loss,
+        axes,
+        tuple(range(seeds)) if isinstance(seeds, int) else tuple(dict.fromkeys(seeds)),
+        (NONE, *known) if NONE in posthoc or not known else tuple(known),
+        parse_shifts(shifts) if shifts else (),
+        sweep.limit,
+        select,
+        _flat(options),
+        ensemble,
     )
-
-
-def _text(shift: Any) -> str:
-    """A list of shifts as one text, whose commas `parse_shifts` understands."""
-    return ",".join(map(str, shift)) if isinstance(shift, list | tuple) else str(shift or "")
 
 
 def _expect(key: str, names: Sequence[str] | Mapping[str, Any], known: Sequence[str]) -> None:
@@ -399,9 +336,9 @@ def _expect(key: str, names: Sequence[str] | Mapping[str, Any], known: Sequence[
             raise ValueError(f"{key}: expected names out of {', '.join(known)}, but got {name}")
 
 
-def combinations(axes: Sequence[tuple[str, Sequence[Any]]]) -> tuple[Changes, ...]:
-    """Every combination of one value for each name; one empty one if there are no names."""
-    return tuple(product(*([(name, value) for value in values] for name, values in axes)))
+def combinations(axes: Sequence[tuple[str, Any]]) -> tuple[Changes, ...]:
+    """Every combination of one of the values of each name; one empty one without names."""
+    return tuple(product(*([(name, each) for each in _listed(values)] for name, values in axes)))
 
 
 def _flat(stated: Mapping[str, Any], prefix: str = "") -> Changes:

@@ -1,4 +1,4 @@
-"""Pools that work on the tasks of a sweep: this process, several on this machine, or Ray."""
+"""Pools that make the runs of a sweep: this process, several on this machine, or Ray."""
 
 from __future__ import annotations
 
@@ -8,78 +8,76 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 
-from segcal.sweep.runner import Outcome, Runs, Task
+from segcal.sweep.definition import Evaluated, Method
+from segcal.sweep.runner import Outcome, Runs
 from segcal.training.signals import Interrupted
 
 _SAVING = 300  # seconds that runs on Ray have to save themselves when the sweep is stopped
 
 
-class Alone:
-    """Tasks one after the other, in this process."""
+class Pool:
+    """Runs made one after the other, in this process."""
 
     size = 1
 
     def __init__(self, runs: Runs) -> None:
         self.runs = runs
-        self._done: list[tuple[Task, Outcome]] = []
+        self._under_way: dict[Any, Any] = {}
 
-    def start(self, task: Task) -> None:
-        """Do the task."""
-        self._done.append((task, self.runs.do(task)))
+    def start(self, training: Evaluated, methods: Sequence[Method]) -> None:
+        """Make a run and evaluate it for the methods."""
+        self._under_way[training] = self.runs.do(training, methods)
 
-    def wait(self) -> list[tuple[Task, Outcome]]:
-        """The task that was done."""
-        done, self._done = self._done, []
-        return done
+    def wait(self) -> tuple[Evaluated, Outcome]:
+        """Wait for the first that is done."""
+        return self._under_way.popitem()
 
-    def stop(self, signal: int) -> None:
-        """Nothing is under way."""
+    def stop(self, number: int) -> None:
+        """Stop all that is under way, on the signal `number`, and wait until it is saved."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Give back what is held."""
 
 
-class Processes:
-    """Each task in a new process, `size` at a time, which share the machine's cores."""
+class Processes(Pool):
+    """Each run in a new process, `size` at a time, which share the machine's cores."""
 
     def __init__(self, runs: Runs, size: int) -> None:
-        self.runs, self.size = runs, size
-        self._under_way: dict[Connection, tuple[Task, Any]] = {}
+        super().__init__(runs)
+        self.size = size
 
-    def start(self, task: Task) -> None:
-        """Start a process for the task."""
+    def start(self, training: Evaluated, methods: Sequence[Method]) -> None:
+        """Start a process for the run."""
         spawn = multiprocessing.get_context("spawn")
         ours, theirs = spawn.Pipe(duplex=False)
         threads = max((os.cpu_count() or 1) // self.size, 1)
-        process = spawn.Process(target=_work, args=(self.runs, task, theirs, threads))
+        words = (self.runs, training, methods, theirs, threads)
+        process = spawn.Process(target=_work, args=words)
         process.start()
         theirs.close()
-        self._under_way[ours] = task, process
+        self._under_way[ours] = training, process
 
-    def wait(self) -> list[tuple[Task, Outcome]]:
+    def wait(self) -> tuple[Evaluated, Outcome]:
         """Wait for the first; a process that died has failed."""
-        found = []
-        for ours in wait(list(self._under_way)):
-            assert isinstance(ours, Connection)
-            task, process = self._under_way[ours]
-            try:
-                outcome = ours.recv()
-            except EOFError:
-                process.join()
-                outcome = Outcome(
-                    None,
-                    f"its process ended with status {process.exitcode}, killed or out of memory; "
-                    "the same command continues from its last checkpoint",
-                )
+        ours = wait(list(self._under_way))[0]
+        assert isinstance(ours, Connection)
+        training, process = self._under_way.pop(ours)
+        try:
+            outcome = ours.recv()
+        except EOFError:
             process.join()
-            del self._under_way[ours]
-            found.append((task, outcome))
-        return found
+            outcome = (
+                f"its process ended with status {process.exitcode}, killed or out of memory; "
+                "the same command continues from its last checkpoint"
+            )
+        process.join()
+        return training, outcome
 
     def stop(self, number: int) -> None:
         """Wait until every process has saved its run; a further signal ends them at once."""
@@ -95,34 +93,35 @@ class Processes:
                 process.kill()
             raise
 
-    def close(self) -> None:
-        """Nothing is held."""
 
-
-def _work(runs: Runs, task: Task, result: Connection, threads: int) -> None:
+def _work(
+    runs: Runs, training: Evaluated, methods: Sequence[Method], result: Connection, threads: int
+) -> None:
     torch.set_num_threads(threads)
-    folder = runs.folder(task.training)
+    folder = runs.folder(training)
     folder.mkdir(parents=True, exist_ok=True)
     # What several processes print would be mixed up.
     sys.stdout = sys.stderr = (folder / "output.txt").open("a", encoding="utf-8")
     try:
-        result.send(runs.do(task))
+        result.send(runs.do(training, methods))
     except KeyboardInterrupt:  # the run was saved
         raise SystemExit(1) from None
 
 
-class OnRay:
-    """Tasks of a Ray cluster, whose nodes see the files of the sweep at the same paths.
+class OnRay(Pool):
+    """Runs on a Ray cluster, whose nodes see the files of the sweep at the same paths.
 
-    A task whose worker or node dies is tried again, and goes on from its last checkpoint.
+    A run whose worker or node dies is tried again, and goes on from its last checkpoint.
 
     Args:
-        runs: does the tasks.
+        runs: makes the runs.
         address: of the cluster, or auto; "" starts one on this machine, for this process alone.
-        cpus: CPU cores of a task.
-        gpus: GPUs of a task; None for one if the cluster has any.
-        retries: how often a task is tried again.
+        cpus: CPU cores of a run.
+        gpus: GPUs of a run; None for one if the cluster has any.
+        retries: how often a run is tried again.
     """
+
+    size = 10**6  # Ray has a queue of its own, by which a cluster may grow
 
     def __init__(
         self,
@@ -133,6 +132,7 @@ class OnRay:
         gpus: float | None = None,
         retries: int = 5,
     ) -> None:
+        super().__init__(runs)
         self._ray, self._joined = _join(address)
         has = self._ray.cluster_resources()
         needs = {"CPU": cpus, "GPU": float(bool(has.get("GPU"))) if gpus is None else gpus}
@@ -141,19 +141,16 @@ class OnRay:
                 raise ValueError(
                     f"a run needs {needed:g} {name}, but the cluster has {has.get(name, 0):g}"
                 )
-        self.size = 10**6  # Ray has a queue of its own, by which a cluster may grow
-        self._do = self._ray.remote(num_cpus=cpus, num_gpus=needs["GPU"], max_retries=retries)(
-            _work_on_ray
-        )
-        self._runs = self._ray.put(runs)
-        self._under_way: dict[Any, Task] = {}
+        remote = self._ray.remote(num_cpus=cpus, num_gpus=needs["GPU"], max_retries=retries)
+        self._do = remote(_work_on_ray)
+        self._shared = self._ray.put(runs)
 
-    def start(self, task: Task) -> None:
-        """Give the task to the cluster."""
-        handle = self._do.options(name=task.training.label).remote(self._runs, task, os.getcwd())
-        self._under_way[handle] = task
+    def start(self, training: Evaluated, methods: Sequence[Method]) -> None:
+        """Give the run to the cluster."""
+        remote = self._do.options(name=training.label)
+        self._under_way[remote.remote(self._shared, training, methods, os.getcwd())] = training
 
-    def wait(self) -> list[tuple[Task, Outcome]]:
+    def wait(self) -> tuple[Evaluated, Outcome]:
         """Wait for the first."""
         (handle, *_), _ = self._ray.wait(list(self._under_way), num_returns=1)
         try:
@@ -161,11 +158,11 @@ class OnRay:
         except self._ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None) or error
             lines = str(cause).strip().splitlines() or [""]
-            outcome = Outcome(None, f"{type(cause).__name__}: {lines[0]}")
-        return [(self._under_way.pop(handle), outcome)]
+            outcome = f"{type(cause).__name__}: {lines[0]}"
+        return self._under_way.pop(handle), outcome
 
     def stop(self, number: int) -> None:
-        """Interrupt every task, which saves its run, and wait until all have ended."""
+        """Interrupt every run, which saves it, and wait until all have ended."""
         handles = list(self._under_way)
         for handle in handles:
             self._ray.cancel(handle, force=False)
@@ -178,10 +175,12 @@ class OnRay:
             self._ray.shutdown()
 
 
-def _work_on_ray(runs: Runs, task: Task, folder: str) -> Outcome:
+def _work_on_ray(
+    runs: Runs, training: Evaluated, methods: Sequence[Method], folder: str
+) -> Outcome:
     if os.path.isdir(folder):  # paths mean what they mean to the command
         os.chdir(folder)
-    return runs.do(task)
+    return runs.do(training, methods)
 
 
 def _join(address: str) -> tuple[Any, bool]:
@@ -200,23 +199,15 @@ def _join(address: str) -> tuple[Any, bool]:
             socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
         except (OSError, ValueError) as error:
             raise ValueError(f"there is no Ray cluster at {address}: {error}") from None
-    own: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 200 * 2**20}
+    own: dict[str, Any] = (
+        {} if address else {"include_dashboard": False, "object_store_memory": 200 * 2**20}
+    )
     try:
-        ray.init(
-            address or "local",
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            **({} if address else own),
-        )
+        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(
-            f"there is no Ray cluster at {address or 'this machine'}: {reason}"
-        ) from None
+        place, reason = address or "this machine", str(error).partition("\n")[0]
+        raise ValueError(f"there is no Ray cluster at {place}: {reason}") from None
     return ray, True
-
-
-Pool = Alone | Processes | OnRay
 
 
 def open_pool(
@@ -235,4 +226,4 @@ def open_pool(
     signal.signal(signal.SIGTERM, stop)
     if ray is not None:
         return OnRay(runs, ray, cpus=cpus, gpus=gpus)
-    return Alone(runs) if jobs == 1 else Processes(runs, jobs)
+    return Pool(runs) if jobs == 1 else Processes(runs, jobs)

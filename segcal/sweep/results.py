@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, product
 from pathlib import Path
 from statistics import fmean
 
 from matplotlib.figure import Figure
 
 from segcal import viz
-from segcal.evaluation.folder import REPORT, STATE
+from segcal.evaluation.folder import REPORT, STATE, place
 from segcal.files import atomic_write
 from segcal.metrics import (
     CalibrationMeter,
@@ -22,7 +23,7 @@ from segcal.metrics import (
     paired_differences,
 )
 from segcal.metrics.scores import SCORES
-from segcal.sweep.definition import Row, Sweep, Variation, shown
+from segcal.sweep.definition import Row, Sweep, shown
 from segcal.sweep.runner import Runs
 from segcal.viz.plots import draw_severities, figure_png, new_figure, themed
 from segcal.viz.tables import Cell, Number, Sheet, Table, above_interval, difference_table, put_into
@@ -64,36 +65,66 @@ class Results:
     runs: Runs
     _reports: dict[Path, Report] = field(default_factory=dict)  # each is read once
     _meters: dict[Hashable, list[list[CalibrationMeter]]] = field(default_factory=dict)
-    _known: dict[Hashable, Mapping[str, Interval]] = field(default_factory=dict)
+    _intervals: dict[Hashable, Mapping[str, Interval]] = field(default_factory=dict)
 
     def sheet(self, command: str, remarks: Sequence[str] = ()) -> Sheet:
         """All tables and numbers."""
         tables: list[Table] = []
         numbers: list[Number] = []
-        for variation in self.sweep.variations():
+
+        def add(title: str, columns: Sequence[str], lines: Mapping[str, list[Number]]) -> None:
+            rows = [(name, [Cell(number.text) for number in line]) for name, line in lines.items()]
+            tables.append(Table(title, columns, rows))
+
+        for variation, condition in product(self.sweep.variations(), conditions(self.sweep)):
             before = f"{variation.title}: " if variation.title else ""
-            every = self.rows(variation)
-            for condition in conditions(self.sweep):
-                rows = [r for r in every if _is_evaluated(r, condition)]
-                made = self._tables(rows, condition, f"{before}{condition.title}")
-                for table, found in (*made, *self._by_shift(rows, condition, before)):
-                    tables += [] if table is None else [table]
-                    numbers += found
+            where = f"{before}{condition.title}"
+            caption = where[0].upper() + where[1:]
+            rows = [
+                row
+                for row in self.sweep.rows(variation)
+                if set(condition.shifts) <= {"", *map(str, row.tuning.method.shifts)}
+            ]
+            names = [row.name for row in rows]
+
+            scores = self.sweep.scores
+            lines = {r.name: [self.number(r, s, condition, where) for s in scores] for r in rows}
+            numbers += chain(*lines.values())
+            cells = [(name, [number.cell for number in line]) for name, line in lines.items()]
+            tables.append(Table(f"{caption}: {INTERVAL}", ["", *map(_heading, scores)], cells))
+            if differences := self._differences(rows, condition):
+                title = f"{caption}: differences on the same images"
+                tables.append(difference_table(differences, title=title, corner=""))
+
+            for score in self.sweep.by_class:
+                reports = (self.reports(row, shift) for row in rows for shift in condition.shifts)
+                first = next((some[0] for some in reports if some), None)
+                if first is None:
+                    continue
+                classes = first.class_names or map(str, range(first.protocol.num_classes))
+                lines = {
+                    name: [self.number(r, score, condition, f"{where}: {name}", c) for r in rows]
+                    for c, name in enumerate(classes)
+                }
+                numbers += chain(*lines.values())
+                add(f"{caption}: {_heading(score)}", ["class", *names], lines)
+
+            for score in scores if len(condition.shifts) > 1 else ():
+                lines = {
+                    shift: [
+                        self.number(r, score, Condition("", (shift,)), before + shift, brief=True)
+                        for r in rows
+                    ]
+                    for shift in condition.shifts
+                }
+                numbers += chain(*lines.values())
+                if score in self.sweep.by_shift:
+                    add(f"{where}, one by one: {_heading(score)}", ["shift", *names], lines)
+
         noisy = [n for n in numbers if n.mean and n.interval and n.mean > n.interval[1]]
         labels = dict.fromkeys(SCORES[number.metric].label for number in noisy)
         said = [*self.remarks(), *remarks, *([f"{above_interval(labels)}."] if labels else [])]
         return Sheet(self.sweep.name, self.sweep.title, command, said, tables, numbers)
-
-    def rows(self, variation: Variation) -> list[Row]:
-        """The rows of a variation; those of further rules where they chose otherwise."""
-        first, *others = self.sweep.select
-        rows = self.sweep.rows(variation, first)
-        chosen = {row.name: self.runs.choice(row.tuning) for row in rows}
-        for rule in others:
-            for row in self.sweep.rows(variation, rule):
-                if self.runs.choice(row.tuning) not in (None, chosen[row.name]):
-                    rows.append(replace(row, name=by_rule(row.name, rule)))
-        return rows
 
     def reports(self, row: Row, shift: str = "") -> list[Report]:
         """The reports of a row under one shift, one per seed; none while any is missing."""
@@ -118,11 +149,11 @@ class Results:
         self,
         row: Row,
         score: str,
-        condition: Condition,
-        column: str,
-        *,
-        interval: bool = True,
+        condition: Condition = CLEAN,
+        column: str = "",
         of_class: int | None = None,
+        *,
+        brief: bool = False,
     ) -> Number:
         """A score of a row: for each seed its mean over the shifts of `condition`.
 
@@ -131,88 +162,45 @@ class Results:
             score: a key of `SCORES`.
             condition: which images.
             column: the name of the number's column.
-            interval: whether the mean over seeds has an interval.
             of_class: the index of a class, for a score of classes; it has no interval.
+            brief: without an interval.
         """
-
-        def value(report: Report) -> float:
-            found = getattr(report, score)
-            return found if of_class is None else float(found[of_class])
-
         unit, factor = SCORES[score].unit, SCORES[score].scale
         each = [self.reports(row, shift) for shift in condition.shifts]  # (shifts, seeds)
         if not all(each):
             return Number(score, unit, row.name, column, ())
-        seeds = [factor * fmean(map(value, reports)) for reports in zip(*each, strict=True)]
-        ends = None
-        if interval and of_class is None:
-            found = self._intervals(row, condition).get(score)
-            ends = None if found is None else (factor * found.low, factor * found.high)
-        return Number(score, unit, row.name, column, tuple(seeds), ends)
+        values = [[getattr(report, score) for report in reports] for reports in each]
+        if of_class is not None:
+            values = [[float(found[of_class]) for found in reports] for reports in values]
+        seeds = tuple(factor * fmean(shifts) for shifts in zip(*values, strict=True))
+        if brief or of_class is not None:
+            return Number(score, unit, row.name, column, seeds)
+        key = (row, condition)
+        if key not in self._intervals:
+            meters = self.meters(row, condition)
+            several = len(meters[0][0].names) > 1  # one image has no interval
+            self._intervals[key] = mean_intervals(meters) if several else {}
+        found = self._intervals[key].get(score)
+        ends = None if found is None else (factor * found.low, factor * found.high)
+        return Number(score, unit, row.name, column, seeds, ends)
 
     def _folders(self, row: Row, shift: str) -> list[Path]:
         """The folders of a row's evaluations, one per seed; none while any is missing."""
-        limit = row.tuning.limit if shift else None
-        reported = self.runs.reported(row)
-        found = [self.runs.evaluated(t, row.posthoc, shift, limit) for t in reported]
-        known = [folder for folder in found if folder is not None]
-        return known if len(known) == len(found) else []
-
-    def _intervals(self, row: Row, condition: Condition) -> Mapping[str, Interval]:
-        key = (row, condition)
-        if key not in self._known:
-            meters = self.meters(row, condition)
-            several = len(meters[0][0].names) > 1  # one image has no interval
-            self._known[key] = mean_intervals(meters) if several else {}
-        return self._known[key]
-
-    def _tables(
-        self, rows: Sequence[Row], condition: Condition, title: str
-    ) -> Iterator[tuple[Table | None, list[Number]]]:
-        """The scores of the rows, their differences, and their scores by class."""
-        scores = self.sweep.scores
-        found = {row.name: [self.number(row, s, condition, title) for s in scores] for row in rows}
-        caption = title[0].upper() + title[1:]
-        yield (
-            Table(
-                f"{caption}: {INTERVAL}",
-                ["", *map(_heading, scores)],
-                [(name, [number.cell for number in numbers]) for name, numbers in found.items()],
-            ),
-            [number for numbers in found.values() for number in numbers],
-        )
-        if differences := self._differences(rows, condition):
-            title_of = f"{caption}: differences on the same images"
-            yield difference_table(differences, title=title_of, corner=""), []
-        for score in self.sweep.by_class:
-            reports = (self.reports(row, shift) for row in rows for shift in condition.shifts)
-            first = next((some[0] for some in reports if some), None)
-            if first is None:
-                continue
-            names = first.class_names or tuple(map(str, range(first.protocol.num_classes)))
-            lines = [
-                [self.number(r, score, condition, f"{title}: {name}", of_class=c) for r in rows]
-                for c, name in enumerate(names)
-            ]
-            columns = ["class", *(row.name for row in rows)]
-            table = Table(f"{caption}: {_heading(score)}", columns, _texts(names, lines))
-            yield table, [number for line in lines for number in line]
+        method, reported = row.tuning.method, self.runs.reported(row)
+        measured = all(method in self.runs.measured.get(each, ()) for each in reported)
+        if not measured or shift not in ("", *map(str, method.shifts)):
+            return []
+        limit = method.limit if shift else None
+        folders = [self.runs.evaluations(each, limit) for each in reported]
+        return [folder / place(row.posthoc, shift) for folder in folders]
 
     def _differences(
         self, rows: Sequence[Row], condition: Condition
     ) -> dict[str, dict[str, Difference]]:
-        """The differences that are asked for, also between the rows of further rules."""
+        """The differences that are asked for."""
         by_name = {row.name: row for row in rows}
-        pairs = list(self.sweep.compare)
-        for rule in self.sweep.select[1:]:
-            for pair in self.sweep.compare:
-                first, second = (
-                    name if by_rule(name, rule) not in by_name else by_rule(name, rule)
-                    for name in pair
-                )
-                pairs.append((first, second))
         found = {}
-        for first, second in dict.fromkeys(pairs):
+        for first, second in self.sweep.compare:
             if not {first, second} <= by_name.keys():
                 continue
             one, other = by_name[first], by_name[second]
@@ -224,24 +212,6 @@ class Results:
                 found[f"{first} → {second}"] = scores
         return found
 
-    def _by_shift(
-        self, rows: Sequence[Row], condition: Condition, before: str
-    ) -> Iterator[tuple[Table | None, list[Number]]]:
-        """Every score under each shift by itself, with a table if that is asked for."""
-        for score in self.sweep.scores if len(condition.shifts) > 1 else ():
-            lines = []
-            for shift in condition.shifts:
-                alone, column = Condition(shift, (shift,)), before + shift
-                lines.append([self.number(r, score, alone, column, interval=False) for r in rows])
-            table = None
-            if score in self.sweep.by_shift:
-                table = Table(
-                    f"{before}{condition.title}, one by one: {_heading(score)}",
-                    ["shift", *(row.name for row in rows)],
-                    _texts(condition.shifts, lines),
-                )
-            yield table, [number for line in lines for number in line]
-
     def remarks(self) -> list[str]:
         """How the numbers came about."""
         counts = sorted({len(method.seeds) for method in self.sweep.methods})
@@ -252,28 +222,20 @@ class Results:
                 "An ensemble is the mean of the probabilities of the seeds of a method, and its "
                 "calibrators are fitted on that mean; its interval is over images only."
             )
-        rules = " and by ".join(SCORES[rule].label for rule in self.sweep.select)
-        if any(len(tuning.grid) > 1 for tuning in self.sweep.tunings()):
+        tuned = [t.method.select for t in self.sweep.tunings() if len(t.grid) > 1]
+        if tuned:
+            rules = " or ".join(SCORES[rule].label for rule in dict.fromkeys(tuned))
             said.append(
                 f"Hyper-parameters are chosen by {rules} on the hold-out with the first seed, "
                 "never on the test images."
             )
         for variation in self.sweep.variations():
             before = f"{variation.title}, " if variation.title else ""
-            for method in self.sweep.methods:
-                tunings = [self.sweep.tuning(method, variation, r) for r in self.sweep.select]
-                chosen = [self.runs.choice(tuning) for tuning in tunings]
-                count = len(tunings[0].grid)  # the same for every rule
-                if count == 1 or None in chosen:
-                    continue
-                texts = [", ".join(f"{n} {shown(v)}" for n, v in hyper or ()) for hyper in chosen]
-                if len(set(texts)) == 1:
-                    words = f"{texts[0]} chosen" + (" by both" if len(texts) == 2 else "")
-                else:
-                    labels = [SCORES[rule].label for rule in self.sweep.select]
-                    each = zip(texts, labels, strict=True)
-                    words = "; ".join(f"{text} chosen by {label}" for text, label in each)
-                said.append(f"{before}{method.name}: {words}, of {count}.")
+            for tuning in self.sweep.tunings(variation):
+                count, chosen = len(tuning.grid), self.runs.choice(tuning)
+                if count > 1 and chosen is not None:
+                    text = ", ".join(f"{name} {shown(value)}" for name, value in chosen)
+                    said.append(f"{before}{tuning.method.name}: {text} chosen, of {count}.")
         return said
 
     def figures(self) -> dict[str, Figure]:
@@ -283,26 +245,27 @@ class Results:
         seeds and corruptions).
         """
         variations = self.sweep.variations()
+        graded = [c for c in conditions(self.sweep) if c.severity is not None]
+        graded.sort(key=lambda condition: condition.severity or 0)
         found = {}
         for number, variation in enumerate(variations, 1):
             ending = f"_{number}" if len(variations) > 1 else ""
-            rows = [row for row in self.rows(variation) if row.name in self.sweep.draw]
-            reports = {row.name: self.reports(row)[:1] for row in rows}
-            if first := {name: each[0] for name, each in reports.items() if each}:
-                found[ending] = new_figure(5.4, 5.4)
-                viz.reliability_diagram(first, found[ending].subplots(), counts=False)
-            graded = [c for c in conditions(self.sweep) if c.severity is not None]
-            if len(graded) > 2 and first:
+            rows = [row for row in self.sweep.rows(variation) if row.name in self.sweep.draw]
+            rows = [row for row in rows if self.reports(row)]
+            if not rows:
+                continue
+            found[ending] = new_figure(5.4, 5.4)
+            first = {row.name: self.reports(row)[0] for row in rows}
+            viz.reliability_diagram(first, found[ending].subplots(), counts=False)
+            if len(graded) > 2:
                 found[f"_severity{ending}"] = figure = new_figure(8.8, 3.4)
                 for ax, score in zip(figure.subplots(1, 2), ("ece", "accuracy"), strict=True):
-                    means: dict[str, dict[int, float]] = {name: {} for name in first}
-                    for row in (row for row in rows if row.name in first):
-                        for condition in sorted(graded, key=lambda c: c.severity or 0):
-                            mean = self.number(row, score, condition, "", interval=False).mean
-                            if mean is not None:
-                                means[row.name][condition.severity or 0] = (
-                                    mean / SCORES[score].scale
-                                )
+                    means: dict[str, dict[int, float]] = {row.name: {} for row in rows}
+                    for row, condition in product(rows, graded):
+                        mean = self.number(row, score, condition, brief=True).mean
+                        if mean is not None:
+                            value = mean / SCORES[score].scale
+                            means[row.name][condition.severity or 0] = value
                     draw_severities(means, ax, score=score)
         return found
 
@@ -350,22 +313,6 @@ def save_figures(make: Callable[[], Mapping[str, Figure]], name: str, folder: Pa
     return paths
 
 
-def by_rule(row: str, rule: str) -> str:
-    """The name of a row whose hyper-parameters a further rule chose."""
-    method, _, posthoc = row.rpartition(" / ")
-    return f"{method} by {SCORES[rule].label} / {posthoc}"
-
-
-def _is_evaluated(row: Row, condition: Condition) -> bool:
-    """Whether the row's method is evaluated under all shifts of a condition."""
-    shifts = {"", *map(str, row.tuning.method.shifts)}
-    return shifts >= set(condition.shifts)
-
-
 def _heading(score: str) -> str:
     found = SCORES[score]
     return found.heading + {"higher": " ↑", "lower": " ↓", "neither": ""}[found.better]
-
-
-def _texts(names: Sequence[str], lines: Sequence[Sequence[Number]]) -> list[tuple[str, list[Cell]]]:
-    return [(name, [Cell(n.text) for n in line]) for name, line in zip(names, lines, strict=True)]

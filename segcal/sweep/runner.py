@@ -12,7 +12,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from signal import SIGINT
@@ -26,7 +26,7 @@ from segcal.data.shift import Shift
 from segcal.data.splits import Splits, missing, shifted
 from segcal.distributed import choose_device
 from segcal.evaluation.evaluate import evaluate_source
-from segcal.evaluation.folder import REPORT, STATE, place, store
+from segcal.evaluation.folder import place, store, stored
 from segcal.evaluation.shifts import FORMAT
 from segcal.files import atomic_write, one_line
 from segcal.losses import hyper_names
@@ -34,7 +34,16 @@ from segcal.metrics.scores import SCORES
 from segcal.sources.members import Members
 from segcal.sources.network import RunSource
 from segcal.sources.source import digest, file_digest
-from segcal.sweep.definition import Changes, Ensemble, Evaluated, Row, Training, Tuning, shown
+from segcal.sweep.definition import (
+    Changes,
+    Ensemble,
+    Evaluated,
+    Method,
+    Row,
+    Training,
+    Tuning,
+    shown,
+)
 from segcal.training.checkpoint import BEST
 from segcal.training.config import CONFIG, TrainConfig, header, load_config, recipe_path
 from segcal.training.run import train_run
@@ -48,34 +57,8 @@ DATA = "data.json"  # in the folder of a run: the fingerprint of its training an
 # Settings that say where and how fast a run is made, not what it learns.
 _ELSEWHERE = ("out", "device", "workers", "save_every", "tensorboard")
 Scores = Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Needs:
-    """The evaluations that tables need of a run: each calibrator, clean and under each shift."""
-
-    posthoc: frozenset[str] = frozenset()
-    shifts: tuple[Shift, ...] = ()
-    limit: int | None = None  # of the images under shift
-
-
-@dataclass(frozen=True)
-class Task:
-    """A run that is to be trained, if it is not yet, and evaluated; or several, pooled."""
-
-    training: Evaluated
-    needs: tuple[Needs, ...] = ()
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a task: the hold-out scores of the best epoch, or why there are none.
-
-    Pooled runs have no epochs, and their scores are empty.
-    """
-
-    scores: Scores | None
-    failure: str = ""
+# The hold-out scores of the best epoch, or why there are none. Pooled runs have no epochs: {}.
+Outcome = Scores | str
 
 
 class Runs:
@@ -104,7 +87,7 @@ class Runs:
         self._configs: dict[Training, TrainConfig] = {}
         self.known: dict[Evaluated, Scores] = {}  # hold-out scores of the trained ones
         self.failures: dict[Evaluated, str] = {}
-        self.measured: dict[Evaluated, list[Needs]] = {}
+        self.measured: dict[Evaluated, Sequence[Method]] = {}  # what each is evaluated for
         self.found: dict[str, Path] = {}  # folders of runs by `identity`
         for top in (root, *elsewhere):
             for path in (top / CONFIG, *sorted(top.glob(f"*/{CONFIG}"))):
@@ -178,6 +161,10 @@ class Runs:
             self.known[training] = found
         return self.known[training]
 
+    def complete(self, training: Evaluated) -> bool:
+        """Whether a training, or each member of an ensemble, is complete."""
+        return all(self.scores(member) is not None for member in training.members)
+
     def choice(self, tuning: Tuning) -> Changes | None:
         """The hyper-parameters that are best on the hold-out; None until all are trained.
 
@@ -186,46 +173,46 @@ class Runs:
         """
         if len(tuning.grid) == 1:
             return tuning.grid[0]
+        select = tuning.method.select
         ranks = {}
         for training, hyper in zip(tuning.candidates(), tuning.grid, strict=True):
             scores = self.scores(training)
             if scores is not None:
-                sign = 1 if SCORES[tuning.rule].higher else -1
-                ranks[hyper] = (sign * scores[tuning.rule], -scores["nll"])
+                sign = 1 if SCORES[select].higher else -1
+                ranks[hyper] = (sign * scores[select], -scores["nll"])
             elif training not in self.failures:
                 return None
         return max(ranks, key=ranks.__getitem__) if ranks else None
 
     def chosen(self, tuning: Tuning) -> list[Training]:
-        """The trainings that are reported; none while there is no choice."""
+        """The trainings that are reported, one per seed; none while there is no choice."""
         hyper = self.choice(tuning)
-        return [] if hyper is None else tuning.chosen(hyper)
+        seeds = () if hyper is None else tuning.method.seeds
+        return [tuning.training(hyper or (), seed) for seed in seeds]
 
     def reported(self, row: Row) -> Sequence[Evaluated]:
         """What a row shows: the trainings of its seeds, or their ensemble; none as in `chosen`."""
         trainings = self.chosen(row.tuning)
         return [Ensemble(tuple(trainings))] if row.ensemble and trainings else trainings
 
-    def do(self, task: Task) -> Outcome:
-        """Train and evaluate as a task says.
+    def do(self, training: Evaluated, methods: Sequence[Method] = ()) -> Outcome:
+        """Train a run, if it is not trained yet, and evaluate it for some methods.
 
         Raises:
             KeyboardInterrupt: a signal stopped it; the run was saved.
         """
         try:
-            scores = None
-            for training in task.training.members:
-                config = self.config(training)
+            for member in training.members:
+                config = self.config(member)
                 self.require_same_data(config)
-                scores = holdout_scores(config.folder, config)
-                if scores is None:
+                if holdout_scores(config.folder, config) is None:
                     train_run(config, resume=True)
-                    scores = holdout_scores(config.folder, config)
-            for needs in task.needs:
-                self.evaluate(task.training, needs)
-            return Outcome({} if isinstance(task.training, Ensemble) else scores)
+            for method in methods:
+                self._evaluate(training, method)
+            pooled = isinstance(training, Ensemble)
+            return {} if pooled else holdout_scores(config.folder, config) or {}
         except (ValueError, ArithmeticError, RuntimeError, OSError) as error:
-            return Outcome(None, one_line(error) or type(error).__name__)
+            return one_line(error) or type(error).__name__
 
     def weights_remark(self, tuning: Tuning) -> str:
         """Which epoch is evaluated, in a sentence for the tables."""
@@ -283,7 +270,7 @@ class Runs:
             with atomic_write(path) as file:
                 json.dump(now, file)
 
-    def evaluate(self, training: Evaluated, needs: Needs) -> None:
+    def _evaluate(self, training: Evaluated, method: Method) -> None:
         """Evaluate a trained run, or several pooled, as far as no stored result still holds."""
         configs = [self.config(member) for member in training.members]
         config = configs[0]  # they differ in the seed alone
@@ -293,19 +280,19 @@ class Runs:
         data = {k: v for k, v in stated["data"].items() if k not in ("root", "download")}
         weights = [file_digest(one.folder / BEST) for one in configs]
         run = (FORMAT, segcal.__version__, RESAMPLES, *weights, network, data)
+        clean: list[Shift | None] = [None]
+        wanted = {None: clean, method.limit: [*(clean if not method.limit else []), *method.shifts]}
         source = None
-        for limit in dict.fromkeys((None, needs.limit)):
-            shifts: list[Shift | None] = [None] if limit is None else []
-            shifts += needs.shifts if limit == needs.limit else ()
-            folder = self._evaluations(training, limit)
+        for limit, shifts in wanted.items():
+            folder = self.evaluations(training, limit)
             open_: dict[Path, str] = {}  # the keys of what is to be evaluated, by folder
             for shift in shifts:
                 test = splits.test if shift is None else shifted(splits, config.data, shift).test
                 images = digest(test.limited(limit).fingerprint(), splits.holdout.fingerprint())
-                for method in needs.posthoc:
-                    key = digest(*run, images, str(shift), method)
-                    path = folder / place(method, str(shift or ""))
-                    if not _is_stored(path, key):
+                for posthoc in method.posthoc:
+                    key = digest(*run, images, str(shift), posthoc)
+                    path = folder / place(posthoc, str(shift or ""))
+                    if stored(path, key) is None:
                         open_[path] = key
             if not open_:
                 continue
@@ -315,7 +302,7 @@ class Runs:
                 source = Members(each) if len(each) > 1 else each[0]
             found = evaluate_source(
                 source if limit is None else source.limited(limit),
-                posthoc=tuple(needs.posthoc),
+                posthoc=method.posthoc,
                 shifts=[shift for shift in shifts if shift is not None],
                 resamples=RESAMPLES,
                 overlays="none",
@@ -325,18 +312,8 @@ class Runs:
                 if path in open_:
                     store(path, report, found.meters[at], {"key": open_[path]})
 
-    def evaluated(
-        self, training: Evaluated, posthoc: str, shift: str, limit: int | None
-    ) -> Path | None:
-        """The folder of an evaluation; None unless this process has seen it made or kept."""
-        for needs in self.measured.get(training, ()):
-            under = limit == needs.limit and shift in map(str, needs.shifts)
-            if posthoc in needs.posthoc and (under or not shift):
-                folder = self._evaluations(training, limit if shift else None)
-                return folder / place(posthoc, shift)
-        return None
-
-    def _evaluations(self, training: Evaluated, limit: int | None) -> Path:
+    def evaluations(self, training: Evaluated, limit: int | None) -> Path:
+        """The folder of the evaluations with `limit` images."""
         return self.folder(training) / ("eval" if limit is None else f"eval-limit-{limit}")
 
 
@@ -361,14 +338,6 @@ def _splits(config: DataConfig) -> Splits:
     return build_data(config)
 
 
-def _is_stored(folder: Path, key: str) -> bool:
-    try:
-        about = json.loads((folder / REPORT).read_text(encoding="utf-8"))["about"]
-        return about["key"] == key and (folder / STATE).is_file()
-    except (OSError, ValueError, KeyError, TypeError):
-        return False  # there is none, or it is damaged
-
-
 def work(
     tunings: Iterable[Tuning],
     runs: Runs,
@@ -377,14 +346,14 @@ def work(
     train: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[Evaluated, str]:
-    """Do every task, as hyper-parameters are chosen, until nothing is left.
+    """Train, choose and evaluate until nothing is left.
 
     Args:
         tunings: what to train, choose and evaluate.
         runs: where it is kept; what was measured is noted there.
         pool: where it is done.
         train: whether to train what is not trained yet, or only to evaluate what is.
-        say: called with a line for each task that is done.
+        say: called with a line for each run that is done.
 
     Returns:
         The runs that could not be made, each with the reason in one line.
@@ -392,96 +361,83 @@ def work(
     Raises:
         KeyboardInterrupt: a signal stopped the work; every run under way was saved.
     """
-    undecided = list(dict.fromkeys(tunings))
-    wanted: dict[Evaluated, list[Needs]] = {}  # all that is known to be needed of each run
-    open_: dict[Evaluated, None] = {}  # what is to be started
-    under_way: set[Evaluated] = set()
-    waiting: dict[Ensemble, list[Needs]] = {}  # for members that are not trained yet
-    done, started = 0, time.monotonic()
-
-    def trained(key: Evaluated) -> bool:
-        return all(runs.scores(training) is not None for training in key.members)
-
-    def want(key: Evaluated, needs: Needs | None) -> None:
-        news = needs is not None and needs not in wanted.get(key, ())
-        if news or key not in wanted:
-            wanted.setdefault(key, []).extend([needs] if needs is not None and news else [])
-            if key not in runs.failures and (train or trained(key)):
-                open_[key] = None
-
-    def decide() -> None:
-        for tuning in list(undecided):
-            if runs.choice(tuning) is not None:
-                undecided.remove(tuning)
-                method = tuning.method
-                limit = tuning.limit if method.shifts else None
-                needs = Needs(frozenset(method.posthoc), method.shifts, limit)
-                chosen = runs.chosen(tuning)
-                for training in chosen:
-                    want(training, needs)
-                if method.ensemble and len(chosen) > 1:
-                    waiting.setdefault(Ensemble(tuple(chosen)), []).append(needs)
-        for ensemble in [ensemble for ensemble in waiting if trained(ensemble)]:
-            for needs in waiting.pop(ensemble):
-                want(ensemble, needs)
-
-    for tuning in undecided:
-        if len(tuning.grid) > 1:
-            for training in tuning.candidates():
-                if runs.scores(training) is None:
-                    want(training, None)
-    decide()
+    tunings = list(dict.fromkeys(tunings))
+    under_way: dict[Evaluated, list[Method]] = {}
+    done, started, said = 0, time.monotonic(), ""
     try:
-        while open_ or under_way:
-            for key in [t for t in open_ if t not in under_way][: pool.size - len(under_way)]:
-                del open_[key]
-                under_way.add(key)
-                pool.start(Task(key, tuple(wanted[key])))
-            for task, outcome in pool.wait():
-                key = task.training
-                under_way.remove(key)
-                done += 1
-                if outcome.scores is None:
-                    runs.failures[key] = outcome.failure
-                    open_.pop(key, None)
-                    said = f"failed: {outcome.failure}"
-                else:
-                    runs.known[key] = outcome.scores
-                    runs.measured[key] = list(task.needs)
-                    said = ", ".join(
-                        f"{SCORES[name].label} {SCORES[name].brief(outcome.scores[name])}"
-                        for name in ("accuracy", "ece")
-                        if outcome.scores
-                    )
-                    said = f"hold-out {said}" if said else "evaluated"
-                decide()
-                later = sum(len(tuning.method.seeds) - 1 for tuning in undecided) + len(waiting)
-                left = len(open_) + len(under_way) + later
-                seconds = (time.monotonic() - started) / done * left
-                after = f"; about {in_time(seconds)} left" if left else ""
-                finished = sum(t in runs.known or t in runs.failures for t in wanted)
-                count = f"[{finished}/{len(wanted) + later}]"
-                say(f"{count} {key.label}: {said}{after}")
+        while True:
+            wanted = {k: m for k, m in _wanted(tunings, runs).items() if train or runs.complete(k)}
+            left = {
+                key: methods
+                for key, methods in wanted.items()
+                if key not in runs.failures
+                and not (runs.complete(key) and methods == runs.measured.get(key, []))
+            }
+            if said:
+                later = _later(tunings, runs)
+                seconds = (time.monotonic() - started) / done * (len(left) + later)
+                after = f"; about {in_time(seconds)} left" if left or later else ""
+                say(f"[{len(wanted) - len(left)}/{len(wanted) + later}] {said}{after}")
+            ready = [key for key in left if key not in under_way]
+            for key in ready[: pool.size - len(under_way)]:
+                under_way[key] = left[key]
+                pool.start(key, left[key])
+            if not under_way:
+                return runs.failures
+            key, outcome = pool.wait()
+            methods = under_way.pop(key)
+            done += 1
+            if isinstance(outcome, str):
+                runs.failures[key] = outcome
+                said = f"{key.label}: failed: {outcome}"
+            else:
+                runs.known[key], runs.measured[key] = outcome, methods
+                texts = [
+                    f"{SCORES[name].label} {SCORES[name].brief(outcome[name])}"
+                    for name in ("accuracy", "ece")
+                    if outcome
+                ]
+                said = f"hold-out {', '.join(texts)}" if texts else "evaluated"
+                said = f"{key.label}: {said}"
     except KeyboardInterrupt as stopped:
         pool.stop(getattr(stopped, "signal", SIGINT))
         raise
-    return runs.failures
+
+
+def _wanted(tunings: Iterable[Tuning], runs: Runs) -> dict[Evaluated, list[Method]]:
+    """What is known to be needed, and the methods that each is evaluated for.
+
+    A candidate is evaluated for none. An ensemble is needed once its members are trained.
+    """
+    found: dict[Evaluated, list[Method]] = {}
+    for tuning in tunings:
+        method, chosen = tuning.method, runs.chosen(tuning)
+        if len(tuning.grid) > 1:
+            for training in tuning.candidates():
+                found.setdefault(training, [])
+        keys: list[Evaluated] = [*chosen]
+        if method.ensemble and len(chosen) > 1 and runs.complete(Ensemble(tuple(chosen))):
+            keys.append(Ensemble(tuple(chosen)))
+        for key in keys:
+            methods = found.setdefault(key, [])
+            methods += [] if method in methods else [method]
+    return found
+
+
+def _later(tunings: Iterable[Tuning], runs: Runs) -> int:
+    """How many trainings wait for a choice of hyper-parameters."""
+    return sum(len(t.method.seeds) - 1 for t in tunings if runs.choice(t) is None)
 
 
 def plan(tunings: Iterable[Tuning], runs: Runs) -> list[str]:
     """Lines that say how many trainings there are and what is left, with their commands."""
-    known: dict[Training, None] = {}
-    undecided = []
-    for tuning in dict.fromkeys(tunings):
-        known |= dict.fromkeys(tuning.candidates() if len(tuning.grid) > 1 else ())
-        known |= dict.fromkeys(runs.chosen(tuning))
-        undecided += [tuning] if runs.choice(tuning) is None else []
-    later = sum(len(tuning.method.seeds) - 1 for tuning in undecided)
-    most = " at most" if later and len({tuning.rule for tuning in undecided}) > 1 else ""
-    done = [scores for training in known if (scores := runs.scores(training)) is not None]
-    left = [training for training in known if runs.scores(training) is None]
+    tunings = list(dict.fromkeys(tunings))
+    wanted = [key for key in _wanted(tunings, runs) if isinstance(key, Training)]
+    later = _later(tunings, runs)
+    done = [scores for training in wanted if (scores := runs.scores(training)) is not None]
+    left = [training for training in wanted if runs.scores(training) is None]
     count = len(left) + later
-    lines = [f"{len(known) + later} trainings{most}, {len(done)} done"]
+    lines = [f"{len(wanted) + later} trainings, {len(done)} done"]
     if done and count:
         mean = sum(scores["seconds"] for scores in done) / len(done)
         lines.append(f"about {in_time(count * mean)} of training left, as the done ones took")

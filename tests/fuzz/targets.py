@@ -541,7 +541,7 @@ def sweep_examples(_):
         "title": "a",
         "config": "digits_resnet8",
         "seeds": 2,
-        "select": ["accuracy", "nll"],
+        "select": "nll",
         "posthoc": ["none", "ts"],
         "shift": "fog:3",
         "limit": 5,

@@ -5,7 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-from segcal.sweep.runner import Outcome, Runs
+from segcal.sweep.runner import Runs
 from segcal.training.signals import Interrupted, StopSignals
 
 STEPS = 4
@@ -56,8 +56,8 @@ class Stepwise(Runs):
         gamma = dict(training.changes).get("gamma", 0)
         return {"accuracy": 0.5 + gamma / 10, "nll": 1.0, "ece": 0.1} if done else None
 
-    def do(self, task):
-        label = task.training.label
+    def do(self, training, methods=()):
+        label = training.label
         folder = self.root / label
         folder.mkdir(parents=True, exist_ok=True)
         why = self.fails.get(label)
@@ -80,7 +80,7 @@ class Stepwise(Runs):
                 time.sleep(0.5 if label == self.slow else 0)
                 if label == self.dies and step == 1:
                     os.kill(os.getpid(), signal.SIGKILL)
-        return Outcome(self.scores(task.training))
+        return self.scores(training)
 
 
 def node():

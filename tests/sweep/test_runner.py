@@ -11,21 +11,21 @@ import pytest
 
 from segcal.files import locked
 from segcal.sweep.definition import Method, Training, Tuning
-from segcal.sweep.pools import Alone, Processes
-from segcal.sweep.runner import Outcome, plan, work
+from segcal.sweep.pools import Pool, Processes
+from segcal.sweep.runner import plan, work
 from segcal.training.config import RECIPES
 from tests.support import ROOT
 from tests.support.stepwise import STEPS, Counted, Stepwise
 
-NLL = Method("nll", "nll", (), (0, 1, 2), ("none", "ts"), (), ())
+NLL = Method("nll", "nll", seeds=(0, 1, 2), posthoc=("none", "ts"))
 MDCA = replace(NLL, name="nll+mdca", loss="nll+mdca", posthoc=("none",))
-PLAIN = Tuning(NLL, "scenes", ((),), (), "accuracy", None)
+PLAIN = Tuning(NLL, "scenes")
 GRID = tuple((("beta", beta),) for beta in (1, 5, 10))
-TUNED = Tuning(MDCA, "scenes", GRID, (), "accuracy", None)
+TUNED = Tuning(MDCA, "scenes", GRID)
 
 
 def run(tunings, runs, **options):
-    return work(tunings, runs, Alone(runs), **options)
+    return work(tunings, runs, Pool(runs), **options)
 
 
 def labels(trainings):
@@ -35,20 +35,20 @@ def labels(trainings):
 class Fake(Counted):
     """Trains in no time; the hold-out likes beta = 5."""
 
-    def do(self, task):
-        label = task.training.label
+    def do(self, training, methods=()):
+        label = training.label
         if len(self.trained) == self.stop_at:
             raise KeyboardInterrupt
         if label in self.fail:
-            return Outcome(None, "loss term 'mdca' is no longer finite at step 7")
-        if self.scores(task.training) is None:
+            return "loss term 'mdca' is no longer finite at step 7"
+        if self.scores(training) is None:
             self.trained.append(label)
-            beta = dict(task.training.changes).get("beta", 0)
+            beta = dict(training.changes).get("beta", 0)
             self.kept[label] = {"accuracy": 0.9 - abs(beta - 5) / 100, "nll": 0.3, "ece": 0.01}
-        for needs in task.needs:
-            new = [(label, posthoc) for posthoc in sorted(needs.posthoc)]
+        for method in methods:
+            new = [(label, posthoc) for posthoc in method.posthoc]
             self.asked += [each for each in new if each not in self.asked]
-        return Outcome(self.kept[label])
+        return self.kept[label]
 
 
 def test_a_grid_tries_each_candidate_once_and_reports_the_best(tmp_path):
@@ -112,23 +112,19 @@ def test_tables_that_share_a_run_share_its_training(tmp_path):
     run([PLAIN, shorter], fake)
     assert len(fake.trained) == 3
     first = shorter.candidates()[0]
-    assert [needs.posthoc for needs in fake.measured[first]] == [{"none", "ts"}, {"vs"}]
+    assert [method.posthoc for method in fake.measured[first]] == [("none", "ts"), ("vs",)]
 
 
-def test_two_rules_share_the_candidates_and_each_reports_its_choice(tmp_path):
+def test_methods_of_two_rules_share_the_candidates(tmp_path):
     """Accuracy likes beta = 5; NLL likes the largest."""
 
     class Both(Fake):
-        def do(self, task):
-            outcome = super().do(task)
-            return replace(outcome, scores={**outcome.scores, "nll": 1 / beta_of(task.training)})
-
         def scores(self, training):
             found = super().scores(training)
             return found and {**found, "nll": 1 / beta_of(training)}
 
-    fake, by_nll = Both(tmp_path), replace(TUNED, rule="nll")
-    assert plan([TUNED, by_nll], fake)[0] == "7 trainings at most, 0 done"
+    fake, by_nll = Both(tmp_path), replace(TUNED, method=replace(MDCA, name="by NLL", select="nll"))
+    assert plan([TUNED, by_nll], fake)[0] == "7 trainings, 0 done"
     run([TUNED, by_nll], fake)
     assert fake.choice(TUNED) == GRID[1] and fake.choice(by_nll) == GRID[2]
     assert sorted(fake.trained) == sorted(

@@ -261,7 +261,7 @@ def test_layer_of_the_map_is_the_deepest_of_the_encoder():
 
 PAPER = sorted((RECIPES / "sweeps/paper").glob("*.yaml"))
 CONFIGS = sorted(
-    {c for path in PAPER for small in (0, 1) for c in read_sweep(path, small=small).configs}
+    {c for path in PAPER for small in (0, 1) for c in read_sweep(path, small=small).config}
 )
 
 
@@ -287,7 +287,7 @@ def test_a_bare_machine_has_every_small_table(tmp_path):
         (sweep,) = command.sweeps_of(paper.find(name), runs, options)
         runs.require_data(sweep.tunings())
     (pacs,) = command.sweeps_of(paper.find("pacs"), runs, options)
-    assert pacs.configs == ("small/digits_resnet8",)
+    assert pacs.config == ("small/digits_resnet8",)
     assert [str(shift) for shift in pacs.shifts()] == ["rotation:15", "rotation:45", "rotation:75"]
     where = "(small/digits_resnet8 under rotation:15, rotation:45, rotation:75)"
     assert where in command.stand_in(pacs)
@@ -301,8 +301,8 @@ def test_sweeps_have_what_the_tables_of_the_paper_ask_for(scale, tmp_path):
     runs, options = opened(tmp_path, scale)
     for table in paper.tables().values():
         (sweep,) = command.sweeps_of(table, runs, options)
-        assert len(sweep.configs) == len(table.experiments)
-        assert scale == "small" or list(sweep.configs) == table.experiments
+        assert len(sweep.config) == len(table.experiments)
+        assert scale == "small" or list(sweep.config) == table.experiments
         found = numbers(table, Results(sweep, runs))  # looks up every place
         assert len(found) == len(table.units) * len(table.rows) * len(table.columns)
 

@@ -12,7 +12,7 @@ from reproduction import figures, opening, paper
 from reproduction.render import make_sheet, numbers
 from segcal.commands.options import Parser
 from segcal.commands.sweep import add_grid, make, open_runs
-from segcal.sweep.definition import Sweep, find_sweep
+from segcal.sweep.definition import Sweep, read_sweep
 from segcal.sweep.results import Results, save_figures, write_sweeps
 from segcal.sweep.runner import Runs, plan
 from segcal.viz.tables import put_into
@@ -70,7 +70,7 @@ def sweeps_of(item: paper.PaperItem, runs: Runs, options: argparse.Namespace) ->
     maker = MAKERS[item.name] if isinstance(item, paper.Figure) else None
     folder = "" if isinstance(item, paper.OwnTable) else "paper/"
     name = f"{folder}{item.name if maker is None else maker.sweep}"
-    sweep = find_sweep(name, small=options.scale == "small", at_hand=runs.at_hand)
+    sweep = read_sweep(name, small=options.scale == "small", at_hand=runs.at_hand)
     sweep = sweep.changed(seeds=options.seeds, tune=options.tune)
     return [sweep] if maker is None else maker.parts(sweep)
 
@@ -89,7 +89,7 @@ def listing(runs: Runs, options: argparse.Namespace) -> str:
             sweeps = sweeps_of(item, runs, options)
             title = item.title if isinstance(item, paper.Figure) else sweeps[0].title
             label = f" ({item.label})" if item.label else ""
-            configs = dict.fromkeys(config for sweep in sweeps for config in sweep.configs)
+            configs = dict.fromkeys(config for sweep in sweeps for config in sweep.config)
             lacking = [config for config in configs if runs.lacks(config) is not None]
             missing = f"; missing: data of {', '.join(lacking)}" if lacking else ""
             tunings = [tuning for sweep in sweeps for tuning in sweep.tunings()]
@@ -125,7 +125,7 @@ def _write(
 
 def stand_in(sweep: Sweep) -> str:
     """What was trained and evaluated instead."""
-    made = ", ".join(dict.fromkeys(sweep.configs))
+    made = ", ".join(dict.fromkeys(sweep.config))
     shifts = ", ".join(map(str, sweep.shifts()))
     under = f" under {shifts}" if shifts else ""
     return f"Stand-ins for a CPU ({made}{under}): not comparable with the paper's numbers."

@@ -16,7 +16,7 @@ from segcal import viz
 from segcal.metrics import Report
 from segcal.metrics.scores import SCORES
 from segcal.sweep.definition import Row, Sweep, Variation
-from segcal.sweep.results import CLEAN, Results
+from segcal.sweep.results import Results
 from segcal.training.trainer import LOG
 from segcal.viz.plots import new_figure
 from segcal.viz.style import run_style
@@ -46,7 +46,7 @@ def compared(parts: Parts, draw: Callable[[Sequence[Results]], Figure]) -> Figur
     def part(sweep: Sweep, place: int, losses: tuple[str, ...]) -> Sweep:
         methods = {method.loss: method for method in sweep.methods}
         chosen = tuple(methods[loss] for loss in losses)
-        return replace(sweep, configs=(sweep.configs[place],), methods=chosen)
+        return replace(sweep, config=(sweep.config[place],), methods=chosen)
 
     return FigureMaker(
         "auxiliaries",
@@ -57,13 +57,13 @@ def compared(parts: Parts, draw: Callable[[Sequence[Results]], Figure]) -> Figur
 
 def row_of(results: Results, config: str, loss: str) -> Row:
     """The row of a loss, without post-hoc calibration."""
-    (row,) = [r for r in results.rows(Variation(config, (), "")) if r.name == f"{loss} / none"]
+    (row,) = [r for r in results.sweep.rows(Variation(config)) if r.name == f"{loss} / none"]
     return row
 
 
 def first_reports(results: Results, place: int = 0) -> dict[str, Report]:
     """The report of the first seed for each loss, trained with the config at `place`."""
-    config = results.sweep.configs[place]
+    config = results.sweep.config[place]
     rows = {m.loss: row_of(results, config, m.loss) for m in results.sweep.methods}
     return {loss: results.reports(row)[0] for loss, row in rows.items()}
 
@@ -100,7 +100,7 @@ def convergences(results: Sequence[Results]) -> Figure:
     sweep = results[0].sweep
     histories = {}
     for method in sweep.methods:
-        path = first_folder(results[0], row_of(results[0], sweep.configs[0], method.loss)) / LOG
+        path = first_folder(results[0], row_of(results[0], sweep.config[0], method.loss)) / LOG
         lines = path.read_text(encoding="utf-8").splitlines()
         histories[method.loss] = [json.loads(line) for line in lines]
     figure = new_figure(9, 3.4)
@@ -125,8 +125,8 @@ def against(setting: str, sweep: str) -> FigureMaker:
             lines: dict[str, dict[float, float]] = {}
             for variation in found.sweep.variations():
                 ((_, at),) = variation.options
-                for row in found.rows(variation):
-                    mean = found.number(row, score, CLEAN, "", interval=False).mean
+                for row in found.sweep.rows(variation):
+                    mean = found.number(row, score, brief=True).mean
                     assert mean is not None
                     lines.setdefault(row.tuning.method.loss, {})[float(at)] = mean
             for index, (loss, line) in enumerate(lines.items()):

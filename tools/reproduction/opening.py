@@ -82,7 +82,7 @@ def answers(results: Results, place: int, *, part: str = "test", shifted: bool =
 
 def folder_of(results: Results, place: int, loss: str) -> Path:
     """The folder of the first seed's run of a loss, with the config at `place`."""
-    return first_folder(results, row_of(results, results.sweep.configs[place], loss))
+    return first_folder(results, row_of(results, results.sweep.config[place], loss))
 
 
 def surest_mistake(answered: Answers) -> int:

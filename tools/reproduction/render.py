@@ -27,7 +27,7 @@ def make_sheet(
     """
     names = {
         name: titles()[name] if name == config else f"{titles()[name]} (here: {config})"
-        for name, config in zip(table.experiments, sweep.configs, strict=True)
+        for name, config in zip(table.experiments, sweep.config, strict=True)
         if name in titles()
     }
     tables = [_beside(table, metric, numbers, names) for metric in table.units]
@@ -41,7 +41,7 @@ def numbers(table: Table, results: Results) -> list[Number]:
     Experiments, shifts and classes go by their order: at a small scale others take their places.
     """
     sweep, places = results.sweep, conditions(results.sweep)
-    rows = {(c, r.name): r for c in sweep.configs for r in results.rows(Variation(c, (), ""))}
+    rows = {(c, r.name): r for c in sweep.config for r in sweep.rows(Variation(c))}
 
     def seeds(metric: str, row: str, column: str) -> tuple[float, ...]:
         want = table.want(row, column)
@@ -51,12 +51,11 @@ def numbers(table: Table, results: Results) -> list[Number]:
         place = table.columns.index(column)
         clean = {"rotation": 0, "domain": 1}.get(table.column_kind)  # rotation:0 is as they are
         found = results.number(
-            rows[sweep.configs[table.experiments.index(want.experiment)], want.row],
+            rows[sweep.config[table.experiments.index(want.experiment)], want.row],
             metric,
             places[0 if clean is None else place + clean],
-            column,
-            interval=False,
             of_class=None if want.of_class is None else place,
+            brief=True,
         )
         factor = UNITS[table.units[metric]].scale / SCORES[metric].scale
         return tuple(factor * value for value in found.seeds)
