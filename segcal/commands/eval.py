@@ -196,6 +196,12 @@ def _add_predictions(parser: argparse.ArgumentParser) -> None:
         help="saved predictions to fit --posthoc on, one for each of --predictions",
     )
     add(
+        "--fit-labels",
+        type=Path,
+        metavar="DIR",
+        help="folder of the labels of --fit-predictions; default: as --labels",
+    )
+    add(
         "--format",
         choices=("segcal", "nnunet"),
         default="segcal",
@@ -247,6 +253,8 @@ def run(options: argparse.Namespace) -> None:
         )
     if len(fits) != len(options.predictions):
         raise ValueError("--fit-predictions needs one folder for each of --predictions")
+    if options.fit_labels and not options.fit_predictions:
+        raise ValueError("--fit-labels needs --fit-predictions")
     fit_of = dict(zip(options.predictions, fits, strict=True))
     if options.model and not options.data:
         raise ValueError("--model needs --data NAME:ROOT, the images to evaluate it on")
@@ -289,7 +297,8 @@ def run(options: argparse.Namespace) -> None:
                 sources.append(_open(path, options, device))
                 sources[-1].name = title
                 saved = fit_of.get(path)
-                fit_on += [] if saved is None else [_open(saved, options, device)]
+                if saved is not None:
+                    fit_on.append(_open(saved, options, device, options.fit_labels))
             source, fit = sources[0], fit_on[0] if fit_on else None
             posthoc = options.posthoc
             if options.ensemble:
@@ -351,7 +360,9 @@ def _folder(path: Path, title: str, options: argparse.Namespace, *, alone: bool)
     return (path.parent if path.is_file() else path) / name
 
 
-def _open(path: Path, options: argparse.Namespace, device: Any) -> Source:
+def _open(
+    path: Path, options: argparse.Namespace, device: Any, labels: Path | None = None
+) -> Source:
     from segcal.sources import open_source
     from segcal.sources.network import LoaderSource
 
@@ -370,6 +381,7 @@ def _open(path: Path, options: argparse.Namespace, device: Any) -> Source:
             "--tta and --mc-dropout need the network: pass a run or --model, not saved predictions"
         )
     stated = {key: getattr(options, key) for key in (*_FORMAT, "skip_bad")}
+    stated["labels"] = labels or options.labels
     return open_source(path, format=options.format, **stated)
 
 

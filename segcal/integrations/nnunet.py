@@ -3,7 +3,8 @@
 nnUNetv2_predict -i imagesTs -o OUT -d DATASET -c 3d_fullres --save_probabilities
 segcal eval --predictions OUT --format nnunet --labels labelsTs
 
-A file in nnunetv2/training/nnUNetTrainer with these two lines makes the trainer known by name:
+nnUNetv2_train -tr nnUNetTrainerMDCA finds the trainer by name in any file of the folder that the
+environment variable nnUNet_extTrainer names, such as one with these two lines:
 
 from segcal.integrations.nnunet import mdca_trainer
 nnUNetTrainerMDCA = mdca_trainer()
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from segcal.sources.saved import NIFTI, Kind, PredictionFolder, whole_numbers
 
 log = logging.getLogger(__name__)
 KEY = "probabilities"
-DATASET = "dataset.json"
+DATASET, VALIDATION = "dataset.json", "validation"
 _ROUNDING = 2e-3  # how far from 1 sums of probabilities may be that once were float16
 _SAME_PLACE = 1e-3  # millimetres
 _MOST_OTHER = 0.5  # share of foreground voxels that may differ between argmax and segmentation
@@ -34,6 +36,9 @@ _MOST_OTHER = 0.5  # share of foreground voxels that may differ between argmax a
 
 class NnunetFolder(PredictionFolder):
     """The output folder of `nnUNetv2_predict --save_probabilities`, with the true labels.
+
+    Or what `nnUNetv2_train --npz` predicted for the cases that a fold was not trained on: the
+    folder fold_X/validation, or that of the trainer, which stands for all its folds together.
 
     CASE.npz holds the probabilities, CASE.nii.gz the segmentation. The .pkl files beside them are
     never opened. Names of the classes and the ignore label come from dataset.json.
@@ -55,17 +60,27 @@ class NnunetFolder(PredictionFolder):
     def __init__(self, path: str | Path, *, labels: Path | None = None, **stated: Any) -> None:
         if labels is None:
             raise ValueError(f"{path}: the format nnunet needs --labels, the folder of true labels")
-        known, self._regions, self._ignored = _read_dataset(Path(path) / DATASET)
+        path = Path(path)
+        trainer = path.parent.parent if path.name == VALIDATION else path
+        known, self._regions, self._ignored = _read_dataset(
+            next((p for p in (path / DATASET, trainer / DATASET) if p.is_file()), path / DATASET)
+        )
         kind = "sigmoid_probs" if self._regions else "probs"
         known |= {key: value for key, value in stated.items() if value is not None}
         super().__init__(path, **{**known, "axes": "zyx", "kind": kind, "labels": labels})
 
     def _list(self) -> list[Path]:
-        files = sorted(file for file in self.path.glob("*.npz") if file.name[0] != ".")
+        folds = sorted(self.path.glob(f"fold_[0-9]*/{VALIDATION}"))  # fold_all holds out nothing
+        found = [file for folder in folds or [self.path] for file in folder.glob("*.npz")]
+        files = sorted((f for f in found if f.name[0] != "."), key=lambda file: file.name)
         if not files:
             raise ValueError(
-                f"there are no .npz files in {self.path}: predict with --save_probabilities"
+                f"there are no .npz files in {self.path}: predict with --save_probabilities, or "
+                "train with --npz"
             )
+        for file, other in pairwise(files):
+            if file.name == other.name:
+                raise ValueError(f"{file} and {other} have one name: remove one of them")
         return files
 
     def _key(self, file: Path, arrays: Npz) -> tuple[str, Kind]:

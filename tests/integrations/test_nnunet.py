@@ -1,6 +1,7 @@
 """Files laid out as `nnUNetv2_predict --save_probabilities` leaves them."""
 
 import json
+import shutil
 
 import nibabel
 import numpy as np
@@ -158,6 +159,33 @@ def test_the_loss_of_the_trainer_takes_labels_with_a_channel():
     loss = ChannelLabels("nll+mdca", ignore_index=3, multilabel=True)(logits, hot.float())
     known = hot[:, :3].long().masked_fill(hot[:, 3:], 255)
     torch.testing.assert_close(loss, build_loss("nll+mdca", multilabel=True)(logits, known))
+
+
+def test_the_folds_of_a_training_are_one_holdout_with_labels_of_their_own(case, tmp_path):
+    out, labels_ts, _, _ = case
+    trainer, labels_tr = tmp_path / "nnUNetTrainer__nnUNetPlans__3d_fullres", tmp_path / "labelsTr"
+    labels_tr.mkdir()
+    for fold, name in (("0", "case_002"), ("1", "case_001"), ("all", "case_001")):
+        validation = trainer / f"fold_{fold}" / "validation"
+        validation.mkdir(parents=True)
+        for suffix in ("npz", "nii.gz"):
+            shutil.copy(out / f"{name}.{suffix}", validation)
+    for path in labels_ts.iterdir():
+        shutil.copy(path, labels_tr / path.name)
+    shutil.copy(out / "dataset.json", trainer)
+    whole = NnunetFolder(trainer, labels=labels_tr)
+    assert whole.names == ["case_001", "case_002"] and whole.class_names[1] == "liver"
+    one = NnunetFolder(trainer / "fold_0" / "validation", labels=labels_tr)
+    assert one.names == ["case_002"] and one.class_names == whole.class_names
+    base = ["eval", "--format", "nnunet", "--predictions", str(out), "--labels", str(labels_ts)]
+    base += ["--fit-labels", str(labels_tr)]
+    fitted = [*base, "--fit-predictions", str(trainer), "--posthoc", "ts", "--overlays", "none"]
+    assert main([*fitted, "--out", str(tmp_path / "eval")]) == 0
+    assert "fitted on 2 hold-out images" in (tmp_path / "eval" / "table.md").read_text()
+    assert main(base) == 2  # labels of a hold-out that is not there
+    shutil.copy(out / "case_001.npz", trainer / "fold_0" / "validation")
+    with pytest.raises(ValueError, match="one name"):
+        NnunetFolder(trainer, labels=labels_tr)
 
 
 def test_the_trainer_needs_nnunet():
