@@ -276,6 +276,22 @@ def new_meter(
     )
 
 
+def new_detection(
+    source: Source, calibrators: Iterable[str], resamples: int
+) -> dict[str, ErrorDetection]:
+    """Histograms of uncertainty of the predictions of `source` after each calibrator."""
+    return {
+        name: ErrorDetection(
+            source.num_classes,
+            source.ignore_index,
+            multilabel=source.multilabel,
+            # Images of one group are not independent: their intervals would be too short.
+            per_image=resamples > 0 and not source.group,
+        )
+        for name in calibrators
+    }
+
+
 def count_batch(
     meters: Sequence[CalibrationMeter],
     batch: Batch,
@@ -509,18 +525,8 @@ def evaluate_source(
             calibrators = choosing.fit(methods, recording)
             chosen = choosing.choose(recording, calibrators, operate, conformal, **settings)
     maps: dict[str, Calibrator | None] = {NONE: None, **calibrators}
-    detection = {}
-    if source.pools if uncertainty is None else uncertainty:
-        detection = {
-            name: ErrorDetection(
-                source.num_classes,
-                source.ignore_index,
-                multilabel=source.multilabel,
-                # Images of one group are not independent: their intervals would be too short.
-                per_image=resamples > 0 and not source.group,
-            )
-            for name in maps
-        }
+    uncertainty = source.pools if uncertainty is None else uncertainty
+    detection = new_detection(source, maps, resamples) if uncertainty else {}
     measured = measure(
         source,
         maps,
@@ -542,7 +548,13 @@ def evaluate_source(
         meters[method] = found[WHOLE_IMAGE]
     for shift, changed in shifted.items():
         for method, (report, meter, key) in evaluate_shift(
-            changed, shift, maps, None if cache is None else Path(cache), resamples, **settings
+            changed,
+            shift,
+            maps,
+            None if cache is None else Path(cache),
+            resamples,
+            uncertainty=uncertainty,
+            **settings,
         ).items():
             reports[method, shift], meters[method, shift] = report, meter
             keys[method, shift] = key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,13 @@ import torch.distributed as dist
 
 import segcal
 from segcal import distributed
-from segcal.evaluation.evaluate import WHOLE_IMAGE, measure, report_of, require_pixels
+from segcal.evaluation.evaluate import (
+    WHOLE_IMAGE,
+    measure,
+    new_detection,
+    report_of,
+    require_pixels,
+)
 from segcal.evaluation.folder import place, store, stored
 from segcal.metrics import CalibrationMeter, Report
 from segcal.posthoc import NONE, Calibrator
@@ -50,6 +57,8 @@ def evaluate_shift(
     calibrators: Mapping[str, Calibrator | None],
     cache: Path | None,
     resamples: int,
+    *,
+    uncertainty: bool = False,
     **settings: Any,
 ) -> dict[str, tuple[Report, CalibrationMeter, str]]:
     """The report, the meter and the key of each calibrator, in one pass over a shifted source.
@@ -60,10 +69,11 @@ def evaluate_shift(
         calibrators: by short name, fitted on the clean hold-out; None for "none".
         cache: a folder of results; see `evaluate_source`.
         resamples: resamples over the images, for intervals; 0 for none.
+        uncertainty: whether to compare kinds of uncertainty as finders of errors.
         **settings: of `measure`.
     """
     fingerprint = "" if cache is None else source.fingerprint()
-    counted = (source.group, resamples, settings.get("num_bins"))
+    counted = (source.group, resamples, settings.get("num_bins"), uncertainty)
     about = (FORMAT, segcal.__version__, fingerprint, shift, *counted)
     keys = {name: digest(*about, learned(c)) for name, c in calibrators.items()}
     found: dict[str, tuple[Report, CalibrationMeter]] = {}
@@ -78,9 +88,15 @@ def evaluate_shift(
         found = {name: result for name, result in kept.items() if result is not None}
     missing = {name: c for name, c in calibrators.items() if name not in found}
     if missing:
-        measured = measure(source, missing, per_image=resamples > 0, **settings)
+        detection = new_detection(source, missing, resamples) if uncertainty else {}
+        measured = measure(
+            source, missing, detection=detection, per_image=resamples > 0, **settings
+        )
         for name, meters in measured.items():
             report = require_pixels(report_of(meters, resamples=resamples), source.name)
+            if name in detection:
+                found_errors = detection[name].compute(resamples=resamples)
+                report = replace(report, detection=found_errors)
             found[name] = report, meters[WHOLE_IMAGE]
             if cache is not None and fingerprint and distributed.rank() == 0:
                 folder = cache / place(name, shift)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from segcal.evaluation.evaluate import NONE, Evaluation, require_pixels, title
 from segcal.evaluation.folder import REPORT, STATE, load_evaluation, state_file
-from segcal.metrics import CalibrationMeter, Difference, paired_differences
+from segcal.metrics import CalibrationMeter, Difference, Report, paired_differences
+from segcal.metrics.report import Detection
 
 Rows = dict[str, dict[str, Difference]]  # differences by row and score
 
@@ -62,6 +66,7 @@ def merge_states(
         raise ValueError(f"the states must be of one post-hoc method, but are of {shown}")
     merged = reduce(add, meters)
     report = require_pixels(merged.compute(resamples=resamples), "the states")
+    report = replace(report, detection=_detection(paths))
     skipped: dict[str, str] = {}
     for about in described:
         skipped |= about.get("skipped", {})
@@ -77,6 +82,27 @@ def _described(path: Path) -> dict[str, Any]:
         return {}
     about = json.loads(beside.read_text(encoding="utf-8")).get("about", {})
     return about if {"name", "method"} <= about.keys() else {}
+
+
+def _detection(paths: Sequence[Path]) -> tuple[Detection, ...]:
+    """The histograms of uncertainty in the reports beside all states, added up.
+
+    Reports do not hold the histograms of each image, so there are no intervals.
+    """
+    beside = [path.with_name(REPORT) for path in paths if path.name == STATE]
+    if len(beside) < len(paths) or not all(path.is_file() for path in beside):
+        return ()
+    each = [{one.name: one for one in Report.load(path).detection} for path in beside]
+    return tuple(
+        Detection(
+            name,
+            np.sum([found[name].correct for found in each], axis=0),
+            np.sum([found[name].wrong for found in each], axis=0),
+            {},
+        )
+        for name in each[0]
+        if all(name in found for found in each)
+    )
 
 
 def compare_states(

@@ -30,9 +30,11 @@ from numpy.typing import NDArray
 from segcal.files import atomic_write
 from segcal.metrics import BinTable, Report
 from segcal.metrics.scores import SCORES, risk_at_coverage
+from segcal.metrics.uncertainty import UNCERTAINTIES
 from segcal.viz.style import LIGHT, OVER, UNDER, run_style
 from segcal.viz.tables import CLEAN, ShiftedReports, class_names, counted, severity, shifts_of
 
+COVERAGES = [i / 200 for i in range(1, 201)]  # where curves of risk are drawn
 Reports = Report | Mapping[str, Report]
 History = Sequence[Mapping[str, Any]]  # the lines of a log.jsonl
 
@@ -130,6 +132,8 @@ def write_figures(
         drawings["classwise_reliability"] = lambda: classwise_reliability(shown)
     if one is not None and by_class:
         drawings["gap_heatmap"] = lambda: gap_heatmap(one)
+    if one is not None and one.detection:
+        drawings["risk_by_uncertainty"] = lambda: risk_by_uncertainty(one)
     if any(line.get("holdout/ece") is not None for line in history):
         drawings["convergence_ece"] = lambda: convergence(history)
     paths = []
@@ -459,13 +463,12 @@ def risk_coverage(report: Reports, ax: Axes | None = None) -> Axes:
     """
     reports = _named(report)
     ax = _axes(ax, list(reports), height=3.9)
-    coverages = np.linspace(0.005, 1, 200)
     for index, (name, each) in enumerate(reports.items()):
         style = run_style(index)
         marker, color = style.pop("marker"), style["color"]
         fine = each.fine
-        risk = [risk_at_coverage(fine.correct, fine.wrong, c) for c in coverages.tolist()]
-        ax.plot(100 * coverages, 100 * np.array(risk), label=plain(name) or None, **style)
+        risk = [risk_at_coverage(fine.correct, fine.wrong, c) for c in COVERAGES]
+        ax.plot(100 * np.array(COVERAGES), 100 * np.array(risk), label=plain(name) or None, **style)
         for point in each.operating_points:
             if np.isnan(point.risk):
                 continue
@@ -486,6 +489,26 @@ def risk_coverage(report: Reports, ax: Axes | None = None) -> Axes:
     ax.set_ylabel(f"risk: accepted {what} that are wrong (%)")
     if len(reports) > 1:
         _legend_above(ax)
+    return ax
+
+
+def risk_by_uncertainty(report: Report, ax: Axes | None = None) -> Axes:
+    """Share of wrong predictions against the share accepted, by each kind of uncertainty.
+
+    Args:
+        report: one whose `detection` is known.
+        ax: axes to draw on; those of a new figure if None.
+    """
+    ax = _axes(ax, [UNCERTAINTIES[one.name].label for one in report.detection], height=3.9)
+    for index, one in enumerate(report.detection):
+        style = {**run_style(index), "marker": ""}
+        risk = [risk_at_coverage(one.correct, one.wrong, c) for c in COVERAGES]
+        label = UNCERTAINTIES[one.name].label
+        ax.plot(100 * np.array(COVERAGES), 100 * np.array(risk), label=label, **style)
+    what = counted(report)
+    ax.set(xlim=(0, 100), ylim=(0, None), xlabel=f"coverage: {what} accepted (%)")
+    ax.set_ylabel(f"risk: accepted {what} that are wrong (%)")
+    _legend_above(ax)
     return ax
 
 

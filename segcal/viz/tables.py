@@ -638,6 +638,17 @@ def shift_tables(models: ShiftedReports) -> list[Table]:
         means = [mean_over_shifts(reports, score.name) for reports in every]
         lines.append((MEAN, ranked_cells(score, means)))
         tables.append(Table(score.heading, ["shift", *models], lines))
+    auroc: Any = SCORES["auroc"]
+    for model, reports in models.items():
+        kinds = [UNCERTAINTIES[one.name].label for one in reports[CLEAN].detection]
+        lines = []
+        for shift in [CLEAN, *shifts_of({model: reports})] if kinds else []:
+            values = [auroc.of(one) for one in reports[shift].detection]
+            lines.append((shift, ranked_cells(auroc, values)))
+        if lines:
+            named = f", {model}" if len(models) > 1 else ""
+            title = f"{auroc.heading} of each uncertainty{named}"
+            tables.append(Table(title, ["shift", *kinds], lines))
     return tables
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import segcal
 from segcal.cli import main
+from segcal.evaluation.states import merge_states
 from segcal.metrics.scores import SCORES
 from segcal.metrics.uncertainty import DETECTION, UNCERTAINTIES
 from segcal.viz.tables import to_markdown
@@ -43,6 +44,20 @@ def test_folds_of_saved_predictions(folds, tmp_path, undrawn):
         assert SCORES[name].heading in table
 
 
+def test_shards_of_an_ensemble_are_added_up(folds, tmp_path, undrawn):
+    words = ["eval", "--ensemble", "--predictions", *map(str, folds), *BARE]
+    parts = [str(tmp_path / str(k)) for k in (1, 2)]
+    for k, part in enumerate(parts, 1):
+        assert main([*words, "--shard", f"{k}/2", "--out", part]) == 0
+    assert main([*words, "--out", str(tmp_path / "whole")]) == 0
+    merged = merge_states(parts).reports["none"]
+    whole = segcal.load_evaluation(tmp_path / "whole").reports["none"]
+    for one, other in zip(merged.detection, whole.detection, strict=True):
+        assert one.name == other.name and not one.intervals
+        assert np.array_equal(one.correct, other.correct)
+        assert np.array_equal(one.wrong, other.wrong)
+
+
 def test_members_are_calibrated_one_by_one(folds, tmp_path, undrawn):
     words = ["eval", "--ensemble", "--predictions", *map(str, folds), *BARE]
     fits = ["--fit-predictions", *map(str, folds), "--posthoc", "ts", "--calibrate", "members"]
@@ -66,8 +81,13 @@ def test_an_ensemble_of_runs_under_shift(runs, tmp_path, undrawn):
     both, one = segcal.load_evaluation(tmp_path / "both"), segcal.load_evaluation(twin / "eval")
     for key in ("none", ("none", "fog:3")):
         assert both.reports[key].ece == pytest.approx(one.reports[key].ece, abs=1e-6)
-    spread = both.reports["none"].detection[3]
-    assert SCORES["auroc"].of(spread) == 0.5  # equal members do not differ
+        spread = both.reports[key].detection[3]
+        assert SCORES["auroc"].of(spread) == 0.5  # equal members do not differ
+    shift = (tmp_path / "both/shift.md").read_text()
+    assert "of each uncertainty, ensemble + TS**" in shift
+    # A second evaluation, which reads what is stored, has them too.
+    assert main([*words, "--shift", "fog:3", "--posthoc", "ts", *BARE]) == 0
+    assert segcal.load_evaluation(tmp_path / "both").reports == both.reports
 
 
 def test_views_of_a_run(runs, tmp_path, undrawn):

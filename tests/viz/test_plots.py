@@ -14,7 +14,7 @@ from matplotlib.patches import StepPatch
 
 import segcal.viz
 from segcal.metrics import BinTable, CalibrationMeter
-from segcal.metrics.report import Interval, OperatingPoint
+from segcal.metrics.report import Detection, Interval, OperatingPoint
 from segcal.viz import (
     believed_accuracy,
     classwise_reliability,
@@ -27,7 +27,15 @@ from segcal.viz import (
     write_figures,
     wrong_confidence,
 )
-from segcal.viz.plots import _draw_bars, figure_png, kinds_and_severities, plain
+from segcal.viz.page import PageRow, render_page
+from segcal.viz.page.numbers import page_numbers
+from segcal.viz.plots import (
+    _draw_bars,
+    figure_png,
+    kinds_and_severities,
+    plain,
+    risk_by_uncertainty,
+)
 from segcal.viz.style import OVER, UNDER, class_palette
 from segcal.viz.tables import CLEAN
 from tests.support.synthetic_reports import constant_report, synthetic_report
@@ -264,6 +272,22 @@ def test_curve_is_the_risk_at_each_coverage():
     for percent in (80, 90, 95):
         expected = getattr(CALIBRATED, f"risk_at_coverage_{percent}")
         assert risks[percent] == pytest.approx(100 * expected)
+
+
+def test_curves_of_uncertainty_are_those_of_their_histograms():
+    confidence = Detection("confidence", CALIBRATED.fine.correct, CALIBRATED.fine.wrong, {})
+    turned = Detection("entropy", confidence.correct[::-1], confidence.wrong[::-1], {})
+    report = replace(CALIBRATED, detection=(confidence, turned))
+    found, other = points_of(risk_by_uncertainty(report))
+    (expected,) = points_of(risk_coverage(CALIBRATED))
+    assert found == expected and other[100] > found[100]
+    (entry,) = page_numbers([PageRow("nll", report)])["entries"]
+    assert [one["label"] for one in entry["detection"]] == ["1 − confidence", "entropy"]
+    assert [100 * risk for risk in entry["detection"][0]["risk"]] == pytest.approx(
+        [risk for _, risk in expected]
+    )
+    assert 'id="risk-plot"' in render_page([PageRow("nll", report)])
+    assert 'id="risk-plot"' not in render_page([PageRow("nll", CALIBRATED)])
 
 
 def test_operating_points_are_marked_with_their_intervals():

@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -157,6 +158,7 @@ def render_page(
         inspected=numbers is not None and bool(numbers["inspected"]),
         ece_heading=SCORES["ece"].heading,
         listed=any(row.report.worst_images for row in rows),
+        uncertain=any(row.report.detection for row in rows),
         trained=_trained(rows),
         headline=headline(rows, comparison),
         notes=_notes(rows),
@@ -392,6 +394,10 @@ def _static_figures(
         every["classes"]["Reliability by class"] = lambda: plots.classwise_reliability(
             shown, limit=_MAX_CLASSES
         )
+    for row in rows:
+        if row.report.detection:
+            name = "Risk and coverage by uncertainty" + f", {row.name}" * (len(rows) > 1)
+            every["reliability"][name] = partial(plots.risk_by_uncertainty, row.report)
     if shifted and plots.kinds_and_severities(shifted)[0]:
         every["shift"]["ECE against severity"] = lambda: plots.severity_curve(shifted)
     if shifted:

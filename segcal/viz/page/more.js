@@ -118,6 +118,33 @@ if (byId("severity-plot")) {
   }
 }
 
+if (byId("risk-plot")) {
+  const select = byId("risk-model");
+  const figure = newPlot("#risk-plot", {
+    xLabel: "accepted (%)",
+    yLabel: "wrong among the accepted (%)",
+    xRange: new Bokeh.Range1d({ start: 0, end: 100 }),
+    yRange: new Bokeh.DataRange1d({ start: 0 }),
+    height: 320,
+  });
+  const known = entries.filter((entry) => entry.detection.length);
+  const longest = known.map((entry) => entry.detection).sort((a, b) => b.length - a.length)[0];
+  const sources = longest.map(({ color, dash }) => {
+    const source = newSource("x", "y");
+    figure.line({ ...XY, source, line_color: color, line_width: 2, line_dash: dash });
+    return source;
+  });
+  const draw = () => {
+    const kinds = known[Number(select.value)].detection;
+    const percents = (values) => (values ?? []).map((value) => 100 * value);
+    sources.forEach((source, k) => (source.data = { x: percents(kinds[k]?.coverage), y: percents(kinds[k]?.risk) }));
+    byId("risk-key").replaceChildren(...kinds.map(({ label, color }) => named({ name: label, color })));
+  };
+  fillSelect(select, known.map((entry, e) => [String(e), entry.name]));
+  select.addEventListener("change", draw);
+  draw();
+}
+
 if (byId("training-plot")) {
   const select = byId("training-score");
   const plot = linePlot("#training-plot", "epoch", 320);

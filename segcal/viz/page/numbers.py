@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +17,11 @@ from PIL import Image
 
 from segcal.metrics import BinTable, Report
 from segcal.metrics.report import to_plain
-from segcal.metrics.scores import SCORES, UNITS, Array
+from segcal.metrics.scores import SCORES, UNITS, Array, risk_at_coverage
 from segcal.metrics.sums import CLASS_STEP
+from segcal.metrics.uncertainty import UNCERTAINTIES
 from segcal.viz.overlay import RIGHT, WRONG, Overlay
+from segcal.viz.plots import COVERAGES
 from segcal.viz.style import DARK, LIGHT, OVER, UNDER, run_style
 from segcal.viz.tables import class_names, counted, severity
 
@@ -99,6 +101,16 @@ def _entry(row: PageRow, index: int) -> dict[str, Any]:
             for correct, wrong in zip(by_class.correct, by_class.wrong, strict=True)
         ],
         "images": images,
+        "detection": [
+            {
+                "label": UNCERTAINTIES[one.name].label,
+                "color": run_style(kind)["color"],
+                "dash": [round(2 * length) for length in run_style(kind)["linestyle"][1]],
+                "coverage": COVERAGES,
+                "risk": _short([risk_at_coverage(one.correct, one.wrong, c) for c in COVERAGES]),
+            }
+            for kind, one in enumerate(report.detection)
+        ],
         "history": [
             {"epoch": line.get("epoch"), "best": bool(line.get("best"))}
             | {s: line.get(f"holdout/{s}") for s in ("ece", "sce", "accuracy", "miou")}
@@ -147,9 +159,9 @@ def _table(table: BinTable) -> dict[str, Any]:
     }
 
 
-def _short(sums: Array) -> list[float]:
+def _short(sums: Iterable[float]) -> list[float]:
     """The sums to ten digits: more than any mean of them shows."""
-    return [float(f"{value:.10g}") for value in sums.tolist()]
+    return [float(f"{value:.10g}") for value in sums]
 
 
 def inspected(rows: Sequence[PageRow]) -> list[dict[str, Any]]:
