@@ -80,16 +80,10 @@ def sum_over_ranks(x: Tensor, *, sync: bool = True) -> Tensor:
     """Σ of x over all ranks, differentiable for use under DistributedDataParallel.
 
     A loss computed from such sums has the same value on every rank, and DistributedDataParallel
-    averages its gradients to the gradient of one process that holds the whole batch.
-
-    Args:
-        x: same shape and dtype on every rank; every rank must call this.
-        sync: False returns x unchanged: the statistics of this rank alone.
+    averages its gradients to the gradient of one process that holds the whole batch. Every rank
+    must call this with the same shape and dtype. Without `sync` x stays as it is.
     """
-    if not sync or not is_distributed():
-        return x
-    total: Tensor = _SumOverRanks.apply(x)
-    return total
+    return _SumOverRanks.apply(x) if sync and is_distributed() else x
 
 
 def exclusive_prefix(count: Tensor, *, sync: bool = True) -> tuple[Tensor, Tensor]:

@@ -38,12 +38,9 @@ _WORDS = {
 
 
 def build(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """An instance of the dataclass `kind` from nested or dotted keys.
+    """An instance of the dataclass `kind` from nested or dotted keys; other fields keep defaults.
 
-    Args:
-        kind: a dataclass, whose fields may be dataclasses.
-        values: {"optim": {"lr": 0.2}} or {"optim.lr": "0.2"}; other fields keep their defaults.
-        where: what error messages begin with, such as "FILE: " or "--" for command lines.
+    Error messages begin with `where`, such as "FILE: " or "--" for command lines.
     """
     return read(kind, [(where, values)])
 

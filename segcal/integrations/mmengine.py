@@ -76,12 +76,7 @@ class CalibrationMetric(BaseMetric):
         self._images = 0
 
     def process(self, data_batch: Any, data_samples: Sequence[Mapping[str, Any]]) -> None:
-        """Count a batch.
-
-        Args:
-            data_batch: not used.
-            data_samples: each with seg_logits, (C, H, W), and gt_sem_seg, (1, H, W).
-        """
+        """Count samples, each with seg_logits, (C, H, W), and gt_sem_seg, (1, H, W)."""
         for sample in data_samples:
             values, labels = sample["seg_logits"]["data"], sample["gt_sem_seg"]["data"].long()
             names = [str(sample["img_path"])] if "img_path" in sample else None

@@ -59,11 +59,9 @@ class CalibrationMetric(Metric):
         self.meter = CalibrationMeter(num_classes, **options)
 
     def __call__(self, y_pred: Tensor | Iterable[Tensor], y: Tensor | Iterable[Tensor]) -> None:
-        """Count a batch.
+        """Count (B, C, *S) predictions and their (B, 1, *S) or one-hot (B, C, *S) labels.
 
-        Args:
-            y_pred: (B, C, *S), or B tensors (C, *S) that may differ in size.
-            y: (B, 1, *S) labels or one-hot (B, C, *S), or B tensors without the first dimension.
+        Both may be lists of B items that differ in size.
         """
         count = self.meter.update_probs if self.probs else self.meter.update
         for given in (y_pred, y):

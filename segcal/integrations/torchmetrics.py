@@ -68,12 +68,7 @@ class CalibrationMetric(Metric):
                 self.add_state(f"image_{name}", [], dist_reduce_fx="cat")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
-        """Count a batch.
-
-        Args:
-            preds: (N, C, *S) logits, or probabilities if `probs`.
-            target: (N, *S) labels.
-        """
+        """Count (N, C, *S) logits, or probabilities if `probs`, and their (N, *S) labels."""
         meter = CalibrationMeter(**self.options)
         (meter.update_probs if self.probs else meter.update)(preds, target)
         for name, tensor in meter.sums().tensors().items():

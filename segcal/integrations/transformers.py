@@ -50,13 +50,7 @@ class TrainerLoss:
     def __call__(
         self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """The scalar loss of one part of a batch.
-
-        Args:
-            outputs: what the model returned.
-            labels: (N, *S).
-            num_items_in_batch: labels of the whole batch, in all its parts and on all ranks.
-        """
+        """The scalar loss of one part of a batch, which has `num_items_in_batch` labels in all."""
         logits = at_labels(logits_of(outputs), labels)
         items = labels.ne(_PADDING).sum()
         classes = 2 if self.criterion.multilabel else logits.shape[1]
@@ -96,11 +90,9 @@ class TrainerMetrics:
     def __call__(
         self, predictions: EvalPrediction, compute_result: bool = True
     ) -> dict[str, float]:
-        """Count logits and labels; the scores so far by name, if asked for.
+        """Count logits, alone or first in a tuple, and labels.
 
-        Args:
-            predictions: logits, alone or first in a tuple, and labels: tensors or numpy arrays.
-            compute_result: this was the last batch: give the scores, and start again.
+        After the last batch, when `compute_result` is true: the scores by name, and start again.
         """
         found = predictions.predictions
         logits = torch.as_tensor(found[0] if isinstance(found, tuple) else found)

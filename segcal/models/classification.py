@@ -29,7 +29,6 @@ class _Block(nn.Module):
             self.shortcut = _conv(inside, outside, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, outside, H / stride, W / stride) features."""
         return F.relu(self.residual(x) + self.shortcut(x))
 
 
@@ -98,7 +97,6 @@ class CifarResNet(nn.Module):
         _initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, num_classes) logits."""
         features = self.blocks(self.stem(x))  # (N, 64, H / 4, W / 4)
         return self.head(torch.flatten(F.adaptive_avg_pool2d(features, 1), 1))
 
@@ -109,10 +107,6 @@ class ResNet34(nn.Module):
     As the public code of Mukhoti et al. (2020), whose training the paper follows, builds it: a 3x3
     convolution in place of the 7x7 one and the pooling, four stages of 64 to 512 channels, an
     average over the four quarters of the image, and one linear layer.
-
-    Args:
-        num_classes: number of logits.
-        in_channels: channels of the image.
     """
 
     def __init__(self, *, num_classes: int, in_channels: int = 3) -> None:
@@ -123,28 +117,21 @@ class ResNet34(nn.Module):
         _initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, num_classes) logits."""
         features = self.blocks(self.stem(x))  # (N, 512, H / 8, W / 8)
         return self.head(torch.flatten(F.adaptive_avg_pool2d(features, 2), 1))
 
 
 class Frozen(nn.Module):
-    """A network that does not change: no gradients, and batch normalisation never trains.
-
-    Args:
-        network: what to freeze.
-    """
+    """A network that does not change: no gradients, and batch normalisation never trains."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network.requires_grad_(False).eval()
 
     def train(self, mode: bool = True) -> Frozen:
-        """Stay in evaluation mode."""
         return super().train(False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the network gives."""
         return self.network(x)
 
 
@@ -154,10 +141,7 @@ class ConvHead(nn.Module):
     A 1x1 convolution, a global average and two fully connected layers, as the paper has on a
     frozen ResNet-50 for chest X-rays. It gives no widths: 256 and 128 are our choice.
 
-    Args:
-        encoder: images to (N, channels, h, w) features.
-        channels: of these features.
-        num_classes: number of logits.
+    The encoder gives (N, channels, h, w) features.
     """
 
     def __init__(self, encoder: nn.Module, *, channels: int, num_classes: int) -> None:
@@ -168,7 +152,6 @@ class ConvHead(nn.Module):
         self.head = nn.Linear(128, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, num_classes) logits."""
         features = F.relu(self.conv(self.encoder(x)))  # (N, 256, h, w)
         return self.head(F.relu(self.hidden(features.mean((2, 3)))))
 

@@ -35,7 +35,6 @@ class PaddedToMultiple(nn.Module):
         return encoder
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, num_classes, H, W) logits."""
         height, width = x.shape[-2:]
         right, below = -width % self.multiple, -height % self.multiple
         if right or below:
@@ -75,7 +74,6 @@ class SmallUNet(nn.Module):
         self.head = nn.Conv2d(width, num_classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, num_classes, H, W) logits."""
         full = self.at_full(x)
         half = self.at_half(full)
         x = self.at_quarter(half)

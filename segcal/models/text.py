@@ -36,7 +36,6 @@ class GlobalPoolCNN(nn.Module):
         self.head = nn.Linear(128, num_classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(N, num_classes) logits."""
         if tokens.shape[1] < _SHORTEST:
             raise ValueError(f"Expected {_SHORTEST} words or more, but got {tokens.shape[1]}")
         first, second, third = self.convs
@@ -51,9 +50,6 @@ def read_glove(path: Path, words: Sequence[str], width: int) -> Tensor:
     """(len(words), width) vectors from a GloVe text file: each line is a word and its numbers.
 
     Words that the file does not have, the padding among them, get zeros, as in public code.
-
-    Raises:
-        ValueError: the file is not there, has vectors of another length, or none of the words.
     """
     if not path.is_file():
         raise ValueError(f"Expected a GloVe text file at {path}, but there is none")
@@ -66,23 +62,17 @@ def read_glove(path: Path, words: Sequence[str], width: int) -> Tensor:
             number = number_of.get(word)
             if number is None:
                 continue
-            vectors[number] = _vector(rest, width, f"{path}, line {at}")
+            try:
+                vectors[number] = torch.tensor([float(x) for x in rest.split(" ")]).view(width)
+            except (ValueError, RuntimeError):
+                raise ValueError(
+                    f"Expected {width} numbers after the word in {path}, line {at}, but got "
+                    f"{rest[:30]!r} …"
+                ) from None
             found += 1
     if not found:
         raise ValueError(f"Expected word vectors in {path}, but it has none of the vocabulary")
     return vectors
-
-
-def _vector(text: str, width: int, where: str) -> Tensor:
-    try:
-        values = [float(value) for value in text.split(" ")]
-    except ValueError:
-        values = []
-    if len(values) != width:
-        raise ValueError(
-            f"Expected {width} numbers after the word in {where}, but got {text[:30]!r} …"
-        )
-    return torch.tensor(values)
 
 
 def gpcnn(config: ModelConfig, *, num_classes: int, words: Sequence[str]) -> nn.Module:

@@ -37,17 +37,13 @@ def load_weights(module: nn.Module, path: str | Path, *, except_for: Iterable[st
 
     Dots and underscores in names count as equal, because timm renames `stages.0` to `stages_0`
     when it makes a feature extractor. Weights that the module does not have (a classifier, say)
-    are skipped, and their number is logged.
-
-    Args:
-        module: what to fill.
-        path: the file.
-        except_for: prefixes of names in the module that may stay as they are.
+    are skipped, and their number is logged. Those of the module whose names begin with one of
+    `except_for` may stay as they are.
 
     Raises:
         ValueError: the file cannot be read, or lacks a weight of the module.
     """
-    given = {_plain(name): tensor for name, tensor in _read(Path(path)).items()}
+    given = {_plain(name): tensor for name, tensor in read_weights(Path(path)).items()}
     state = module.state_dict()
     wanted = {
         name: _plain(name)
@@ -75,7 +71,8 @@ def _plain(name: str) -> str:
     return name.replace(".", "_")
 
 
-def _read(path: Path) -> Mapping[str, Tensor]:
+def read_weights(path: Path) -> Mapping[str, Tensor]:
+    """The tensors by name in a .safetensors file or a saved state dict, which may be wrapped."""
     if not path.is_file():
         raise ValueError(f"Expected a weights file at {path}, but there is none")
     try:
@@ -89,8 +86,9 @@ def _read(path: Path) -> Mapping[str, Tensor]:
             f"Expected {path} to be a .safetensors file or a state dict that loads without "
             f"running code, but reading it failed: {str(error).splitlines()[0]}"
         ) from error
-    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
-        content = content["state_dict"]
+    for key in ("model", "state_dict"):
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
     if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
         raise ValueError(f"Expected {path} to hold a state dict of tensors, but it does not")
     return content

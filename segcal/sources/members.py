@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from itertools import chain
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import torch
@@ -100,10 +101,9 @@ def _check_equal(first: Batch, other: Batch, shape: Sequence[int]) -> None:
             f"the members have predictions of different shapes or kinds for {name}: "
             f"{tuple(shape)} and {tuple(other.values.shape)}"
         )
-    if (first.labels is None) != (other.labels is None) or (
-        first.labels is not None
-        and other.labels is not None
-        and not torch.equal(first.labels, other.labels.to(first.labels.device))
+    ours, theirs = first.labels, other.labels
+    if (ours is None) != (theirs is None) or (
+        ours is not None and theirs is not None and not torch.equal(ours, theirs.to(ours.device))
     ):
         raise ValueError(
             f"the members have different labels for {name}: they must be predictions of the same "
@@ -195,15 +195,10 @@ class Members(Source):
 
     def __iter__(self) -> Iterator[Batch]:
         if not self.names or self._in_step:
-            iterators = [iter(member) for member in self.members]
-            while True:
-                batches = self._next(iterators)
-                first = next(batches, None)
-                if first is None:
-                    break
-                yield self._pooled(_chain(first, batches))
-                del first, batches
-            if any(next(iterator, None) is not None for iterator in iterators[1:]):
+            leader, *others = (iter(member) for member in self.members)
+            for first in leader:  # one batch after another, so that they are not all in memory
+                yield self._pooled(chain([first], (next(other, None) for other in others)))
+            if any(next(other, None) is not None for other in others):
                 raise ValueError("the members have different numbers of images")
         else:
             for index in range(distributed.rank(), len(self.names), distributed.world_size()):
@@ -214,18 +209,7 @@ class Members(Source):
                         raise
                     self.skipped[self.names[index]] = str(error)
 
-    def _next(self, iterators: Sequence[Iterator[Batch]]) -> Iterator[Batch]:
-        """The next batch of each member, one at a time; nothing where the first one ends."""
-        for number, iterator in enumerate(iterators):
-            batch = next(iterator, None)
-            if batch is None and number == 0:
-                return
-            if batch is None:
-                raise ValueError("the members have different numbers of images")
-            yield batch
-            del batch
-
-    def _pooled(self, batches: Iterator[Batch]) -> Batch:
+    def _pooled(self, batches: Iterable[Batch | None]) -> Batch:
         return pooled(map(_calibrated, batches, self.calibrators), self.pool)
 
     def __getitem__(self, index: int) -> Batch:
@@ -237,22 +221,19 @@ class Members(Source):
         """That of the first member."""
         return self.members[0].image(self._places[0][self.names[index]])
 
-    def with_members(self, members: Sequence[Source], name: str | None = None) -> Members:
+    def with_members(self, members: Sequence[Source], name: str = "") -> Members:
         """Other members, pooled in the same way after the same calibrators."""
-        found = Members(
-            members, pool=self.pool, calibrators=self.calibrators, name=name or self.name
-        )
+        name = name or self.name
+        found = Members(members, pool=self.pool, calibrators=self.calibrators, name=name)
         found.group = self.group
         return found
 
     def only(self, indices: Sequence[int]) -> Members:
         """The same members on some of the images."""
         names = [self.names[i] for i in indices]
+        each = zip(self.members, self._places, strict=True)
         return self.with_members(
-            [
-                member.only([places[name] for name in names])
-                for member, places in zip(self.members, self._places, strict=True)
-            ]
+            [member.only([places[n] for n in names]) for member, places in each]
         )
 
     def limited(self, number: int) -> Source:
@@ -281,22 +262,18 @@ class Members(Source):
     def fingerprint(self) -> str:
         """A digest of those of the members and of their calibrators; empty if one is unknown."""
         known = [member.fingerprint() for member in self.members]
-        learned = [None if c is None else _learned(c.state_dict()) for c in self.calibrators]
+        states = [{} if c is None else c.state_dict() for c in self.calibrators]
+        learned = [
+            [(name, [f"{v:.5g}" for v in t.flatten().tolist()]) for name, t in state.items()]
+            for state in states
+        ]
         return digest(self.pool, known, learned) if all(known) else ""
 
 
-def _learned(state: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    return [(name, [f"{v:.5g}" for v in t.flatten().tolist()]) for name, t in state.items()]
-
-
-def _chain(first: Batch, rest: Iterator[Batch]) -> Iterator[Batch]:
-    yield first
-    del first
-    yield from rest
-
-
 @torch.inference_mode()
-def _calibrated(batch: Batch, calibrator: Calibrator | None) -> Batch:
+def _calibrated(batch: Batch | None, calibrator: Calibrator | None) -> Batch:
+    if batch is None:
+        raise ValueError("the members have different numbers of images")
     if calibrator is None:
         return batch
     return batch.with_logits(calibrator(batch.logits, batch.images))

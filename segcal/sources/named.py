@@ -296,12 +296,8 @@ def cut(
 ) -> tuple[NamedSource, NamedSource]:
     """Cut a share of the images off as hold-out, at random: (hold-out, rest).
 
-    Args:
-        source: a network on images.
-        fraction: the share of the images, or of the groups.
-        group: regular expression; images in whose names it finds the same text stay together, as
-            frames of one video or slices of one patient must.
-        seed: decides which.
+    Images in whose names the regular expression `group` finds the same text stay together, as
+    frames of one video or slices of one patient must; the share is then one of groups.
     """
     units: dict[str, list[int]] = {}
     for index, name in enumerate(source.names):

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,16 +45,10 @@ class LoaderSource(Source):
     """A network on the batches of any loader, at the resolution of the labels.
 
     Args:
-        model: as for `segcal.evaluate`; must be in eval mode.
+        model: as for `segcal.evaluate`, as are the options that are not explained here; it must
+            be in eval mode.
         loader: gives (inputs, labels) or (inputs, labels, names), this process's share alone.
-        num_classes: C.
-        class_names: C names, or None.
-        ignore_index: the label that is not counted; None: 255, or -100 if 255 is a class.
-        device: where to run; by default where the model's parameters are.
         names: of all images of the loader, in order, instead of names in the batches.
-        pad_to: as for `segcal.evaluate`.
-        padded: as for `segcal.evaluate`.
-        multilabel: as for `segcal.evaluate`.
         name: what tables call it.
 
     Attributes:
@@ -88,9 +83,8 @@ class LoaderSource(Source):
             with suppress(AttributeError, TypeError):  # not a DataLoader, or one over a stream
                 self.num_images = len(loader.dataset)  # type: ignore[attr-defined]
         self.model, self._loader, self._batch_names = model, loader, names
-        tensors = (t for group in (model.parameters(), model.buffers()) for t in group)
-        found = next(tensors, torch.zeros(0)).device
-        self.device = found if device is None else torch.device(device)
+        first = next(chain(model.parameters(), model.buffers()), torch.zeros(0))
+        self.device = first.device if device is None else torch.device(device)
         self._pad_to, self._padded = pad_to, padded
 
     def __iter__(self) -> Iterator[Batch]:
@@ -101,8 +95,7 @@ class LoaderSource(Source):
                     "the loader must give (inputs, labels) or (inputs, labels, names), "
                     f"but gave {type(batch).__name__}"
                 )
-            inputs, labels = batch[0], batch[1]
-            names = batch[2] if len(batch) == 3 else None
+            inputs, labels, names = (*batch, None)[:3]
             if self._batch_names is not None:
                 names = self._batch_names[seen : seen + len(labels)]
             seen += len(labels)
@@ -126,13 +119,12 @@ class LoaderSource(Source):
         if not self._views:
             return self.predict(inputs, labels, names)
 
-        def predictions() -> Iterator[Batch]:
-            for view in self._views:
-                part = copy.copy(self)
-                part.model = view
-                yield part.predict(inputs, labels, names)
+        def seen(view: nn.Module) -> Batch:
+            part = copy.copy(self)
+            part.model = view
+            return part.predict(inputs, labels, names)
 
-        return pooled(predictions())
+        return pooled(map(seen, self._views))
 
     @torch.inference_mode()
     def predict(self, inputs: Tensor, labels: Tensor, names: Sequence[str] | None) -> Batch:
@@ -166,10 +158,7 @@ class NetworkSource(LoaderSource):
         splits: the data set.
         config: how `splits` were made, for shifts; None if that is not known.
         split: test or holdout.
-        device: where the network works.
         batch_size: images at a time; one where images differ in size.
-        workers: processes that read images.
-        name: what tables call it.
         key: a digest of the network: its weights and settings.
     """
 
@@ -290,9 +279,7 @@ class RunSource(NetworkSource):
         folder: of the run, with config.yaml and the weights.
         split: test or holdout.
         weights: best or last.
-        device: where the network works.
-        batch_size: images at a time; by default as in training.
-        workers: processes that read images; by default as in training.
+        batch_size: images at a time; by default, as for `workers`, as in training.
         skip_bad: leave images that cannot be used out; a run may say so itself.
 
     Attributes:

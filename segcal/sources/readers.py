@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import runpy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from segcal.data.samples import IMAGENET_MEAN, IMAGENET_STD
 from segcal.data.transforms import normalise
-from segcal.sources.source import file_digest, logits_of
+from segcal.models.weights import read_weights
+from segcal.sources.source import file_digest, logits_of, resize
 
 log = logging.getLogger(__name__)
 Outputs = Literal["auto", "logits", "probs", "scores"]
@@ -78,7 +79,7 @@ def torchvision_network(name: str, num_classes: int, given: Normalise | None) ->
     if weights and Path(weights).is_file():
         options = {"weights_backbone": None} if hasattr(models.segmentation, name) else {}
         module = models.get_model(name, weights=None, num_classes=num_classes, **options)
-        _load(module, Path(weights))
+        module.load_state_dict(read_weights(Path(weights)))
         return Network(module, given or Normalise(), key=file_digest(Path(weights)))
     chosen = known[weights] if weights else known.DEFAULT
     module = models.get_model(name, weights=chosen)
@@ -198,7 +199,7 @@ def timm_network(name: str, num_classes: int, given: Normalise | None) -> Networ
     name, _, file = name.partition("@")
     if file:
         model = timm.create_model(name, num_classes=num_classes)
-        _load(model, Path(file))
+        model.load_state_dict(read_weights(Path(file)))
     else:
         model = timm.create_model(name, pretrained=True)
     config = timm.data.resolve_model_data_config(model)
@@ -291,14 +292,19 @@ READERS: dict[str, Reader] = {
 FILES: dict[str, Reader] = {".onnx": onnx_network, ".pt2": exported_network}
 
 
+def _reader(spec: str) -> tuple[Reader, str, bool] | None:
+    """What reads the network that a text names, what it is told, and whether that is a file."""
+    head, _, rest = spec.partition(":")
+    if rest and head in READERS:
+        return READERS[head], rest, False
+    if Path(spec).suffix in FILES:
+        return FILES[Path(spec).suffix], spec, True
+    return (code_network, spec, True) if spec.rpartition(":")[0].endswith(".py") else None
+
+
 def is_network(spec: str) -> bool:
     """Whether a text names a network: torchvision:…, hf:…, smp:…, timm:…, or a file of one."""
-    head, colon, _ = spec.partition(":")
-    return (
-        (bool(colon) and head in READERS)
-        or Path(spec).suffix in FILES
-        or spec.rpartition(":")[0].endswith(".py")
-    )
+    return _reader(spec) is not None
 
 
 def name_of(spec: str) -> str:
@@ -317,20 +323,15 @@ def read_network(spec: str, num_classes: int, given: Normalise | None = None) ->
     Raises:
         ValueError: in one line, what is missing and how to get it.
     """
-    head, _, rest = spec.partition(":")
-    if rest and head in READERS:
-        read, name = READERS[head], rest
-    elif Path(spec).suffix in FILES:
-        read, name = FILES[Path(spec).suffix], spec
-    elif spec.rpartition(":")[0].endswith(".py"):
-        read, name = code_network, spec
-    else:
+    found = _reader(spec)
+    if found is None:
         raise ValueError(
             f"{spec!r} names no network: write {', '.join(f'{k}:NAME' for k in READERS)}, "
             "FILE.onnx, FILE.pt2 or FILE.py:FUNCTION"
         )
+    read, name, of_file = found
     path = Path(name.rpartition(":")[0] if read is code_network else name)
-    if read in (*FILES.values(), code_network) and not path.is_file():
+    if of_file and not path.is_file():
         raise ValueError(f"{spec}: there is no file {path}")
     try:
         return read(name, num_classes, given)
@@ -346,20 +347,6 @@ def read_network(spec: str, num_classes: int, given: Normalise | None = None) ->
         ) from None
     except (KeyError, RuntimeError) as error:
         raise ValueError(f"{spec} cannot be opened: {' '.join(str(error).split()):.200}") from None
-
-
-def _load(module: nn.Module, path: Path) -> None:
-    """Put the weights of a file into a module; nothing is unpickled."""
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        state: Any = load_file(path)
-    else:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    for key in ("model", "state_dict"):
-        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
-            state = state[key]
-    module.load_state_dict(state)
 
 
 def _weights_digest(module: nn.Module) -> str:
@@ -396,11 +383,7 @@ class Tiled(nn.Module):
             for left in self._starts(width):
                 place = (..., slice(top, top + self.tile), slice(left, left + self.tile))
                 piece = images[place]
-                found = logits_of(self.module(piece))
-                if found.shape[-2:] != piece.shape[-2:]:
-                    found = nn.functional.interpolate(
-                        found, size=piece.shape[-2:], mode="bilinear", align_corners=False
-                    )
+                found = resize(logits_of(self.module(piece)), piece.shape[-2:])
                 ramps = [self._ramp(side, found) for side in piece.shape[-2:]]
                 weight = ramps[0][:, None] * ramps[1]
                 if total is None:

@@ -59,10 +59,6 @@ class Dropped(nn.Module):
     """The network with its dropout layers at work, and everything else as in evaluation.
 
     The masks of an image depend on its pixels and on `sample`, not on the batch that it is in.
-
-    Args:
-        network: in eval mode.
-        sample: other numbers give other masks.
     """
 
     def __init__(self, network: nn.Module, sample: int) -> None:
@@ -71,7 +67,6 @@ class Dropped(nn.Module):
         self.layers = [m for m in network.modules() if _drops(m)]
 
     def forward(self, images: Tensor) -> Tensor:
-        """The logits of one sample of the network."""
         seeds = [zlib.crc32(image.contiguous().cpu().numpy().tobytes()) for image in images]
         with self._at_work(seeds):
             return logits_of(self.network(images))
@@ -111,33 +106,22 @@ def _drops(module: nn.Module) -> bool:
 
 def parse_tta(text: str) -> tuple[bool, tuple[float, ...]]:
     """Whether to flip, and the scales, of a text such as flip or flip,scale:0.75,1.25."""
-    flip, scales = False, [1.0]
-    found = re.fullmatch(r"(flip)?,?(?:scale:([0-9.]+(?:,[0-9.]+)*))?", text.strip())
-    try:
-        if found is None or not text.strip():
-            raise ValueError
-        flip = found[1] is not None
-        scales += [float(word) for word in (found[2] or "").split(",") if word]
-        if not all(0.1 <= scale <= 10 for scale in scales):
-            raise ValueError
-    except ValueError:
+    number = r"\d+\.?\d*|\.\d+"
+    found = re.fullmatch(rf"(flip)?,?(?:scale:((?:{number})(?:,(?:{number}))*))?", text.strip())
+    scales = [1.0, *map(float, found[2].split(","))] if found and found[2] else [1.0]
+    if found is None or not text.strip() or not all(0.1 <= scale <= 10 for scale in scales):
         raise ValueError(
             f"{text!r} is no test-time augmentation: write flip, scale:0.75,1.25 or "
             "flip,scale:0.75,1.25"
-        ) from None
-    return flip, tuple(dict.fromkeys(scales))
+        )
+    return found[1] is not None, tuple(dict.fromkeys(scales))
 
 
 def views(network: nn.Module, tta: str = "", dropout: int = 0) -> tuple[nn.Module, ...]:
     """The views of a network: every sample of dropout under every augmentation.
 
-    Args:
-        network: in eval mode.
-        tta: such as flip,scale:0.75,1.25; the images as they are always belong to it.
-        dropout: how many samples with dropout; 0 for none.
-
-    Raises:
-        ValueError: another text, or a network without dropout layers.
+    `tta` is such as flip,scale:0.75,1.25; the images as they are always belong to it. `dropout` is
+    how many samples there are with dropout. The network is in eval mode.
     """
     flip, scales = parse_tta(tta) if tta else (False, (1.0,))
     samples: list[nn.Module] = [network]

@@ -115,16 +115,9 @@ def _losses(terms: Mapping[str, float]) -> str:
 class Progress:
     """A progress bar on a terminal; elsewhere a line every 30 seconds.
 
-    Showing the losses waits for the device, so it is done when `due`, not at every step.
-
-    Args:
-        total: steps of the run.
-        done: steps already taken.
-        batch_size: images per step.
-        shown: False shows nothing, as on all ranks but the first.
-
-    Attributes:
-        terminal: whether there is a bar.
+    Showing the losses waits for the device, so it is done when `due`, not at every step. `done`
+    of `total` steps have been taken already. Without `shown`, as on all ranks but the first,
+    nothing is written. `terminal` is whether there is a bar.
     """
 
     def __init__(self, total: int, done: int, *, batch_size: int, shown: bool) -> None:

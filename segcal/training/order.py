@@ -24,14 +24,10 @@ class EpochOrder(Sampler[list[tuple[int, int]]]):
     distorts the batch statistics.
 
     Args:
-        samples: number of training samples.
         batch_size: B, a multiple of `world_size * accumulate`.
         accumulate: micro-batches that each process splits its slice into.
-        epochs: number of epochs in all.
-        seed: seed of the permutations.
         first_step: step to start at, counted from the beginning of the first epoch.
-        rank: rank of this process; None asks torch.distributed.
-        world_size: number of processes; None asks torch.distributed.
+        rank: None asks torch.distributed, as for `world_size`.
     """
 
     def __init__(

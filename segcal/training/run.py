@@ -19,7 +19,7 @@ from torch import nn
 
 import segcal
 from segcal import data, distributed, models, settings
-from segcal.data.samples import Samples, spread
+from segcal.data.samples import Samples
 from segcal.data.splits import Splits
 from segcal.distributed import choose_device, process_group
 from segcal.files import Busy, locked
@@ -215,7 +215,7 @@ def count_labels(
     Returns:
         (K,) labels of each class, the share of labels that are ignored, and the number of items.
     """
-    some = spread(np.asarray(samples.indices), most).tolist()
+    some = samples.limited(most).indices
 
     def count(index: int) -> np.ndarray:
         label = np.asarray(samples.part.label(index))

@@ -24,14 +24,7 @@ _WARMUP = 2.5  # epochs of the usual warm-up of a training of 25 or more
 
 
 def lr_factor(schedule: ScheduleConfig, step: int, *, total: int, per_epoch: int) -> float:
-    """The factor on the learning rate at optimizer step `step` of 0 … `total` − 1.
-
-    Args:
-        schedule: the schedule.
-        step: number of steps taken before this one.
-        total: steps of the whole run.
-        per_epoch: steps of one epoch.
-    """
+    """The factor on the learning rate at optimizer step `step` of 0 … `total` − 1."""
     done = step / total
     if schedule.name == "poly":
         factor = (1 - done) ** schedule.power
@@ -112,12 +105,6 @@ def averaged_weights(model: nn.Module, decay: float) -> Any:
 class Learner:
     """A model in training, with everything that an optimizer step changes.
 
-    Args:
-        model: (N, …) images to (N, C, *S) logits; trained in place.
-        criterion: the loss.
-        options: the settings of the training.
-        device: the device to train on.
-
     Attributes:
         model: the plain model, without the wrappers of DistributedDataParallel and torch.compile.
         ema: the average of its weights, if there is one.
@@ -165,9 +152,8 @@ class Learner:
             masses = torch.stack([self.criterion.mass(part) for part in labels])
             distributed.sum_(masses)
             shares = (masses / torch.where(masses.sum() > 0, masses.sum(), 1)).unbind()
-        mixed = (
-            None if options.mixup is None else mixed_share(options.mixup, options.seed, self.steps)
-        )
+        mixup = options.mixup
+        mixed = None if mixup is None else mixed_share(mixup, options.seed, self.steps)
         totals: dict[str, Tensor] = {}
         for number, (images, _) in enumerate(batches):
             # The last micro-batch reduces the sum of all gradients over the processes.
@@ -177,7 +163,7 @@ class Learner:
                 terms = {name: term * shares[number] for name, term in terms.items()}
                 self.scaler.scale(terms["loss"]).backward()
             for name, term in terms.items():
-                totals[name] = totals[name] + term.detach() if name in totals else term.detach()
+                totals[name] = totals.get(name, 0) + term.detach()
         if options.optim.clip is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.model.parameters(), options.optim.clip)
@@ -192,8 +178,8 @@ class Learner:
     def _terms(self, images: Tensor, labels: Tensor, mixed: float | None) -> dict[str, Tensor]:
         layout = self._layout if images.ndim == 4 else torch.preserve_format
         images = images.to(self.device, non_blocking=True, memory_format=layout)
-        partner = partners(len(images), self.device)
         if mixed is not None:
+            partner = partners(len(images), self.device)
             if not images.is_floating_point():
                 raise ValueError(f"Expected images to mix with mixup, but got {images.dtype}")
             images = mixed * images + (1 - mixed) * images[partner]
