@@ -44,11 +44,9 @@ class BadFile(ValueError):
 
 @contextmanager
 def reading(path: Path, expected: str = "") -> Iterator[None]:
-    """Turn what reading `path` may raise into `BadFile`.
+    """Turn what reading `path`, a regular file, may raise into `BadFile`.
 
-    Args:
-        path: the file; anything but a regular file, such as a pipe, is refused.
-        expected: put before what a library says of it, where that alone would not be clear.
+    `expected` is put before what a library says, where that alone would not be clear.
     """
     if path.exists() and not path.is_file():
         raise BadFile(f"{path}: this is not a regular file")  # a pipe would be waited for forever
@@ -292,11 +290,11 @@ def read_mask(path: Path) -> np.ndarray:
                 f"{path}: a mask has one channel of class indices, but this image is of mode "
                 f"{image.mode}"
             )
-        raw = _raw_mode(image)
+        depth = _raw_mode(image)[:3]
         mask = np.asarray(image)
         if mask.dtype == bool:
             return mask.astype(np.uint8)
-        return mask // np.uint8(_STRETCHED[raw[:3]]) if raw[:3] in _STRETCHED else mask
+        return mask // np.uint8(_STRETCHED[depth]) if depth in _STRETCHED else mask
 
 
 def read_confidence(path: Path) -> np.ndarray:
@@ -355,13 +353,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> Any:
-    """What a YAML (or JSON) file of at most 1 MiB holds: text, numbers, lists and dicts.
-
-    Aliases are refused.
-
-    Raises:
-        BadFile: in one line, where the file is no such YAML.
-    """
+    """What a YAML (or JSON) file of at most 1 MiB, without aliases, holds; else a `BadFile`."""
     with reading(path):
         if path.stat().st_size > _MAX_TEXT:
             raise ValueError("a YAML file has at most 1 MiB, but this one is larger")
@@ -410,22 +402,17 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
-    """Open `path` for writing; it takes its new contents only when the block ends well.
+    """Open `path` for writing, "w" text (UTF-8) or "wb" bytes, and make its folder if missing.
 
-    The bytes go to a temporary file in the same folder, which replaces `path` at the end. If the
-    block raises, `path` is as it was.
-
-    Args:
-        path: the file to write; its folder is made if missing.
-        mode: "w" for text (UTF-8) or "wb" for bytes.
+    The bytes go to a temporary file in the same folder, which replaces `path` when the block ends
+    well. If the block raises, `path` is as it was.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}"
     try:
-        with temporary.open(
-            {"w": "x", "wb": "xb"}[mode], encoding=None if "b" in mode else "utf-8"
-        ) as file:
+        encoding = None if "b" in mode else "utf-8"
+        with temporary.open(mode.replace("w", "x"), encoding=encoding) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -453,11 +440,7 @@ def locked(folder: Path, *, wait: bool) -> Iterator[None]:
     """Keep other processes out of this block for `folder`, which exists.
 
     The lock ends with its process, however that ends. Where the system has no such locks, the
-    block is entered without one.
-
-    Args:
-        folder: what to lock.
-        wait: wait until another process leaves; otherwise raise `Busy`.
+    block is entered without one. Without `wait` another process inside raises `Busy`.
     """
     if fcntl is None:
         yield

@@ -59,13 +59,8 @@ def draw_calibrated(
 ) -> tuple[Tensor, Tensor]:
     """(N, 4, P) logits of a calibrated network, and (N, P) labels that are drawn from them.
 
-    Args:
-        n: number of images.
-        generator: of the random numbers.
-        pixels: of each image.
-        correlated: half the variance of what decides a label is common to an image.
-        hard: some images are harder than others.
-        group: images in a group; three quarters of what an image has in common its group has too.
+    If labels are correlated, half the variance of what decides them is common to an image; three
+    quarters of that are common to a group of images. Some images may be harder than others.
     """
 
     def common() -> Tensor:
@@ -104,12 +99,8 @@ def two_models(
 ) -> Population:
     """Images seen by two models that multiply calibrated logits by factors.
 
-    Args:
-        factors: one for each model.
-        noise: added to the logits of the second model.
-        uneven: whether images differ in size, the largest having a hundred times the pixels.
-        correlated: whether labels are correlated.
-        thousands: how many thousand images.
+    The second model adds noise to the logits. If images are uneven, the largest has a hundred
+    times the pixels of the smallest.
     """
     generator = torch.Generator().manual_seed(1)
     parts: tuple[list[ImageArrays], list[ImageArrays]] = ([], [])
@@ -156,10 +147,7 @@ def saved(paths: Sequence[str]) -> Population:
 def seeds_of_a_network(spread: float, *, seeds: int = 48, images: int = 1500) -> Population:
     """A model for each seed: its own factor of the logits, bias of classes, and noise.
 
-    Args:
-        spread: how much factor and bias differ between seeds; the noise does not depend on it.
-        seeds: number of models.
-        images: number of images.
+    Factor and bias differ by `spread` between seeds; the noise does not depend on it.
     """
     generator = torch.Generator().manual_seed(1)
     logits, labels = draw_calibrated(images, generator, correlated=True)
@@ -212,6 +200,11 @@ def objects(spread: float) -> ImageArrays:
     return {"intersection": hits, "predicted": hits + np.round(false), "truth": truth}
 
 
+def chosen(population: Population, rows: np.ndarray) -> list[dict[str, np.ndarray]]:
+    """The same models on some of the images."""
+    return [{name: array[rows] for name, array in model.items()} for model in population]
+
+
 def class_iou(sums: ImageArrays) -> Array:
     """(K,) IoU of each class; NaN where there is none."""
     hits, predicted, truth = (sums[n].sum(0) for n in ("intersection", "predicted", "truth"))
@@ -253,12 +246,10 @@ class Held:
     def percent(self, name: str) -> str:
         """How often the interval held; in brackets, in how many data sets there was one."""
         held = self.held[name]
+        if not held:
+            return "–"
         share = 100 * len(held) / self.data_sets
-        return (
-            "–"
-            if not held
-            else f"{100 * np.mean(held):.0f}{f' ({share:.0f})' if share < 100 else ''}"
-        )
+        return f"{100 * np.mean(held):.0f}" + (f" ({share:.0f})" if share < 100 else "")
 
     def missed(self, name: str) -> str:
         """How often the interval did not hold."""
@@ -296,7 +287,7 @@ def print_scores(options: argparse.Namespace) -> None:
             scores, differences = Held(), Held()
             for seed in range(options.data_sets):
                 rows = rng.integers(len(population[0]["pixels"]), size=n)
-                sample = [{name: array[rows] for name, array in m.items()} for m in population]
+                sample = chosen(population, rows)
                 models = [ImageScores(sums) for sums in sample]
                 own, other = (true_in(s, t) for s, t in zip(sample, true, strict=True))
                 scores.add(combine(models[:1], [1.0], resamples=RESAMPLES, seed=seed), own)
@@ -318,24 +309,24 @@ SPREADS = (0.0, 0.025, 0.05, 0.1)  # deviations of 0, 0.5, 1 and 2 points of ECE
 def print_seeds(options: argparse.Namespace) -> None:
     """Two equal models of several seeds, and the mean of one."""
     images, seeds = options.images or [20, 60, 200], (2, 3, 5)
-    falsely: dict[tuple[int, float], list[str]] = {(s, x): [] for s in seeds for x in SPREADS}
-    means: dict[tuple[int, float], list[str]] = {(s, x): [] for s in seeds for x in SPREADS}
-    deviation = {}
+    falsely, means = {}, {}  # rows by seeds and spread
     for spread in SPREADS:
         population = seeds_of_a_network(spread)
         every = [true_scores(sums) for sums in population]
-        deviation[spread] = 100 * np.std([float(t["ece"]) for t in every], ddof=1)
+        deviation = 100 * np.std([float(t["ece"]) for t in every], ddof=1)
         true = {name: float(np.mean([t[name] for t in every])) for name in SCORES}
         zero = dict.fromkeys(SCORES, 0.0)
         rng = np.random.default_rng(0)
         for s in seeds:
             apart = [[[k] for k in range(s)], [[s + k] for k in range(s)]]
+            falsely[s, spread] = [f"{s} seeds", f"{deviation:.1f}"]
+            means[s, spread] = [*falsely[s, spread]]
             for n in images:
                 crossed, fixed, mean = Held(), Held(), Held()
                 for seed in range(options.data_sets):
                     rows = rng.integers(len(population[0]["pixels"]), size=n)
-                    chosen = [population[m] for m in rng.integers(len(population), size=2 * s)]
-                    models = [ImageScores({k: a[rows] for k, a in m.items()}) for m in chosen]
+                    drawn = [population[m] for m in rng.integers(len(population), size=2 * s)]
+                    models = [ImageScores(sums) for sums in chosen(drawn, rows)]
                     factors = [-1 / s] * s + [1 / s] * s
                     of = functools.partial(combine, resamples=RESAMPLES, seed=seed)
                     crossed.add(of(models, factors, trainings=apart), zero)
@@ -345,17 +336,10 @@ def print_seeds(options: argparse.Namespace) -> None:
                 falsely[s, spread].append(f"{cell} ({fixed.missed('ece')})")
                 means[s, spread].append(str(mean))
     columns = ["deviation of ECE", *(f"{n} images" for n in images)]
-    titles = {key: [f"{key[0]} seeds", f"{deviation[key[1]]:.1f}"] for key in falsely}
-    print_table(
-        f"Equal models called different: {TITLE} (ECE, images only)",
-        columns,
-        [[*titles[key], *cells] for key, cells in falsely.items()],
-    )
-    print_table(
-        f"Interval of the mean held: {TITLE}",
-        columns,
-        [[*titles[key], *cells] for key, cells in means.items()],
-    )
+    order = sorted(falsely)
+    title = f"Equal models called different: {TITLE} (ECE, images only)"
+    print_table(title, columns, [falsely[key] for key in order])
+    print_table(f"Interval of the mean held: {TITLE}", columns, [means[key] for key in order])
 
 
 def print_groups(options: argparse.Namespace) -> None:
@@ -376,7 +360,7 @@ def print_groups(options: argparse.Namespace) -> None:
             for seed in range(options.data_sets):
                 drawn = rng.integers(len(population["pixels"]) // 10, size=groups)
                 images = (10 * drawn[:, None] + np.arange(10)).ravel()
-                sample = {name: array[images] for name, array in population.items()}
+                (sample,) = chosen([population], images)
                 sample["unit"] = np.repeat(np.arange(groups), 10)
                 for held, sums in ((grouped, unit_sums(sample)), (single, sample)):
                     found = combine([ImageScores(sums)], [1.0], resamples=RESAMPLES, seed=seed)
@@ -410,8 +394,8 @@ def print_miou(options: argparse.Namespace) -> None:
         for n in images:
             found: dict[str, list[tuple[bool, float]]] = {}
             for _ in range(options.data_sets):
-                chosen = rng.integers(len(population["truth"]), size=n)
-                sums = {name: array[chosen].astype(float) for name, array in population.items()}
+                (sums,) = chosen([population], rng.integers(len(population["truth"]), size=n))
+                sums = {name: array.astype(float) for name, array in sums.items()}
                 if ((sums["truth"] > 0).sum(0) < 2).any():
                     continue  # our interval is withheld
                 true, value = whole_iou.mean(), class_iou(sums).mean()
@@ -437,10 +421,11 @@ def miou_intervals(
     weights = rng.multinomial(len(hits), np.full(len(hits), 1 / len(hits)), size=300)
     with np.errstate(invalid="ignore"):  # a class that was not drawn
         drawn = np.nanmean(weights @ hits / (weights @ union), 1)
+    both = np.array([-1, 1])
     found = {
-        "jackknife t (segcal)": np.array([-1, 1]) * t_margins(jackknife, plain=True)[:, 0],
-        "jackknife t, skewness": np.array([-1, 1]) * t_margins(jackknife)[:, 0],
-        "linearised t": np.array([-1, 1]) * t_margins(linear, plain=True)[:, 0],
+        "jackknife t (segcal)": both * t_margins(jackknife, plain=True)[:, 0],
+        "jackknife t, skewness": both * t_margins(jackknife)[:, 0],
+        "linearised t": both * t_margins(linear, plain=True)[:, 0],
         "percentile bootstrap": np.quantile(drawn, [0.025, 0.975]) - value,
     }
     return {n: tuple(np.clip(value + margins, 0, 1)) for n, margins in found.items()}
