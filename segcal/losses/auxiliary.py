@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from segcal.distributed import exclusive_prefix, is_distributed
-from segcal.losses.softmax import LossBatch, accumulator, problem_mean, require, with_slope
+from segcal.losses.softmax import LossBatch, accumulator, problem_mean, require
 
 _LIGHTEST = 0.01  # soft bins of ace with less weight than that are left out
 # Copies of the bins that neighbouring pixels take in turn: on a CPU an addition that has to wait
@@ -59,13 +59,9 @@ def mbls(batch: LossBatch, *, margin: float = 10.0) -> Tensor:
     """
     require(margin >= 0, "margin >= 0", margin)
     pixels = batch.pixels
-    with torch.no_grad():
-        z = pixels.dense.to(torch.promote_types(pixels.dense.dtype, torch.float32))
-        top, first = z.max(1, keepdim=True)
-        excess = (top - margin).sub(z).clamp_min_(0)  # (N, K, L)
-        value, slope = excess.mean(1), excess.gt_(0)  # in place: 0 or 1
-        slope.neg_().scatter_add_(1, first, -slope.sum(1, keepdim=True)).div_(z.shape[1])
-    return batch.mean(torch.where(pixels.valid, with_slope(pixels.dense, value, slope), 0))
+    z = pixels.dense.to(torch.promote_types(pixels.dense.dtype, torch.float32))
+    excess = (z.max(1, keepdim=True).values - margin - z).relu()  # (N, K, L)
+    return batch.mean(torch.where(pixels.valid, excess.mean(1), 0))
 
 
 def mmce(

@@ -240,29 +240,3 @@ class _SoftmaxStatistics(torch.autograd.Function):
         if r is not None:
             result.scatter_add_(1, out["below"].unsqueeze(1), r.unsqueeze(1))
         return result.to(ctx.logits_dtype), None, None, None
-
-
-def with_slope(logits: Tensor, value: Tensor, slope: Tensor) -> Tensor:
-    """(N, L) `value`, whose derivative by each (N, C, L) logit is `slope`.
-
-    For losses that are piecewise linear in the logits: autograd would keep several arrays of their
-    size and pass over each again.
-    """
-    result: Tensor = _WithSlope.apply(logits, value, slope)
-    return result
-
-
-class _WithSlope(torch.autograd.Function):
-    @staticmethod
-    def forward(logits: Tensor, value: Tensor, slope: Tensor) -> Tensor:
-        return value.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[2])
-        ctx.logits_dtype = inputs[0].dtype
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (slope,) = ctx.saved_tensors
-        return (slope * grad.unsqueeze(1)).to(ctx.logits_dtype), None, None

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from segcal.losses.softmax import LossBatch, require, with_slope
+from segcal.losses.softmax import LossBatch, require
 from segcal.pixels import Pixels
 
 _MAX_AXES = 3
@@ -32,8 +32,8 @@ def svls(batch: LossBatch, true_log_prob: Tensor, *, sigma: float = 1.0) -> Tens
     pixels = batch.pixels
     _check_axes(pixels, "svls", "it is nll")
     # Σ_c q_c log p_c = log p_y + Σ_c (q_c − δ[c = y]) z_c, with q the smoothed label.
+    z = pixels.dense.to(true_log_prob.dtype)
     with torch.no_grad():
-        z = pixels.dense.to(true_log_prob.dtype)
         valid = pixels.valid.to(z.dtype)
         slope, mass, middle = torch.zeros_like(z), torch.zeros_like(valid), 0.0
         for square, target, near in _neighbours(pixels, valid):
@@ -45,10 +45,9 @@ def svls(batch: LossBatch, true_log_prob: Tensor, *, sigma: float = 1.0) -> Tens
             slope.scatter_add_(1, target.unsqueeze(1), near.unsqueeze(1))
         slope.scatter_add_(1, pixels.target.unsqueeze(1), -mass.unsqueeze(1))
         slope *= (valid / (mass + (middle or 1.0))).unsqueeze(1)
-        # The logit of a masked class is −inf: clamped, 0 times it is 0.
-        value = z.clamp_min(torch.finfo(z.dtype).min / 64).mul_(slope).sum(1)
-        value = torch.where(pixels.valid, value, 0)
-    return batch.mean(-(true_log_prob + with_slope(pixels.dense, value, slope)))
+    # The logit of a masked class is −inf: clamped, 0 times it is 0.
+    value = (z.clamp_min(torch.finfo(z.dtype).min / 64) * slope).sum(1)
+    return batch.mean(-(true_log_prob + torch.where(pixels.valid, value, 0)))
 
 
 def nacl(batch: LossBatch) -> Tensor:
@@ -59,14 +58,10 @@ def nacl(batch: LossBatch) -> Tensor:
     """
     pixels = batch.pixels
     _check_axes(pixels, "nacl", "its targets are the one-hot labels")
-    with torch.no_grad():
-        z = pixels.dense.to(torch.promote_types(pixels.dense.dtype, torch.float32))
-        gap = _window_counts(pixels).to(z.dtype)
-        gap /= gap.sum(1, keepdim=True)
-        gap -= z
-        slope = gap.sign().div_(-z.shape[1])
-        value = gap.abs_().mean(1)
-    return batch.mean(torch.where(pixels.valid, with_slope(pixels.dense, value, slope), 0))
+    z = pixels.dense.to(torch.promote_types(pixels.dense.dtype, torch.float32))
+    share = _window_counts(pixels).to(z.dtype)
+    share /= share.sum(1, keepdim=True)
+    return batch.mean(torch.where(pixels.valid, (share - z).abs().mean(1), 0))
 
 
 def _check_axes(pixels: Pixels, name: str, limit: str) -> None:
