@@ -312,6 +312,28 @@ def countable(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return (logits.cpu(), labels.cpu()) if logits.device.type == "mps" else (logits, labels)
 
 
+def each_rater(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Every image with R raters becomes one that is R times as large, so each label counts 1/R.
+
+    Args:
+        values: (N, C, *S).
+        labels: (R, N, *S); (R, N, C, *S) of sigmoid outputs.
+
+    Returns:
+        (N, C, R, *S) values, a view, and (N, R, *S) or (N, C, R, *S) labels.
+    """
+    axis = labels.ndim - values.ndim + 1  # of the raters, after N or after C
+    sides = values.shape[2:]
+    fits = values.ndim >= 2 and labels.shape[1:] == (len(values), *values.shape[1:axis], *sides)
+    if axis not in (1, 2) or not fits or not len(labels):
+        raise ValueError(
+            f"Expected labels (R, N, *S) of R raters, or (R, N, C, *S) of sigmoid outputs, for "
+            f"values (N, C, *S) of {tuple(values.shape)}, but got {tuple(labels.shape)}"
+        )
+    wide = values.unsqueeze(2).expand(-1, -1, len(labels), *sides)
+    return wide, labels.movedim(0, axis)
+
+
 def fold_multilabel(
     logits: Tensor, labels: Tensor, *, probs: bool = False
 ) -> tuple[Tensor, Tensor]:

@@ -214,7 +214,13 @@ def _add_predictions(parser: argparse.ArgumentParser) -> None:
     )
     add("--layout", choices=("chw", "hwc"), help="order of the axes of an image; default: chw")
     add("--axes", choices=("xyz", "zyx"), help="order of the axes of a volume's predictions")
-    add("--labels", type=Path, metavar="DIR", help="folder of the labels")
+    add(
+        "--labels",
+        type=Path,
+        nargs="+",
+        metavar="DIR",
+        help="folder of the labels; several folders are of several raters, who count alike",
+    )
     add("--images", type=Path, metavar="DIR", help="folder of images to draw on")
     add("--num-classes", type=at_least(1), help="number of classes; default: of the first file")
     add("--class-names", type=names, metavar="A,B,...", help="names of the classes, in order")

@@ -26,6 +26,7 @@ from segcal.metrics.protocols import (
     need_image_sums,
     scores_by_protocol,
 )
+from segcal.metrics.raters import RaterAgreement
 from segcal.metrics.regions import Region, any_present, foreground, named_regions
 from segcal.metrics.scores import NEED_ALL_CLASSES, SCORES
 from segcal.metrics.uncertainty import ErrorDetection
@@ -176,28 +177,41 @@ def measure(
         regions[FOREGROUND] = any_present if source.multilabel else foreground
     if WHOLE_IMAGE in regions:
         raise ValueError(f"a region cannot be called {WHOLE_IMAGE!r}: that is the whole image")
-    tables = num_bins * len(calibrators) * (1 + len(regions))
+    raters = [f"rater {r + 1}" for r in range(source.raters)] if source.raters > 1 else []
+    tables = num_bins * len(calibrators) * (1 + len(regions) + len(raters))
     per_image = _keeps_image_sums(source, tables, protocols, asked=per_image)
     measured = {
         name: {
             region: new_meter(
-                source, num_bins, edge_rule=edge_rule, per_image=per_image, region=region
+                source,
+                num_bins,
+                edge_rule=edge_rule,
+                per_image=per_image,
+                region=region,
+                raters=1 if region in raters else source.raters,
             )
-            for region in (WHOLE_IMAGE, *regions)
+            for region in (WHOLE_IMAGE, *regions, *raters)
         }
         for name in calibrators
     }
     for batch in with_progress(source, progress):
         assert batch.labels is not None  # `with_progress` has looked
         inside = [None, *(region(batch.labels) for region in regions.values())]
+        if raters:
+            each = [torch.stack([*map(region, batch.labels)]) for region in regions.values()]
+            number = torch.arange(len(raters), device=batch.labels.device)
+            number = number.view(-1, *[1] * (batch.labels.ndim - 1)).expand_as(batch.labels)
+            inside = [None, *each, *(number == r for r in range(len(raters)))]
         for name, calibrator in calibrators.items():
             found = calibrated(batch, calibrator)
             groups = source.groups_of(batch.names)
             count_batch([*measured[name].values()], found, inside, groups=groups)
+            found = found.with_each_rater() if raters else found
+            assert found.labels is not None
             for observer in observers.get(name, ()):
                 observer.update(found.values if source.top_only else found.logits, found.labels)
             if name in detection:
-                detection[name].update(found.probs, batch.labels, found.spread)
+                detection[name].update(found.probs, found.labels, found.spread)
         del batch, inside, found  # before the next batch is made
     if distributed.is_distributed():  # every process shall know what any of them left out
         parts: list[dict[str, str]] = [{}] * distributed.world_size()
@@ -261,6 +275,7 @@ def new_meter(
     edge_rule: str = "right",
     per_image: bool = False,
     region: str = WHOLE_IMAGE,
+    raters: int = 1,
 ) -> CalibrationMeter:
     """A meter for the predictions of `source`."""
     return CalibrationMeter(
@@ -273,6 +288,7 @@ def new_meter(
         region=region,
         multilabel=source.multilabel,
         top_only=source.top_only,
+        raters=raters,
     )
 
 
@@ -527,13 +543,20 @@ def evaluate_source(
     maps: dict[str, Calibrator | None] = {NONE: None, **calibrators}
     uncertainty = source.pools if uncertainty is None else uncertainty
     detection = new_detection(source, maps, resamples) if uncertainty else {}
+    observers: dict[str, Sequence[Any]] = {}
+    if chosen is not None:
+        observers |= chosen.observers()
+    agreement = None
+    if source.raters > 1:
+        agreement = RaterAgreement(source.raters, source.ignore_index, multilabel=source.multilabel)
+        observers[NONE] = [*observers.get(NONE, ()), agreement]
     measured = measure(
         source,
         maps,
         detection=detection,
         regions=named_regions(regions, source.num_classes, multilabel=source.multilabel),
         protocols=protocols,
-        observers=None if chosen is None else chosen.observers(),
+        observers=observers,
         per_image=resamples > 0,
         **settings,
     )
@@ -543,7 +566,10 @@ def evaluate_source(
     for method, found in measured.items():
         report = require_pixels(report_of(found, protocols, resamples=resamples), source.name)
         if method in detection:
-            report = replace(report, detection=detection[method].compute(resamples=resamples))
+            found_errors = detection[method].compute(resamples=resamples, raters=source.raters)
+            report = replace(report, detection=found_errors)
+        if agreement is not None:
+            report = replace(report, raters=agreement.compute())
         reports[method] = report if chosen is None else chosen.complete(method, report)
         meters[method] = found[WHOLE_IMAGE]
     for shift, changed in shifted.items():
@@ -575,6 +601,14 @@ def evaluate_source(
         history=source.history,
         notes=notes,
     )
+    if agreement is not None:
+        found_raters, accuracy = agreement.compute(), SCORES["accuracy"]
+        evaluation.notes.append(
+            f"All {source.raters} raters give one label to "
+            f"{accuracy.text(found_raters.agreement)} of the pixels. The accuracy of one rater "
+            f"against the others is {accuracy.text(found_raters.ceiling)}: a network above it "
+            "agrees with the raters more than they do with each other."
+        )
     if distributed.rank() == 0:
         indices = drawing.choose(overlays, num_overlays, source, reports[NONE])
         evaluation.overlays = drawing.draw(source, indices, maps)

@@ -68,7 +68,7 @@ class Recording(Source):
         self.name, self.skipped = f"{source.name}, hold-out", source.skipped
         self.num_classes, self.class_names = source.num_classes, source.class_names
         self.ignore_index, self.multilabel = source.ignore_index, source.multilabel
-        self.num_images = source.num_images
+        self.num_images, self.raters = source.num_images, source.raters
         self._folder, self._batches, self._device = folder, batches, device
 
     def __iter__(self) -> Iterator[Batch]:
@@ -196,6 +196,8 @@ class _Pairs:
 
     def __iter__(self) -> Iterator[tuple[Tensor | None, ...]]:
         for batch in self._source:
+            if self._source.raters > 1:
+                batch = batch.with_each_rater()
             pair = batch.logits, batch.labels
             yield pair if batch.images is None else (*pair, batch.images)
             del batch, pair  # before the next is read

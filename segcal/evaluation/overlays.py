@@ -64,6 +64,8 @@ def draw(
     drawn: dict[str, list[Overlay]] = {name: [] for name in calibrators}
     for index in indices:
         batch = source[index]
+        if source.raters > 1 and batch.labels is not None:  # the labels of the first are drawn
+            batch = replace(batch, labels=batch.labels[0])
         volume = batch.values.ndim == 5
         if batch.values.ndim < 4 or (volume and batch.multilabel):
             continue

@@ -89,10 +89,10 @@ class NnunetFolder(PredictionFolder):
         assert self.format.kind is not None
         return KEY, self.format.kind
 
-    def _labels_beside(self, file: Path) -> tuple[np.ndarray, bool]:
-        found = _nifti(file, self.format.labels)
+    def _labels_beside(self, file: Path, folder: Path) -> tuple[np.ndarray, bool]:
+        found = _nifti(file, folder)
         if found is None:
-            raise BadFile(f"{file}: its label {file.stem}.nii.gz is not in {self.format.labels}")
+            raise BadFile(f"{file}: its label {file.stem}.nii.gz is not in {folder}")
         labels = whole_numbers(found.read(), file)
         if not self._regions:
             return labels, True
@@ -116,7 +116,7 @@ class NnunetFolder(PredictionFolder):
 
     def _check_place(self, file: Path, values: np.ndarray | None) -> None:
         """Refuse labels that lie elsewhere than the predictions."""
-        segmented, true = _nifti(file, file.parent), _nifti(file, self.format.labels)
+        segmented, true = (_nifti(file, f) for f in (file.parent, self.format.label_folders[0]))
         if true is None or segmented is None:
             return  # labels of another format, or the segmentation is gone: shapes are checked
         same = np.allclose(segmented.affine, true.affine, atol=_SAME_PLACE)

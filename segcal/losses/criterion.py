@@ -134,6 +134,7 @@ class Criterion(nn.Module):
             `ignore_index`; K = 1 is a binary problem. Each output is a two-class problem with the
             logits (0, z): means over pixels are over the pixels of all of them, and statistics of
             a batch (mdca, dca, mmce, dece, dice) are taken for each class and averaged.
+        raters: R; from 2 on, labels are (R, N, *S), of R raters who count 1/R each.
         beta: the auxiliary's weight, or {"mdca": 1, "cp": 0.1}. An auxiliary without a weight has
             that of its entry.
         **hyper: the hyper-parameters of the chosen losses, which are the keyword arguments of
@@ -155,6 +156,7 @@ class Criterion(nn.Module):
         weight: Tensor | Sequence[float] | None = None,
         sync: bool = True,
         multilabel: bool = False,
+        raters: int = 1,
         beta: float | Mapping[str, float] | None = None,
         **hyper: float,
     ) -> None:
@@ -164,7 +166,7 @@ class Criterion(nn.Module):
         if ignore_index is not None:
             require_ignore_index(ignore_index)
         self.ignore_index = ignore_index
-        self.sync, self.multilabel = sync, multilabel
+        self.sync, self.multilabel, self.raters = sync, multilabel, raters
         self.hyper = dict(hyper)
         known = hyper_names(spec)
         given = set(hyper) | (set() if beta is None else {"beta"})
@@ -197,6 +199,14 @@ class Criterion(nn.Module):
     def terms(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The named parts, {"fl": …, "mdca": …, "loss": fl + beta · mdca}, each a scalar."""
         checked = logits.device.type == "cpu" and not torch.compiler.is_compiling()
+        if self.raters > 1:  # every rater's image is one of the batch: neighbours stay neighbours
+            if len(labels) != self.raters:
+                raise ValueError(
+                    f"Expected labels (R, N, *S) of {self.raters} raters, "
+                    f"but got {tuple(labels.shape)}"
+                )
+            logits = logits.repeat(self.raters, *[1] * (logits.ndim - 1))
+            labels = labels.flatten(0, 1)
         with torch.autocast(logits.device.type, enabled=False):
             pixels = flatten(logits, labels, self.ignore_index, multilabel=self.multilabel)
             pixels = pixels.never_empty()
@@ -237,6 +247,7 @@ class Criterion(nn.Module):
         """
         if self.ignore_index is None:
             raise ValueError("State ignore_index: the weight of a batch depends on it")
+        labels = labels.flatten(0, 1) if self.raters > 1 else labels
         return label_mass(labels, self.ignore_index, self.weight, multilabel=self.multilabel)
 
     def extra_repr(self) -> str:

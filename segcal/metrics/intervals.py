@@ -61,6 +61,7 @@ def image_statistics(
     *,
     resamples: int = 1000,
     seed: int = 0,
+    raters: int = 1,
 ) -> ImageStatistics:
     """Statistics over images; those without pixels are left out.
 
@@ -73,6 +74,7 @@ def image_statistics(
             for an image that is a group by itself. Empty for no groups.
         resamples: how often images are drawn to resample the signs of the gaps; 0 for no intervals.
         seed: seed of the draws.
+        raters: R, whose labels are all in the sums; numbers of pixels are divided by it.
     """
     names, sums = sorted_sums(images, names, groups)
     units = unit_sums(sums)
@@ -108,11 +110,11 @@ def image_statistics(
         },
         class_ece_intervals=tuple(ends[_class_key(c)] for c in range(num_classes) if ends),
         withheld=withheld if resamples > 0 else {},
-        worst=tuple(ImageScore(names[i], float(ece[i]), int(pixels[i])) for i in worst),
+        worst=tuple(ImageScore(names[i], float(ece[i]), round(pixels[i] / raters)) for i in worst),
         resamples=resamples,
         seed=seed,
         bins=_bin_gaps(sums, units, names, intervals=bool(found)),
-        table=_image_table(sums, names, ece),
+        table=_image_table(sums, names, ece, raters),
         groups=number if any(groups) else None,
     )
 
@@ -135,14 +137,14 @@ def _bin_gaps(
     return tuple(bins)
 
 
-def _image_table(sums: ImageArrays, names: Sequence[str], ece: Array) -> ImageTable:
+def _image_table(sums: ImageArrays, names: Sequence[str], ece: Array, raters: int) -> ImageTable:
     kept = np.sort(np.argsort(-ece, kind="stable")[:LISTED])
     pixels = sums["pixels"][kept]
     bias = sums["top_gap"][kept].sum(1) / pixels
     return ImageTable(
         names=tuple(names[i] for i in kept),
-        pixels=tuple(pixels.tolist()),
-        correct=tuple(sums["hits"][kept].tolist()),
+        pixels=tuple(round(n / raters) for n in pixels.tolist()),
+        correct=tuple(round(n / raters) for n in sums["hits"][kept].tolist()),
         ece=tuple(np.round(ece[kept], 6).tolist()),
         bias=tuple(np.round(bias, 6).tolist()),
     )

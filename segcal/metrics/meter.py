@@ -35,6 +35,7 @@ from segcal.pixels import (
     check_batch,
     check_shapes,
     countable,
+    each_rater,
     is_distribution,
     multilabel_labels,
 )
@@ -75,6 +76,8 @@ class CalibrationMeter:
         multilabel: the outputs are of K sigmoids.
         top_only: `update_probs` gets the probability of the predicted class alone, and 0 for all
             others. Scores that need those are NaN.
+        raters: R; from 2 on, `update` takes the labels (R, N, *S) of R raters, each of which counts
+            1/R of a pixel in the report.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class CalibrationMeter:
         region: str = "all",
         multilabel: bool = False,
         top_only: bool = False,
+        raters: int = 1,
     ) -> None:
         self.settings = Settings(
             num_classes=num_classes,
@@ -100,6 +104,7 @@ class CalibrationMeter:
             region=region,
             multilabel=multilabel,
             top_only=top_only,
+            raters=raters,
         )
         self.reset()
 
@@ -125,7 +130,8 @@ class CalibrationMeter:
 
         Args:
             logits: (N, C, *S) of any floating dtype; the softmax is taken in float32 at least.
-            labels: (N, *S) of an integer dtype; (N, C, *S) if `multilabel`.
+            labels: (N, *S) of an integer dtype; (N, C, *S) if `multilabel`; with `raters`, those of
+                each rater along a first axis R.
             names: N names of the images; by default their running numbers. Only with `per_image`.
             groups: N names of what the images belong to, such as patients: images of one group are
                 not independent. Only with `per_image`.
@@ -152,7 +158,7 @@ class CalibrationMeter:
 
         Args:
             probs: (N, C, *S) of any floating dtype.
-            labels: (N, *S) of an integer dtype; (N, C, *S) if `multilabel`.
+            labels: as for `update`.
             names: as for `update`.
             groups: as for `update`.
 
@@ -214,9 +220,16 @@ class CalibrationMeter:
         if s.per_image:
             names = [utf8(name) or f"image {i}" for i, name in enumerate(self._names)]
             images = image_statistics(
-                self.image_sums(), names, self._groups, resamples=resamples, seed=seed
+                self.image_sums(),
+                names,
+                self._groups,
+                resamples=resamples,
+                seed=seed,
+                raters=s.raters,
             )
         sums = {n: t.numpy() for n, t in self._sums.to("cpu", copy=True).tensors().items()}
+        if s.raters > 1:
+            sums = {n: array if n == "images" else array / s.raters for n, array in sums.items()}
         edges = np.arange(s.num_bins + 1) / s.num_bins
         class_fine = None
         if len(sums["class_fine_correct"]):
@@ -231,9 +244,10 @@ class CalibrationMeter:
                 average="decision" if s.multilabel else "pixel",
                 region=s.region,
                 images=int(sums["images"]),
-                pixels=int(sums["top_count"].sum()),
+                pixels=round(sums["top_count"].sum()),
                 version=segcal.__version__,
                 multilabel=s.multilabel,
+                raters=s.raters,
             ),
             top=BinTable(edges, sums["top_count"], sums["top_hits"], sums["top_confidence"]),
             classes=BinTable(
@@ -378,7 +392,8 @@ def update_together(
     Args:
         meters: of equal settings, but for class names and region.
         values: (N, C, *S) logits, as for `CalibrationMeter.update`.
-        labels: (N, *S); (N, C, *S) for meters with `multilabel`.
+        labels: (N, *S); (N, C, *S) for meters with `multilabel`; with a first axis R for `raters`,
+            of which a meter with one rater may count those inside its mask.
         inside: for each meter, bool of the labels' shape: what it counts; None for all.
         names: N names of the images.
         groups: N names of what the images belong to; see `CalibrationMeter.update`.
@@ -394,11 +409,20 @@ def update_together(
         )
     s = meters[0].settings
     for meter in meters:
-        s.require_equal(replace(meter.settings, class_names=s.class_names, region=s.region))
+        other = meter.settings
+        s.require_equal(replace(other, class_names=s.class_names, region=s.region, raters=s.raters))
         if meter._synced:
             raise ValueError("Expected a meter that was not synced, but got one: reset() it first")
     values, labels = countable(values.detach(), labels)
     inside = [None if mask is None else mask.to(values.device) for mask in inside]
+    if s.raters > 1:
+        if len(labels) != s.raters:
+            raise ValueError(f"Expected labels of {s.raters} raters, but got {tuple(labels.shape)}")
+        # Raters become the last axis: a few rows of pixels can then be counted at a time.
+        axis = 2 if s.multilabel else 1
+        inside = [m if m is None else each_rater(values, m)[1].movedim(axis, -1) for m in inside]
+        values, labels = each_rater(values, labels)
+        values, labels = values.movedim(2, -1), labels.movedim(axis, -1)
     if s.multilabel:
         given, labels = labels, multilabel_labels(values, labels)
         inside = [m if m is None or m.shape != given.shape else m.view_as(labels) for m in inside]

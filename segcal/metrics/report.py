@@ -36,12 +36,16 @@ class Protocol:
     pixels: int
     version: str  # of segcal
     multilabel: bool = False  # K sigmoid outputs; `pixels` are decisions: K per pixel
+    raters: int = 1  # R; counts of pixels are means over the raters, so they may be fractions
 
 
 def _freeze(owner: object, **dtypes: type) -> None:
     """Replace fields of a frozen dataclass by read-only copies as arrays."""
     for name, dtype in dtypes.items():
-        array: Array = np.array(getattr(owner, name), dtype)
+        given = np.asarray(getattr(owner, name))
+        if given.dtype.kind == "f" and (given % 1).any():  # counts, as means over raters
+            dtype = np.float64
+        array: Array = np.array(given, dtype)
         array.setflags(write=False)
         object.__setattr__(owner, name, array)
 
@@ -334,6 +338,26 @@ class Detection:
         return self
 
 
+@dataclass(frozen=True)
+class Raters:
+    """How far R raters of the same images agree.
+
+    The scores of the network against one of them are in `Report.regions`, under "rater 1" and so
+    on; those of the report itself are against all, each of whom counts 1/R.
+
+    Attributes:
+        agreement: share of the pixels with labels of two raters or more to which all of these give
+            the same label.
+        accuracy: (R,) of each rater against the others: the share of equal labels among those that
+            both give, where all pairs of labels count the same.
+        ceiling: the same of all raters together: the accuracy to expect of one more rater.
+    """
+
+    agreement: float
+    accuracy: tuple[float, ...]
+    ceiling: float
+
+
 @dataclass(frozen=True, eq=False)
 class Report(ScoreTable):
     """The calibration and accuracy of one model on one data set.
@@ -359,6 +383,7 @@ class Report(ScoreTable):
         class_sets: class sets whose miss rate was promised on a hold-out.
         class_fine: fine histogram by predicted class; None for more than 256 classes.
         detection: how well each kind of uncertainty finds errors, if that was counted.
+        raters: how far several raters agree; None for one.
     """
 
     protocol: Protocol
@@ -376,6 +401,7 @@ class Report(ScoreTable):
     class_sets: tuple[ClassSets, ...] = ()
     class_fine: ClassHistogram | None = None
     detection: tuple[Detection, ...] = ()
+    raters: Raters | None = None
 
     def __post_init__(self) -> None:
         _freeze(self, confusion=np.int64)

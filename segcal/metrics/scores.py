@@ -567,7 +567,7 @@ class ScoreTable:
     nll = Score(
         "NLL",
         "nats",
-        lambda report: float(ratio(report.nll_sum, report.protocol.pixels)),
+        lambda report: float(ratio(report.nll_sum, report.top.count.sum())),
         "mean −log p_y",
         digits=4,
         table=True,
@@ -576,7 +576,7 @@ class ScoreTable:
     brier = Score(
         "Brier",
         "0-2",
-        lambda report: float(ratio(report.brier_sum, report.protocol.pixels)),
+        lambda report: float(ratio(report.brier_sum, report.top.count.sum())),
         "mean Σ_c (p_c − [y = c])²",
         digits=4,
         table=True,

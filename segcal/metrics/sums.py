@@ -91,10 +91,11 @@ class Settings:
     region: str
     multilabel: bool = False
     top_only: bool = False
+    raters: int = 1
 
     def __post_init__(self) -> None:
         classes = 1 if self.multilabel else 2
-        for name, least in (("num_classes", classes), ("num_bins", 1)):
+        for name, least in (("num_classes", classes), ("num_bins", 1), ("raters", 1)):
             value = getattr(self, name)
             if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name} must be an integer >= {least}, but it is {value!r}")

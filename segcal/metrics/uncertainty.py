@@ -190,7 +190,9 @@ class ErrorDetection:
             found[name] = FineHistogram(edges, right, wrong, (right + wrong) * middle)
         return found
 
-    def compute(self, *, resamples: int = 1000, seed: int = 0) -> tuple[Detection, ...]:
+    def compute(
+        self, *, resamples: int = 1000, seed: int = 0, raters: int = 1
+    ) -> tuple[Detection, ...]:
         """How well each uncertainty finds errors.
 
         Intervals are those of resampled images: the percentiles of the scores of coarser
@@ -199,14 +201,16 @@ class ErrorDetection:
         Args:
             resamples: how often images are drawn; 0 for no intervals.
             seed: of the draws.
+            raters: R, whose labels were all counted; numbers of pixels are divided by it.
         """
         found = []
         for name, fine in self.histograms().items():
-            scores = _scores(fine.correct, fine.wrong)
+            correct, wrong = fine.correct / raters, fine.wrong / raters
+            scores = _scores(correct, wrong)
             intervals: dict[str, Interval] = {}
             held = np.zeros((0, 1, 2))
             if self._images[name] and resamples:
-                held = torch.cat(self._images[name]).cpu().numpy()
+                held = torch.cat(self._images[name]).cpu().numpy() / raters
                 held = held[held.sum((1, 2)) > 0]
             if len(held) > 1:
                 table = held.reshape(len(held), -1).astype(np.float64)
@@ -220,7 +224,7 @@ class ErrorDetection:
                     if np.isfinite(values).all():
                         low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
                         intervals[score] = Interval(float(low), float(high), LEVEL)
-            found.append(Detection(name, fine.correct, fine.wrong, intervals))
+            found.append(Detection(name, correct, wrong, intervals))
         return tuple(found)
 
 

@@ -153,7 +153,7 @@ class Members(Source):
                 f"{len(self.calibrators)}"
             )
         first = self.members[0]
-        for key in ("num_classes", "class_names", "ignore_index", "multilabel"):
+        for key in ("num_classes", "class_names", "ignore_index", "multilabel", "raters"):
             setattr(self, key, getattr(first, key))
             for other in self.members[1:]:
                 if getattr(other, key) != getattr(first, key):

@@ -60,9 +60,9 @@ class PredictionFormat:
         axes: the order of the axes of volumes in .npz and .npy files: zyx for (D, H, W) as
             SimpleITK and nnU-Net have them, xyz as nibabel has them. Null: where labels or
             predictions beside them are NIfTI, their shape decides if only one order fits.
-        labels: folder of the labels, NAME.png, NAME.npy or NAME.nii.gz; null: in each .npz as
-            `labels`. Of sigmoids, NAME.npy, NAME.nii.gz or CLASS/NAME.png, a folder for each of
-            `class_names`.
+        labels: folder of the labels, NAME.png, NAME.npy or NAME.nii.gz, or a list of such folders,
+            one for each rater; null: in each .npz as `labels`. Of sigmoids, NAME.npy, NAME.nii.gz
+            or CLASS/NAME.png, a folder for each of `class_names`.
         images: folder of the images to draw on, NAME.jpg, NAME.png or NAME.nii.gz; null: in each
             .npz as `image`, or no image at all.
         num_classes: null: as many as the first readable file has.
@@ -75,7 +75,7 @@ class PredictionFormat:
     kind: Kind | None = None
     layout: Literal["chw", "hwc"] = "chw"
     axes: Literal["xyz", "zyx"] | None = None
-    labels: Path | None = None
+    labels: Path | tuple[Path, ...] | None = None
     images: Path | None = None
     num_classes: int | None = None
     class_names: tuple[str, ...] | None = None
@@ -93,9 +93,16 @@ class PredictionFormat:
                     f"but num_classes is {self.num_classes}"
                 )
         for name in ("labels", "images"):
-            folder = getattr(self, name)
-            if folder is not None and not folder.is_dir():
-                raise ValueError(f"{name} must be a folder, but {folder} is not one")
+            stated = getattr(self, name)
+            for folder in stated if isinstance(stated, tuple) else [stated]:
+                if folder is not None and not folder.is_dir():
+                    raise ValueError(f"{name} must be a folder, but {folder} is not one")
+
+    @property
+    def label_folders(self) -> tuple[Path, ...]:
+        """The folder of the labels of each rater; none if labels are in the files."""
+        labels = self.labels or ()
+        return labels if isinstance(labels, tuple) else (labels,)
 
 
 class PredictionFolder(Source):
@@ -178,9 +185,9 @@ class PredictionFolder(Source):
     def fingerprint(self) -> str:
         """A digest of the format and of the files: their names, sizes and times."""
         files = [*self._files]
-        beside = (self.format.labels, self.path if self.path.is_dir() else None)
+        beside = [*self.format.label_folders, *[self.path] * self.path.is_dir()]
         for folder in beside if self.labelled else ():
-            files += [] if folder is None else sorted(folder.rglob("*"))
+            files += sorted(folder.rglob("*"))
         about = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()]
         return digest(settings.to_dict(self.format), self.skip_bad, about)
 
@@ -265,7 +272,13 @@ class PredictionFolder(Source):
                 with ExitStack() as stack:
                     arrays = stack.enter_context(Npz(file)) if file.suffix == ".npz" else None
                     self.pools = arrays is not None and self._key(file, arrays)[0] == SAMPLES
-                    return self._values_in(file, arrays)[:2]
+                    kind, shape, _ = self._values_in(file, arrays)
+                    self.raters = max(len(self.format.label_folders), 1) if self.labelled else 1
+                    if self.labelled and not self.format.labels and arrays is not None:
+                        labels = arrays.shape("labels") if "labels" in arrays.keys else ()
+                        axes = len(shape) - (not kind.startswith("sigmoid_"))
+                        self.raters = max(labels[0], 1) if len(labels) == axes + 1 else 1
+                    return kind, shape
             except BadFile as error:
                 reason = reason or error
         assert reason is not None  # there is at least one file
@@ -283,20 +296,27 @@ class PredictionFolder(Source):
             if not self.labelled:
                 sketch, beside = self._placeholder(file, kind, shape), is_nifti(file)
                 read_labels = partial(np.asarray, sketch)
-            elif arrays is not None and self.format.labels is None and "labels" in arrays.keys:
+            elif arrays is not None and not self.format.labels and "labels" in arrays.keys:
                 sketch, beside = np.broadcast_to(np.uint8(0), arrays.shape("labels")), False
                 read_labels = partial(arrays.__getitem__, "labels")
             else:
-                sketch, beside = self._labels_beside(file)
+                if not self.format.labels:
+                    raise BadFile(f"{file}: there are no labels in it, and no folder of labels")
+                folders = self.format.label_folders
+                found = [self._labels_beside(file, folder) for folder in folders]
+                each, beside = [labels for labels, _ in found], found[0][1]
+                if any(labels.shape != each[0].shape for labels in each):
+                    raise BadFile(f"{file}: the labels of the raters differ in size")
+                sketch = each[0] if self.raters == 1 else np.stack(each)
                 read_labels = partial(np.asarray, sketch)
             nifti = is_nifti(file), beside
             with reading(file):
                 # Shapes are checked before gigabytes are unpacked, on arrays that take no memory.
-                self._arranged(kind, np.broadcast_to(np.float32(0), shape), sketch, nifti)
+                self._of_raters(kind, np.broadcast_to(np.float32(0), shape), sketch, nifti)
                 values, labels = read_values(), read_labels()
                 members = values if values.ndim > len(shape) else values[None]
-                found = [self._arranged(kind, member, labels, nifti) for member in members]
-                return kind, [values for values, _, _ in found], *found[0][1:]
+                given = [self._of_raters(kind, member, labels, nifti) for member in members]
+                return kind, [values for values, _, _ in given], *given[0][1:]
 
     def _values_in(
         self, file: Path, arrays: Npz | None
@@ -339,11 +359,8 @@ class PredictionFolder(Source):
             raise BadFile(f"{file}: expected {wanted}, but got {listed}")
         return found[0], found[0]
 
-    def _labels_beside(self, file: Path) -> tuple[np.ndarray, bool]:
-        """The labels of `file` from a file of their own, and whether that is NIfTI."""
-        folder = self.format.labels
-        if folder is None:
-            raise BadFile(f"{file}: there are no labels in it, and no folder of labels is stated")
+    def _labels_beside(self, file: Path, folder: Path) -> tuple[np.ndarray, bool]:
+        """The labels of `file` from a file in `folder`, and whether that is NIfTI."""
         whole = [folder / f"{_stem(file)}{suffix}" for suffix in (".npy", *NIFTI)]
         if self.multilabel and not any(path.is_file() for path in whole):
             if self.format.class_names is None:
@@ -373,6 +390,22 @@ class PredictionFolder(Source):
             image = _sibling(file, self.format.images, (".jpg", ".jpeg", ".png"), "image")
             size = image_size(image)[::-1]
         return np.zeros((classes, *size) if kind.startswith("sigmoid_") else size, np.uint8)
+
+    def _of_raters(
+        self, kind: Kind, values: np.ndarray, labels: np.ndarray, nifti: tuple[bool, bool]
+    ) -> tuple[np.ndarray, np.ndarray, bool]:
+        """As `_arranged`; labels of several raters become (R, N, *S) or (R, N, C, *S)."""
+        if self.raters == 1:
+            return self._arranged(kind, values, labels, nifti)
+        if not labels.ndim or len(labels) != self.raters:
+            raise ValueError(
+                f"expected the labels of {self.raters} raters, but got {labels.shape}: all files "
+                "must have as many"
+            )
+        if len(labels) == self.num_classes and (labels.sum(0) == 1).all():
+            raise ValueError("the labels are one-hot: save labels.argmax(0) instead")
+        each = [self._arranged(kind, values, one, nifti) for one in labels]
+        return each[0][0], np.stack([arranged for _, arranged, _ in each]), each[0][2]
 
     def _arranged(
         self, kind: Kind, values: np.ndarray, labels: np.ndarray, nifti: tuple[bool, bool]
@@ -496,7 +529,8 @@ class PredictionFolder(Source):
             # Probabilities keep their dtype: it says how far from 1 rounding may take their sum.
             x = x.to(stored) if kind.endswith("probs") else x
         probs = kind.endswith("probs")
-        check_batch(x, y, self.ignore_index, probs=probs, multilabel=self.multilabel)
+        for one in y if self.raters > 1 else [y]:
+            check_batch(x, one, self.ignore_index, probs=probs, multilabel=self.multilabel)
         return x, y
 
 
@@ -513,6 +547,8 @@ def _manifest(path: Path) -> tuple[str, dict[str, Any]]:
     for key in {"labels", "images"} & stated.keys():
         if isinstance(stated[key], str):
             stated[key] = path / stated[key]
+        elif isinstance(stated[key], list):
+            stated[key] = [path / folder for folder in map(str, stated[key])]
     return f"{found[0]}: ", stated
 
 

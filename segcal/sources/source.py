@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from segcal.pixels import each_rater
+
 if TYPE_CHECKING:
     from segcal.data.shift import Shift
 
@@ -33,7 +35,8 @@ class Batch:
             for the probability of the predicted class, and 0 in place of all others.
         values: (N, C, *S) floating; S = (H, W) for masks, (D, H, W) for volumes, () for
             classification.
-        labels: (N, *S) int64; (N, C, *S) for sigmoids; None for images without labels.
+        labels: (N, *S) int64; (N, C, *S) for sigmoids; None for images without labels. Those of
+            several raters have a first axis R.
         images: (N, channels, *) what the network saw, where it is known.
         spread: of pooled members, how much they differ: maps of "mutual_information" and
             "variance", (N, *S); (N, C, *S) of sigmoids.
@@ -75,6 +78,16 @@ class Batch:
             return self.values
         return self.values.sigmoid() if self.multilabel else self.values.softmax(1)
 
+    def with_each_rater(self) -> Batch:
+        """Images with R raters as images that are R times as large; see `pixels.each_rater`."""
+        assert self.labels is not None and self.images is None  # of saved predictions
+        values, labels = each_rater(self.values, self.labels)
+        maps = {
+            name: known.unsqueeze(known.ndim - self.values.ndim + 2).expand_as(labels)
+            for name, known in (self.spread or {}).items()
+        }
+        return replace(self, values=values, labels=labels, spread=maps or None)
+
     def with_logits(self, logits: Tensor) -> Batch:
         """The same batch with other (N, C, *S) logits."""
         kind: Kind = "sigmoid_logits" if self.multilabel else "logits"
@@ -95,6 +108,7 @@ class Source(ABC):
         ignore_index: the label that is not counted.
         multilabel: whether the outputs are C sigmoids.
         top_only: whether only the predicted class and its probability are known.
+        raters: R, how many raters labelled each image.
         palette: (C, 3) uint8 colours of the classes, or None.
         names: the names of all images; empty if they are not known.
         group: a regular expression; images in whose names it finds the same text, such as the
@@ -112,6 +126,7 @@ class Source(ABC):
     ignore_index: int
     multilabel: bool = False
     top_only: bool = False
+    raters: int = 1
     palette: np.ndarray | None = None
     names: Sequence[str] = ()
     group: str = ""

@@ -322,14 +322,22 @@ def _columns(reports: Mapping[str, Report], *, main: bool) -> list[Score]:
 
 
 def part_tables(report: Report) -> list[Table]:
-    """The tables of regions, protocols, operating points, class sets and uncertainty, if any."""
+    """The tables of raters, regions, protocols, operating points and so on, if any."""
     accuracy = SCORES["accuracy"]
     scores = [score.heading for score in _PARTS]
-    regions = {report.protocol.region: report, **report.regions} if report.regions else {}
-    of_regions = []
-    for name, part in regions.items():
+    of_regions, of_raters = [], []
+    of_each = () if report.raters is None else report.raters.accuracy
+    rated = {f"rater {r + 1}": against for r, against in enumerate(of_each)}
+    for name, part in {report.protocol.region: report, **report.regions}.items():
         cells = [score_cell(s, getattr(part, s.name), part.intervals.get(s.name)) for s in _PARTS]
-        of_regions.append((name, [*cells, _count_cell(part.protocol.pixels)]))
+        if name in rated:
+            of_raters.append((name, [*cells, score_cell(accuracy, rated[name])]))
+        else:
+            of_regions.append((name, [*cells, _count_cell(part.protocol.pixels)]))
+            if part is report and report.raters is not None:
+                of_raters.append(("all", [*cells, score_cell(accuracy, report.raters.ceiling)]))
+    if len(of_regions) == 1:
+        of_regions = []
     protocols = [
         (name, [*(score_cell(s, found[s.name]) for s in _PARTS), Cell(describe_protocol(name))])
         for name, found in report.protocols.items()
@@ -381,6 +389,7 @@ def part_tables(report: Report) -> list[Table]:
     )
     of_sets = ("λ", "miss rate on the hold-out (%)", "miss rate (%)", "classes in a set")
     found = [
+        Table("Raters", ["against", *scores, "of this rater against the others (%)"], of_raters),
         Table("Regions", ["region", *scores, counted(report)], of_regions),
         Table("Protocols", ["protocol", *scores, "what it is"], protocols),
         Table(
@@ -464,9 +473,10 @@ def protocol_sentence(report: Report) -> str:
     bins = "(lo, hi]" if p.edge_rule == "right" else "[lo, hi)"
     sigmoids = " with a sigmoid each" if p.multilabel else ""
     intervals = "".join(f"; {note}" for note in interval_notes(report))
+    raters = f" with {p.raters} raters" if p.raters > 1 else ""
     return (
         f"{p.average.capitalize()}-averaged over {p.pixels:,} {counted(report)} of "
-        f"{p.images:,} image{'s' if p.images != 1 else ''}, region {p.region}, "
+        f"{p.images:,} image{'s' if p.images != 1 else ''}{raters}, region {p.region}, "
         f"{p.num_classes} classes{sigmoids}, {p.num_bins} equal bins {bins}, "
         f"label {p.ignore_index} ignored{intervals}; segcal {p.version}."
     )
