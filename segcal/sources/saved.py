@@ -515,13 +515,15 @@ class PredictionFolder(Source):
         if kind.endswith("logits"):  # numpy would take eight times as long
             x = x.to(torch.promote_types(stored, torch.float32))
         size = tuple(y.shape[y.ndim - x.ndim + 2 :])
+        each = y if self.raters > 1 else [y]  # the labels of each rater
         if kind == "top1":
             if x.shape[2:] != size:
                 raise ValueError(
                     f"it has {tuple(x.shape[2:])} pixels, but its labels have {size}: save the "
                     "predicted class and its confidence at the size of the labels"
                 )
-            if (flatten(x, y, self.ignore_index).valid & (x.sum(1) == 0).flatten(1)).any():
+            missing = (x.sum(1) == 0).flatten(1)
+            if any((flatten(x, one, self.ignore_index).valid & missing).any() for one in each):
                 raise ValueError(f"a predicted class is not in 0..{x.shape[1] - 1}")
             return x, y
         if x.ndim > 3 and x.shape[2:] != size:
@@ -529,7 +531,7 @@ class PredictionFolder(Source):
             # Probabilities keep their dtype: it says how far from 1 rounding may take their sum.
             x = x.to(stored) if kind.endswith("probs") else x
         probs = kind.endswith("probs")
-        for one in y if self.raters > 1 else [y]:
+        for one in each:
             check_batch(x, one, self.ignore_index, probs=probs, multilabel=self.multilabel)
         return x, y
 

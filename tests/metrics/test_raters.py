@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import segcal
 from segcal.metrics.scores import SCORES
@@ -183,6 +184,24 @@ def test_folders_of_several_raters(tmp_path):
         f"labels: [{', '.join(f'../rater{r}' for r in range(R))}]"
     )
     assert segcal.open_source(beside).raters == R
+
+
+def test_top_1_files_of_several_raters(tmp_path):
+    logits, labels = _batch()
+    confidence, predicted = logits.softmax(1).max(1)
+    folders = [tmp_path / f"rater{r}" for r in range(R)]
+    for folder in (*folders, tmp_path / "top"):
+        folder.mkdir()
+    for i in range(N):
+        stored = (65535 * confidence[i]).round().numpy().astype(np.uint16)
+        Image.fromarray(stored).save(tmp_path / "top" / f"{i}_conf.png")
+        Image.fromarray(predicted[i].numpy().astype(np.uint8)).save(tmp_path / f"top/{i}_pred.png")
+        for r, folder in enumerate(folders):
+            Image.fromarray(labels[r, i].numpy().astype(np.uint8)).save(folder / f"{i}.png")
+    source = segcal.open_source(tmp_path / "top", labels=folders, num_classes=K)
+    report = segcal.evaluate_source(source, overlays="none", resamples=0).reports["none"]
+    assert report.accuracy == pytest.approx(_report(logits, labels, raters=R).accuracy)
+    assert report.raters is not None
 
 
 def test_one_hot_labels_are_not_raters(tmp_path):
