@@ -140,7 +140,7 @@ def rare_classes(num_classes: int, rarity: float) -> Population:
 
 def saved(paths: Sequence[str]) -> Population:
     """The images of two saved states, or of one taken twice."""
-    meters = [CalibrationMeter.load(path) for path in (*paths, paths[0])[:2]]
+    meters = [CalibrationMeter.load(path) for path in (*paths, *paths[:1])[:2]]
     return [sorted_sums(meter.image_sums(), meter.names)[1] for meter in meters]
 
 
@@ -375,10 +375,10 @@ def print_groups(options: argparse.Namespace) -> None:
 
 def print_miou(options: argparse.Namespace) -> None:
     """The interval of mIoU against others that are used."""
-    populations = {
-        "11 classes, sizes vary by 2.2": objects(0.8),
-        "11 classes, sizes vary by 4.5": objects(1.5),
-    }
+    populations = dict(zip(options.population, saved(options.population), strict=False))
+    if not populations:
+        populations["11 classes, sizes vary by 2.2"] = objects(0.8)
+        populations["11 classes, sizes vary by 4.5"] = objects(1.5)
     if options.voc:
         whole = voc(options.voc)[0]
         for least in (20, 10):
@@ -575,7 +575,9 @@ def main() -> None:
     parser.add_argument("--images", type=int, nargs="+", help="of a data set (groups: groups)")
     parser.add_argument("--data-sets", type=int, default=300, help="for each cell of the tables")
     parser.add_argument("--voc", type=Path, help="folder of npz with logits33 and labels of VOC")
-    parser.add_argument("--population", nargs="+", metavar="STATE", help="one state, or two")
+    parser.add_argument(
+        "--population", nargs="+", default=[], metavar="STATE", help="one state.npz, or two"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     for name in options.tables:
