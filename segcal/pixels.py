@@ -455,4 +455,4 @@ def cut(shape: Sequence[int], pixels: int, *, most_images: int | None = None) ->
         starts = range(0, rows, step)
         return [(slice(i, i + 1), slice(s, s + step)) for i in range(images) for s in starts]
     step = max(min(pixels // length, images if most_images is None else most_images), 1)
-    return [(slice(i, min(i + step, images)), slice(rows)) for i in range(0, images, step)]
+    return [(slice(i, min(i + step, images)), slice(0, rows)) for i in range(0, images, step)]

@@ -329,6 +329,13 @@ def test_crops_are_counted_in_place(monkeypatch):
             torch.testing.assert_close(tensor, meters[1].state_dict()[name], rtol=1e-12, atol=1e-9)
 
 
+def test_an_image_may_be_as_large_as_a_block():
+    logits, labels = torch.randn(2, 2, counting._BLOCK // 2), torch.ones(2, counting._BLOCK // 2)
+    meter = CalibrationMeter(2)
+    meter.update(logits, labels.long())
+    assert meter.compute().accuracy == (logits[:, 1] > logits[:, 0]).double().mean()
+
+
 def test_without_numba_torch_counts_and_says_so_once(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "numba", None)
     counting.compiled.cache_clear()
