@@ -32,10 +32,10 @@ def run(*command, cwd):
 def built(tmp_path_factory):
     """The sdist, and the wheel that was built from it."""
     folder = tmp_path_factory.mktemp("build")
-    for name in ("segcal", "configs"):
+    for name in ("segcal", "configs", "tests"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"):
         shutil.copy(ROOT / name, folder / name)
     run(sys.executable, "-m", "build", "--no-isolation", cwd=folder)
     (sdist,), (wheel,) = (folder / "dist").glob("*.tar.gz"), (folder / "dist").glob("*.whl")
@@ -69,6 +69,13 @@ def test_version_and_recipes_are_in_both_files(built):
         assert not any(name.startswith("tests") for name in names)
 
 
+def test_the_index_takes_both_files(built):
+    """Twine checks that the description renders, and that the fields are ones it knows."""
+    pytest.importorskip("twine")
+    out = run(sys.executable, "-m", "twine", "check", "--strict", *built, cwd=built[0].parent)
+    assert out.count("PASSED") == 2
+
+
 def test_a_session_from_recipe_to_report(home):
     segcal_command, python = home / "venv/bin/segcal", home / "venv/bin/python"
     where = run(python, "-c", "import segcal; print(segcal.__file__)", cwd=home)
@@ -78,7 +85,8 @@ def test_a_session_from_recipe_to_report(home):
     recipes = {name for name in RECIPES if not name.startswith("sweeps/")}
     assert listed.count("\n  cost: ") == listed.count("\n  expected") == len(recipes)
     quick = ["--epochs", "1", "--data.limit", "64", "--out", "run", "--device", "cpu"]
-    run(segcal_command, "train", "--config", "small/digits_resnet8", *quick, cwd=home)
+    assert "train" in run(segcal_command, "--help", cwd=home)
+    run(segcal_command, "train", "--config", "demo", *quick, cwd=home)
     run(segcal_command, "eval", "run", "--limit", "32", "--workers", "0", cwd=home)
     report = segcal.Report.load(home / "run/eval-limit-32/report.json")
     assert report.protocol.images == 32 and report.protocol.version == segcal.__version__
