@@ -24,6 +24,7 @@ from segcal.commands.options import (
 
 if TYPE_CHECKING:
     from segcal.evaluation.evaluate import Evaluation
+    from segcal.metrics.objects import ObjectRule
     from segcal.sources import Source
 
 # Options of saved predictions, which are fields of `segcal.sources.saved.PredictionFormat` too.
@@ -108,8 +109,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=names,
         default=(),
         metavar="TARGETS",
-        help="targets accuracy=A, risk=R or coverage=C, separated by commas: choose the confidence "
-        "threshold that reaches each on the hold-out, and check it on the test images",
+        help="targets accuracy=A, risk=R, coverage=C, or object-precision=P with --objects, "
+        "separated by commas: choose the confidence threshold that reaches each on the hold-out, "
+        "and check it on the test images",
     )
     add(
         "--conformal",
@@ -128,9 +130,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--num-overlays", type=at_least(0), default=4, help="how many images to draw; default: 4")
     add_page(parser)
+    _add_objects(parser)
     _add_models(parser)
     _add_members(parser)
     _add_predictions(parser)
+
+
+def _add_objects(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("objects", "Connected components; see docs/objects.md.")
+    add = group.add_argument
+    add("--objects", metavar="classes:A,B", help="evaluate the objects of these classes too")
+    add(
+        "--object-match",
+        choices=("iou", "overlap", "centre"),
+        help="when a predicted object is real: IoU with a true one (default), any overlap, or its "
+        "centre inside",
+    )
+    add("--object-iou", type=float, metavar="T", help="least IoU of a real object; default: 0.5")
+    add(
+        "--object-confidence",
+        choices=("mean", "min", "border", "score"),
+        help="confidence of an object: mean or least probability of its pixels, the mean on its "
+        "border, or `scores` of --object-maps; default: mean",
+    )
+    add(
+        "--object-min-size", type=at_least(1), metavar="N", help="leave out objects of fewer pixels"
+    )
+    add(
+        "--object-calibrate",
+        choices=("ts", "beta", "isotonic"),
+        help="fit a map from confidence to probability on the objects of the hold-out",
+    )
+    for name, what in (("labels", "true"), ("maps", "predicted")):
+        add(
+            f"--object-{name}",
+            nargs="+",
+            type=Path,
+            metavar="DIR",
+            help=f"folders of {what} instance maps, named like the images",
+        )
 
 
 def _add_models(parser: argparse.ArgumentParser) -> None:
@@ -328,6 +366,7 @@ def run(options: argparse.Namespace) -> None:
                 operate=options.operate,
                 conformal=options.conformal,
                 uncertainty=options.uncertainty,
+                objects=_rule(options),
                 num_bins=options.num_bins,
                 resamples=options.resamples,
                 overlays=options.overlays,
@@ -389,6 +428,19 @@ def _open(
     stated = {key: getattr(options, key) for key in (*_FORMAT, "skip_bad")}
     stated["labels"] = labels or options.labels
     return open_source(path, format=options.format, **stated)
+
+
+def _rule(options: argparse.Namespace) -> ObjectRule | None:
+    """The rule of --objects with the other options of objects that were typed."""
+    from segcal.metrics.objects import ObjectRule
+
+    names = ("match", "iou", "confidence", "min_size", "calibrate", "labels", "maps")
+    typed = {name: getattr(options, f"object_{name}") for name in names}
+    stated = {name: value for name, value in typed.items() if value is not None}
+    if options.objects is None and stated:
+        option = next(iter(stated)).replace("_", "-")
+        raise ValueError(f"--object-{option} needs --objects, such as --objects classes:1")
+    return None if options.objects is None else ObjectRule.parse(options.objects, **stated)
 
 
 def _part(source: Source, options: argparse.Namespace) -> Source:

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from segcal import distributed
 from segcal.metrics import CalibrationMeter, Report, update_together
+from segcal.metrics.objects import ObjectCounter, ObjectRule
 from segcal.metrics.protocols import (
     FOREGROUND,
     check_protocols,
@@ -147,6 +148,7 @@ def measure(
     protocols: Sequence[str] = (),
     observers: Mapping[str, Sequence[Any]] | None = None,
     detection: Mapping[str, ErrorDetection] | None = None,
+    objects: Mapping[str, ObjectCounter] | None = None,
     num_bins: int = 15,
     edge_rule: str = "right",
     per_image: bool = True,
@@ -164,6 +166,7 @@ def measure(
         observers: by calibrator, counters of operating points and class sets, whose `update` sees
             the same logits and labels.
         detection: by calibrator, histograms of uncertainty.
+        objects: by calibrator, counters of objects.
         num_bins: bins of the meters.
         edge_rule: rule of the meters for the edges of their bins.
         per_image: keep sums of each image, if they fit into memory.
@@ -173,6 +176,7 @@ def measure(
         By calibrator the meters by region; the first, `WHOLE_IMAGE`, counts whole images.
     """
     regions, observers, detection = dict(regions or {}), observers or {}, detection or {}
+    objects = objects or {}
     if FOREGROUND in check_protocols(protocols):
         regions[FOREGROUND] = any_present if source.multilabel else foreground
     if WHOLE_IMAGE in regions:
@@ -212,6 +216,8 @@ def measure(
                 observer.update(found.values if source.top_only else found.logits, found.labels)
             if name in detection:
                 detection[name].update(found.probs, found.labels, found.spread)
+            if name in objects:
+                objects[name].update(found.probs, batch.labels, batch.names, groups)
         del batch, inside, found  # before the next batch is made
     if distributed.is_distributed():  # every process shall know what any of them left out
         parts: list[dict[str, str]] = [{}] * distributed.world_size()
@@ -221,8 +227,9 @@ def measure(
     for name, meters in measured.items():
         for one in (*meters.values(), *observers.get(name, ())):
             one.sync()
-        if name in detection:
-            detection[name].sync()
+        for counted in (detection, objects):
+            if name in counted:
+                counted[name].sync()
     return measured
 
 
@@ -380,6 +387,8 @@ class Evaluation:
         keys: digests of what the reports under shift depend on, by the same keys.
         overlays: panels of some images by calibrator.
         shift_overlay: the panel of one image, clean and under shifts.
+        object_calibrators: the fitted maps of the confidence of objects, by short name.
+        object_overlay: false and missed objects.
         skipped: the reason, by name, for each image that was left out.
         config: the settings behind the network as YAML.
         history: the log of its training, one record per epoch.
@@ -393,6 +402,8 @@ class Evaluation:
     keys: dict[Key, str] = field(default_factory=dict, repr=False)
     overlays: dict[str, list[Overlay]] = field(default_factory=dict, repr=False)
     shift_overlay: Picture | None = field(default=None, repr=False)
+    object_calibrators: dict[str, Calibrator] = field(default_factory=dict)
+    object_overlay: Picture | None = field(default=None, repr=False)
     skipped: dict[str, str] = field(default_factory=dict)
     config: str = field(default="", repr=False)
     history: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
@@ -431,6 +442,7 @@ class Evaluation:
                     if isinstance(key, tuple) and key[0] == method
                 },
                 shift_overlay=self.shift_overlay if method == NONE else None,
+                object_overlay=self.object_overlay if method == NONE else None,
                 notes=self.notes if method == NONE else (),
             )
             for method in self.methods
@@ -476,6 +488,7 @@ def evaluate_source(
     operate: Sequence[Any] = (),
     conformal: Sequence[Any] = (),
     uncertainty: bool | None = None,
+    objects: str | ObjectRule | None = None,
     num_bins: int = 15,
     resamples: int = 1000,
     overlays: str = "worst",
@@ -500,6 +513,8 @@ def evaluate_source(
         conformal: promised miss rates of class sets, such as 0.1.
         uncertainty: whether to compare kinds of uncertainty as finders of errors, which is in
             `Report.detection`; by default where members or views of a network are pooled.
+        objects: the classes whose objects are evaluated too, such as "classes:1,2", or a whole
+            `ObjectRule`; their scores are in `Report.objects`.
         num_bins: bins of confidence.
         resamples: resamples over the images, for intervals; 0 for none.
         overlays: the images to draw: worst, random, none, or names with commas between them.
@@ -514,6 +529,7 @@ def evaluate_source(
     """
     from segcal.evaluation import holdout as choosing
     from segcal.evaluation import overlays as drawing
+    from segcal.evaluation.objects import draw_objects, object_reports
     from segcal.evaluation.shifts import evaluate_shift, open_shifts
 
     methods = [method for method in dict.fromkeys(posthoc) if method != NONE]
@@ -527,11 +543,25 @@ def evaluate_source(
     settings: dict[str, Any] = {"num_bins": num_bins, "progress": progress}
     calibrators: dict[str, Calibrator] = {}
     chosen = None
-    if methods or operate or conformal:
+    rule = ObjectRule.parse(objects) if isinstance(objects, str) else objects
+    if rule and (source.top_only or source.raters > 1):
+        raise ValueError("objects need the probabilities of all classes, and one rater")
+
+    def counters() -> dict[str, ObjectCounter]:
+        kind = (source.num_classes, source.ignore_index)
+        if rule is None:
+            return {}
+        return {
+            name: ObjectCounter(rule, *kind, multilabel=source.multilabel)
+            for name in (NONE, *methods)
+        }
+
+    counted, on_holdout = counters(), counters()
+    if methods or operate or conformal or (rule and rule.calibrate):
         holdout = source.holdout() if holdout is None else holdout
         if holdout is None:
             raise ValueError(
-                "post-hoc methods, operating points and class sets are chosen on a hold-out, and "
+                "post-hoc methods, thresholds and class sets are chosen on a hold-out, and "
                 "there is none: pass holdout= (--holdout or --holdout-fraction for --model, "
                 "--fit-predictions for saved predictions)"
             )
@@ -539,7 +569,9 @@ def evaluate_source(
             raise ValueError("hold-out and test must both have all classes, or both the top one")
         with choosing.recorded(holdout, methods, progress=progress) as recording:
             calibrators = choosing.fit(methods, recording)
-            chosen = choosing.choose(recording, calibrators, operate, conformal, **settings)
+            chosen = choosing.choose(
+                recording, calibrators, operate, conformal, on_holdout, **settings
+            )
     maps: dict[str, Calibrator | None] = {NONE: None, **calibrators}
     uncertainty = source.pools if uncertainty is None else uncertainty
     detection = new_detection(source, maps, resamples) if uncertainty else {}
@@ -554,6 +586,7 @@ def evaluate_source(
         source,
         maps,
         detection=detection,
+        objects=counted,
         regions=named_regions(regions, source.num_classes, multilabel=source.multilabel),
         protocols=protocols,
         observers=observers,
@@ -570,6 +603,16 @@ def evaluate_source(
             report = replace(report, detection=found_errors)
         if agreement is not None:
             report = replace(report, raters=agreement.compute())
+        if rule:
+            found_objects = object_reports(
+                counted[method],
+                on_holdout[method],
+                None if chosen is None else chosen.of_objects.get(method),
+                () if chosen is None else chosen.object_targets,
+                num_bins=num_bins,
+                resamples=resamples,
+            )
+            report = replace(report, objects=found_objects)
         reports[method] = report if chosen is None else chosen.complete(method, report)
         meters[method] = found[WHOLE_IMAGE]
     for shift, changed in shifted.items():
@@ -596,6 +639,7 @@ def evaluate_source(
         calibrators,
         meters,
         keys,
+        object_calibrators={} if chosen is None else chosen.of_objects,
         skipped=dict(source.skipped),
         config=source.config,
         history=source.history,
@@ -612,6 +656,8 @@ def evaluate_source(
     if distributed.rank() == 0:
         indices = drawing.choose(overlays, num_overlays, source, reports[NONE])
         evaluation.overlays = drawing.draw(source, indices, maps)
+        if rule and num_overlays and overlays != "none":
+            evaluation.object_overlay = draw_objects(counted[NONE], source)
         which = "random" if overlays == "worst" else overlays  # in the worst, a shift does little
         for index in drawing.choose(which, min(num_overlays, 1), source, reports[NONE]):
             evaluation.shift_overlay = drawing.draw_shifts(source, shifted, index, maps)

@@ -4,6 +4,7 @@ report.json               the report of the network as it is, and what the page 
 report.html               the page
 table.md  table.csv       the numbers as tables
 shift.json .md .csv       the scores under shift; shift.png shows one image under it
+objects.png               false and missed objects; objects.safetensors calibrates objects
 figures/                  the diagrams
 state.npz                 the sums behind report.json, for `segcal merge` and `segcal compare`
 overlays/                 a panel for each chosen image, PNG, and the arrays behind it, NPZ
@@ -33,7 +34,7 @@ from segcal.files import Npz, atomic_write, locked, name_file
 from segcal.metrics import CalibrationMeter, Report
 from segcal.metrics.compare import Comparison, compare_models
 from segcal.metrics.report import to_plain
-from segcal.posthoc import NONE, load_calibrator
+from segcal.posthoc import NONE, Calibrator, load_calibrator
 from segcal.sources.network import check_history
 from segcal.sources.source import digest
 from segcal.viz import tables
@@ -44,7 +45,7 @@ from segcal.viz.plots import write_figures
 log = logging.getLogger(__name__)
 EVAL = "eval"  # the folder of results inside that of a run
 REPORT, PAGE, STATE = "report.json", "report.html", "state.npz"
-CALIBRATOR = "calibrator.safetensors"
+CALIBRATOR, OBJECTS, GALLERY = "calibrator.safetensors", "objects.safetensors", "objects.png"
 _NEW = ".new"  # a folder of files that are not complete yet
 _SEED = re.compile(r"[-_. ]?seed[-_=]?\d+")
 _MOST_COMPARED = 12  # models; all pairs of the best take time
@@ -118,6 +119,10 @@ def save(evaluation: Evaluation, folder: Path, *, static: bool = False) -> Path:
         panel = evaluation.shift_overlay
         if panel is not None:
             (new / "shift.png").write_bytes(panel.png)
+        for method, calibrator in evaluation.object_calibrators.items():
+            calibrator.save(new / place(method) / OBJECTS)
+        if evaluation.object_overlay is not None:
+            (new / GALLERY).write_bytes(evaluation.object_overlay.png)
         write_pages(evaluation.rows(), new, evaluation.name, [evaluation], static=static)
         about = {
             "name": evaluation.name,
@@ -194,9 +199,9 @@ def _results(folder: Path) -> set[Path]:
         methods = [str(method) for method in _read(folder / REPORT)[1]["methods"]]
     except (OSError, ValueError, TypeError, KeyError):
         methods = []
-    found = {Path("shift.png")}
+    found = {Path("shift.png"), Path(GALLERY)}
     for top in {place(method) for method in [NONE, *methods]}:
-        found |= {top / name for name in (REPORT, STATE, CALIBRATOR)}
+        found |= {top / name for name in (REPORT, STATE, CALIBRATOR, OBJECTS)}
         found |= {top / "overlays" / path.name for path in (folder / top / "overlays").glob("*.*")}
     return found - {Path(REPORT)}
 
@@ -314,15 +319,17 @@ def load_evaluation(path: str | Path) -> Evaluation:
         for shift in shifts:
             for method in methods:
                 _add(folder / place(method, shift), (method, shift), {}, reports, states)
-        panel = folder / "shift.png"
+        panel, gallery = folder / "shift.png", folder / GALLERY
         return Evaluation(
             name=str(about["name"]),
             reports=reports,
-            calibrators={
-                method: load_calibrator(file)
-                for method in methods
-                if (file := folder / place(method) / CALIBRATOR).is_file() and method in reports
-            },
+            calibrators=_calibrators(folder, CALIBRATOR, reports),
+            object_calibrators=_calibrators(folder, OBJECTS, reports),
+            object_overlay=(
+                Picture("objects", gallery.read_bytes())
+                if report.objects and gallery.is_file()
+                else None
+            ),
             meters=_States({key: file for key, file in states.items() if file.is_file()}),
             overlays={
                 method: _read_overlays(some, folder / place(method) / "overlays")
@@ -356,6 +363,11 @@ def _add(
         log.warning("%s was not written with %s: left out", folder / REPORT, REPORT)
         return
     reports[key], states[key] = report, folder / STATE
+
+
+def _calibrators(folder: Path, name: str, reports: Mapping[Key, Report]) -> dict[str, Calibrator]:
+    files = {key: folder / place(key) / name for key in reports if isinstance(key, str)}
+    return {key: load_calibrator(file) for key, file in files.items() if file.is_file()}
 
 
 class _States(Mapping[Key, CalibrationMeter]):

@@ -30,9 +30,12 @@ from segcal.evaluation.evaluate import (
     require_pixels,
     with_progress,
 )
+from segcal.evaluation.objects import fit_objects
 from segcal.metrics import CalibrationMeter, Report
+from segcal.metrics.objects import ObjectCounter
 from segcal.metrics.scores import SCORES
 from segcal.metrics.triage import (
+    OBJECT_PRECISION,
     AcceptedPixels,
     MissRates,
     SetCounts,
@@ -213,6 +216,8 @@ class Choices:
         accepted: by calibrator and target, the counts at its threshold.
         sets: by calibrator and promised miss rate, the counts of its class sets.
         misses: by calibrator and promised miss rate, the mean miss rate of the hold-out.
+        of_objects: by calibrator, the map of the confidence of objects.
+        object_targets: precisions that thresholds of objects shall reach.
     """
 
     meter: CalibrationMeter
@@ -220,6 +225,8 @@ class Choices:
     accepted: dict[str, dict[Target, AcceptedPixels]] = field(default_factory=dict)
     sets: dict[str, dict[float, SetCounts]] = field(default_factory=dict)
     misses: dict[str, dict[float, float]] = field(default_factory=dict)
+    of_objects: dict[str, Calibrator] = field(default_factory=dict)
+    object_targets: Sequence[Target] = ()
 
     def observers(self) -> dict[str, list[AcceptedPixels | SetCounts]]:
         """What must see the test images, by calibrator; see `measure`."""
@@ -252,28 +259,39 @@ def choose(
     calibrators: Mapping[str, Calibrator],
     operate: Sequence[str | Target] = (),
     conformal: Sequence[str | float] = (),
+    objects: Mapping[str, ObjectCounter] | None = None,
     **settings: Any,
 ) -> Choices:
     """Choose thresholds and class sets after each calibrator, in one pass over the hold-out.
 
+    `objects` count the objects of the hold-out, on which their calibrators are fitted.
+
     Raises:
         ValueError: the hold-out has no labelled pixels, or too few images for a miss rate.
     """
-    targets = [t if isinstance(t, Target) else Target.parse(t) for t in operate]
+    every = [t if isinstance(t, Target) else Target.parse(t) for t in operate]
+    targets = [t for t in every if t.kind != OBJECT_PRECISION]
+    of_objects = [t for t in every if t.kind == OBJECT_PRECISION]
+    objects = objects or {}
+    if of_objects and not objects:
+        raise ValueError(f"{of_objects[0]} needs objects: say of which classes (--objects)")
     misses = [m if isinstance(m, float) else check_miss(m) for m in conformal]
     if misses and holdout.multilabel:
         raise ValueError("class sets need one class per pixel, but these are sigmoid outputs")
     ignore, multilabel = holdout.ignore_index, holdout.multilabel
     maps: dict[str, Calibrator | None] = {NONE: None}
-    if targets or misses:
+    if targets or misses or objects:
         maps |= calibrators
     rates = {name: [MissRates(ignore)] if misses else [] for name in maps}
-    measured = measure(holdout, maps, observers=rates, **settings)
+    measured = measure(holdout, maps, observers=rates, objects=objects, **settings)
     reports = {
         name: require_pixels(report_of(meters, resamples=0), "the hold-out")
         for name, meters in measured.items()
     }
-    choices = Choices(measured[NONE][WHOLE_IMAGE], reports)
+    choices = Choices(measured[NONE][WHOLE_IMAGE], reports, object_targets=of_objects)
+    for name, counter in objects.items():
+        if counter.rule.calibrate:
+            choices.of_objects[name] = fit_objects(counter.rule.calibrate, counter.by_image())
     if not (targets or misses):
         return choices
     for name, report in reports.items():
@@ -326,6 +344,11 @@ def notes(
                 f"{method.upper()} makes the NLL of the test images worse: "
                 f"{nll.text(found.nll)} instead of {nll.text(test.nll)}."
             )
+    for method, calibrator in choices.of_objects.items():
+        after = "" if method == NONE else f" after {method.upper()}"
+        line = f"{calibrator.name.upper()} of objects{after} was fitted on the hold-out"
+        worth = "" if calibrator.improved_ else " and improved nothing, so it changes nothing"
+        lines.append(f"{line}{worth}.")
     ours, theirs = _fractions(choices.meter), _fractions(meter)
     sure = [
         name

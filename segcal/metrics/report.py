@@ -20,6 +20,7 @@ from segcal.metrics.scores import SCORES, Array, ScoreTable
 
 _FORMAT = "segcal-report"
 FORMAT_VERSION = 1
+FROC_RATES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # false objects per image
 
 
 @dataclass(frozen=True)
@@ -359,6 +360,96 @@ class Raters:
 
 
 @dataclass(frozen=True, eq=False)
+class ObjectScores:
+    """The scores of objects; see `segcal.metrics.objects`.
+
+    Attributes:
+        name: all, or which class or size.
+        truth: true objects.
+        found: those of them that a predicted object matches.
+        top: (B,) table of the predicted objects by confidence; hits are the real ones.
+        brier: mean (confidence − real)² over the predicted objects.
+        auroc: probability that a real one has more confidence than a false one.
+        intervals: for "precision", "recall", "brier", "ece" and "auroc", over images.
+    """
+
+    name: str
+    truth: int
+    found: int
+    top: BinTable
+    brier: float
+    auroc: float
+    intervals: Mapping[str, Interval]
+
+    @property
+    def predicted(self) -> int:
+        """Predicted objects."""
+        return int(self.top.count.sum())
+
+    @property
+    def precision(self) -> float:
+        """Share of the predicted objects that are real."""
+        return float(scores.ratio(self.top.hits.sum(), self.predicted))
+
+    @property
+    def recall(self) -> float:
+        """Share of the true objects that are found."""
+        return float(scores.ratio(self.found, self.truth))
+
+    @property
+    def confidence(self) -> float:
+        """Mean confidence of the predicted objects."""
+        return float(scores.ratio(self.top.confidence_sum.sum(), self.predicted))
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error of the confidence of objects."""
+        return float(scores.ece(*self.top.sums))
+
+
+@dataclass(frozen=True, eq=False)
+class ObjectReport:
+    """What is known of the objects in the images; see `segcal.metrics.objects`.
+
+    Attributes:
+        calibration: the post-hoc method of the confidence of objects, or "none".
+        rule: what an object is and when it is real, as text.
+        images: images, those without any object too.
+        whole: the scores of all objects.
+        parts: those by class and by size, in pixels.
+        fine: fine histogram of the confidence of real (correct) and false (wrong) objects.
+        points: thresholds of confidence that were chosen on a hold-out; their `coverage` is the
+            recall, their `accuracy` the precision.
+    """
+
+    calibration: str
+    rule: str
+    images: int
+    whole: ObjectScores
+    parts: tuple[ObjectScores, ...]
+    fine: FineHistogram
+    points: tuple[OperatingPoint, ...] = ()
+
+    @property
+    def false_per_image(self) -> float:
+        """False objects per image."""
+        return float(scores.ratio(self.fine.wrong.sum(), self.images))
+
+    def above(self, threshold: float) -> tuple[float, float]:
+        """(precision, recall) of the objects above a threshold that is an edge of `fine`."""
+        kept = self.fine.edges[:-1] >= threshold
+        real, false = int(self.fine.correct[kept].sum()), int(self.fine.wrong[kept].sum())
+        precision = float(scores.ratio(real, real + false))
+        return precision, float(scores.ratio(real, self.whole.truth))
+
+    def recall_at(self, false_per_image: float) -> float:
+        """FROC: the largest recall with at most so many false objects per image on average."""
+        false = self.fine.wrong[::-1].cumsum()
+        real = self.fine.correct[::-1].cumsum()[false <= false_per_image * self.images]
+        return float(scores.ratio(real[-1] if len(real) else 0, self.whole.truth))
+
+
+@dataclass(frozen=True, eq=False)
 class Report(ScoreTable):
     """The calibration and accuracy of one model on one data set.
 
@@ -384,6 +475,7 @@ class Report(ScoreTable):
         class_fine: fine histogram by predicted class; None for more than 256 classes.
         detection: how well each kind of uncertainty finds errors, if that was counted.
         raters: how far several raters agree; None for one.
+        objects: the scores of objects, if they were counted: as they are, and calibrated.
     """
 
     protocol: Protocol
@@ -402,6 +494,7 @@ class Report(ScoreTable):
     class_fine: ClassHistogram | None = None
     detection: tuple[Detection, ...] = ()
     raters: Raters | None = None
+    objects: tuple[ObjectReport, ...] = ()
 
     def __post_init__(self) -> None:
         _freeze(self, confusion=np.int64)

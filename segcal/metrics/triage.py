@@ -26,10 +26,12 @@ from segcal.metrics.report import ClassSets, FineHistogram, OperatingPoint
 from segcal.metrics.scores import Array, ratio
 from segcal.pixels import countable, flatten
 
+OBJECT_PRECISION = "object-precision"
 TARGETS = {
     "accuracy": "least share of accepted pixels that are right",
     "risk": "largest share of accepted pixels that are wrong",
     "coverage": "least share of pixels that are accepted",
+    OBJECT_PRECISION: "least share of accepted objects that are real",
 }
 _OCTAVES, _STEPS = 18, 32  # every point of the grid is exact in float32
 _MOST_CELLS = 2**22  # of a histogram by image and threshold, worked on at a time

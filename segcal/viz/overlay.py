@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageColor, ImageDraw, ImageFont
-from scipy.ndimage import gaussian_filter
+from scipy.ndimage import gaussian_filter, maximum_filter, minimum_filter
 from torch import Tensor
 
 from segcal.files import utf8
+from segcal.metrics.objects import Crop
 from segcal.metrics.scores import SCORES
 from segcal.pixels import is_distribution, resolve_ignore_index
 from segcal.viz.style import LIGHT, OVER, UNDER, class_palette
@@ -466,6 +467,60 @@ def shift_panel(
             if picture is not None:
                 _paste(canvas, picture, (left, top), (width, height))
     return _png(canvas)
+
+
+PREDICTED, TRUTH = "#e66101", "#1f9ed1"
+_CROP, _CROP_GAP, _ACROSS = 150, 12, 6
+Tile = tuple[Crop, NDArray[np.uint8] | None]
+
+
+def draw_crops(false: Sequence[Tile], missed: Sequence[Tile]) -> bytes:
+    """PNG of the most confident false objects and of the largest missed ones.
+
+    Args:
+        false: crops, each with the (h, w, 3) or (h, w) part of the image, or None.
+        missed: likewise.
+    """
+    groups = {
+        "False objects, the most confident first": (false, "{:.3f}"),
+        "Missed objects, the largest first": (missed, "{:,.0f} px"),
+    }
+    groups = {title: group for title, group in groups.items() if group[0]}
+    step = _CROP + _LINE + _CROP_GAP
+    rows = [-(-len(tiles) // _ACROSS) for tiles, _ in groups.values()]
+    width = _ACROSS * (_CROP + _CROP_GAP) + _CROP_GAP
+    canvas, draw = _canvas(width, sum(2 * _LINE + n * step for n in rows) + 2 * _LINE)
+    top = _CROP_GAP
+    for (title, (tiles, text)), n in zip(groups.items(), rows, strict=True):
+        draw.text((_CROP_GAP, top + _LINE), title, LIGHT["ink"], _font(16), anchor="ls")
+        for k, (crop, image) in enumerate(tiles):
+            left = _CROP_GAP + k % _ACROSS * (_CROP + _CROP_GAP)
+            above = top + 2 * _LINE - 6 + k // _ACROSS * step
+            canvas.paste(_tile(crop, image), (left, above))
+            rank = text.format(crop.rank)
+            said = f"{rank}  {_short(crop.image, 18 - len(rank))}"
+            draw.text((left, above + _CROP + 16), said, LIGHT["quiet"], _font(13), anchor="ls")
+        top += 2 * _LINE + n * step
+    _swatch(draw, (_CROP_GAP, top + 4), PREDICTED, "predicted")
+    _swatch(draw, (_CROP_GAP + 130, top + 4), TRUTH, "true")
+    return _png(canvas)
+
+
+def _tile(crop: Crop, image: NDArray[np.uint8] | None) -> Image.Image:
+    """The crop in a square, with the outlines of the objects."""
+    h, w = crop.predicted.shape
+    scale = _CROP / max(h, w)
+    size = max(1, round(w * scale)), max(1, round(h * scale))
+    shown = np.full((h, w, 3), 236, np.uint8) if image is None else rgb_image(image, (h, w))
+    tile = np.array(Image.fromarray(shown).resize(size, Image.Resampling.BICUBIC))
+    for mask, color in ((crop.truth, TRUTH), (crop.predicted, PREDICTED)):
+        large = Image.fromarray(mask.astype(np.int32)).resize(size, Image.Resampling.NEAREST)
+        ids = np.array(large)
+        line = (ids > 0) & (minimum_filter(ids, 3, mode="nearest") != maximum_filter(ids, 3))
+        tile[line] = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+    square = Image.new("RGB", (_CROP, _CROP), LIGHT["grid"])
+    square.paste(Image.fromarray(tile))
+    return square
 
 
 def _fitted(shape: Sequence[int]) -> tuple[int, int]:

@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 
 from segcal.files import atomic_write
 from segcal.metrics import BinTable, Report
-from segcal.metrics.scores import SCORES, risk_at_coverage
+from segcal.metrics.report import ObjectReport
+from segcal.metrics.scores import SCORES, ratio, risk_at_coverage
 from segcal.metrics.uncertainty import UNCERTAINTIES
 from segcal.viz.style import LIGHT, OVER, UNDER, run_style
 from segcal.viz.tables import CLEAN, ShiftedReports, class_names, counted, severity, shifts_of
@@ -343,6 +344,30 @@ def _draw_strip(ax: Axes, tables: Sequence[BinTable], ylabel: str) -> None:
     strip.yaxis.set_minor_locator(NullLocator())
     strip.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     strip.tick_params(labelbottom=False, bottom=False)
+
+
+def object_reliability(objects: Mapping[str, ObjectReport], ax: Axes | None = None) -> Axes:
+    """Share of real objects against the confidence of objects, a line for each name."""
+    ax = _axes(ax, list(objects))
+    for index, (name, of) in enumerate(objects.items()):
+        text = f"{plain(name)}: ECE {SCORES['ece'].brief(of.whole.ece)}"
+        _draw_line(ax, of.whole.top, index, text)
+    _legend_above(ax)
+    _finish_square(ax)
+    ax.set(xlabel="confidence of the object (%)", ylabel="real objects (%)")
+    return ax
+
+
+def precision_recall(objects: Mapping[str, ObjectReport], ax: Axes | None = None) -> Axes:
+    """Precision against recall of the objects above each threshold, a line for each name."""
+    ax = _axes(ax, list(objects))
+    for index, (name, of) in enumerate(objects.items()):
+        real, false = (x[::-1].cumsum() for x in (of.fine.correct, of.fine.wrong))
+        curve = 100 * ratio(real, of.whole.truth), 100 * ratio(real, real + false)
+        ax.plot(*curve, label=plain(name), **_lines(index))
+    ax.set(xlim=(0, 100), ylim=(0, 100), xlabel="recall (%)", ylabel="precision (%)")
+    _legend_above(ax)
+    return ax
 
 
 # Classes ----------------------------------------------------------------------------------------

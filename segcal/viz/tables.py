@@ -24,6 +24,7 @@ from segcal.files import atomic_write
 from segcal.metrics import Difference, Interval, Report
 from segcal.metrics.compare import Comparison
 from segcal.metrics.protocols import PROTOCOL_SCORES, describe_protocol
+from segcal.metrics.report import FROC_RATES, ObjectReport, ObjectScores
 from segcal.metrics.scores import LOGGED, SCORES, Score, number, ratio
 from segcal.metrics.uncertainty import DETECTION, UNCERTAINTIES
 
@@ -405,7 +406,85 @@ def part_tables(report: Report) -> list[Table]:
         ),
         Table("Finding errors", ["uncertainty", *(s.heading for s in _DETECTION)], of_errors),
     ]
-    return [table for table in found if table.rows]
+    return [table for table in (*found, *object_tables(report)) if table.rows]
+
+
+def objects_of(reports: Mapping[str, Report]) -> dict[str, ObjectReport]:
+    """The object reports of some reports, by the name of the row and of their calibration."""
+    return {
+        name if of.calibration == "none" else f"{name}, objects {of.calibration.upper()}": of
+        for name, report in reports.items()
+        for of in report.objects
+    }
+
+
+def object_tables(report: Report) -> list[Table]:
+    """The tables of objects: their scores, in total and by class and size, and thresholds."""
+    if not report.objects:
+        return []
+    accuracy, first = SCORES["accuracy"], report.objects[0]
+
+    def cells(of: ObjectScores) -> list[Cell]:
+        held = of.intervals
+        return [
+            _count_cell(of.predicted),
+            _count_cell(of.truth),
+            score_cell(accuracy, of.precision, held.get("precision")),
+            score_cell(accuracy, of.recall, held.get("recall")),
+            score_cell(accuracy, of.confidence),
+            score_cell(SCORES["ece"], of.ece, held.get("ece")),
+            _brier_cell(of),
+            score_cell(accuracy, of.auroc, held.get("auroc")),
+            Cell(number((of.predicted - of.top.hits.sum()) / first.images, 2)),
+        ]
+
+    names = {of.calibration: of.calibration.upper() for of in report.objects} | {"none": "as it is"}
+    parts = [
+        (part.name if i == 0 else f"{part.name}, {names[of.calibration]}", cells(part))
+        for i, of in enumerate(report.objects)
+        for part in of.parts
+    ]
+    points = [
+        (
+            f"{point.target}, {names[of.calibration]}",
+            [
+                Cell(threshold_text(point.threshold), value=point.threshold),
+                score_cell(accuracy, point.holdout_accuracy),
+                score_cell(accuracy, point.holdout_coverage),
+                score_cell(accuracy, point.accuracy, point.intervals.get("accuracy")),
+                score_cell(accuracy, point.coverage, point.intervals.get("coverage")),
+                Cell(point.verdict),
+            ],
+        )
+        for of in report.objects
+        for point in of.points
+    ]
+    rates = "false objects per image"
+    columns = ["predicted", "true", "precision (%)", "recall (%)", "confidence (%)"]
+    columns += ["ECE (%)", "Brier (0-1)", "AUROC (%)", "false per image"]
+    froc = [score_cell(accuracy, first.recall_at(rate)) for rate in FROC_RATES]
+    return [
+        Table(
+            "Objects",
+            ["confidence of objects", *columns],
+            [(names[of.calibration], cells(of.whole)) for of in report.objects],
+            [f"Objects of {first.images:,} images: {first.rule}."],
+        ),
+        Table("Objects by class and size", ["objects", *columns], parts),
+        Table("FROC", [rates, *(f"{rate:g}" for rate in FROC_RATES)], [("recall (%)", froc)]),
+        Table(
+            "Thresholds of objects",
+            ["target", "threshold", "precision on the hold-out (%)", "recall on the hold-out (%)"]
+            + ["precision (%)", "recall (%)", "the target is"],
+            points,
+        ),
+    ]
+
+
+def _brier_cell(of: ObjectScores) -> Cell:
+    held = of.intervals.get("brier")
+    note = "" if held is None else f"[{number(held.low, 4)}, {number(held.high, 4)}]"
+    return Cell(number(of.brier, 4), note, of.brier)
 
 
 def _count_cell(count: int) -> Cell:

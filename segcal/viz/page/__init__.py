@@ -38,6 +38,8 @@ from segcal.viz.tables import (
     comparison_table,
     counted,
     mean_over_shifts,
+    object_tables,
+    objects_of,
     part_tables,
     protocol_sentence,
     reading_notes,
@@ -50,7 +52,7 @@ from segcal.viz.tables import (
 
 _TILES = tuple(SCORES[name] for name in ("ece", "sce", "accuracy", "miou"))
 _LOST = tuple(SCORES[name] for name in ("miou", "accuracy"))  # what calibration may cost
-_SCRIPTS = ("base", "reliability", "thresholds", "more", "inspector", "images")
+_SCRIPTS = ("base", "reliability", "thresholds", "objects", "more", "inspector", "images")
 _MAX_CLASSES = 24  # in the figures of a static page; its tables have all classes
 
 
@@ -66,6 +68,7 @@ class PageRow:
         overlays: of some images.
         shifts: the reports of the same network under shifts, by shift such as "fog:3".
         shift_overlay: one image, clean and under shifts.
+        object_overlay: false and missed objects.
         skipped: why, by the name of each file that was left out.
         notes: what else to know, such as the fitted temperature; a sentence each.
     """
@@ -77,6 +80,7 @@ class PageRow:
     overlays: Sequence[Overlay] = ()
     shifts: Mapping[str, Report] = field(default_factory=dict)
     shift_overlay: Picture | None = None
+    object_overlay: Picture | None = None
     skipped: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
@@ -155,6 +159,13 @@ def render_page(
         scripts=[Markup(script) for script in scripts],
         script_hashes=Markup(" ".join(map(_hash, scripts))),
         numbers=None if numbers is None else Markup(to_json(numbers)),
+        objects=objects_of(reports),
+        object_tables=[(row.name, object_tables(row.report)) for row in rows if row.report.objects],
+        object_overlays=[
+            (row.name, _picture(row.object_overlay.name, row.object_overlay.png))
+            for row in rows
+            if row.object_overlay is not None
+        ],
         inspected=numbers is not None and bool(numbers["inspected"]),
         ece_heading=SCORES["ece"].heading,
         listed=any(row.report.worst_images for row in rows),
@@ -356,7 +367,7 @@ def _view(row: PageRow, index: int, *, static: bool) -> dict[str, Any]:
         "verdict": verdict(report).text,
         "ece": ece.brief(report.ece),
         "classes": class_table(report),
-        "parts": part_tables(report),
+        "parts": [table for table in part_tables(report) if "bjects" not in table.title],
         "worst": Table("Worst calibrated images", ["image", ece.heading, counted(report)], worst),
         "overlays": [
             (
@@ -387,9 +398,15 @@ def _static_figures(
             "Risk and coverage": lambda: plots.risk_coverage(shown),
         },
         "classes": {},
+        "objects": {},
         "shift": {},
         "training": {},
     }
+    if objects := objects_of(reports):
+        every["objects"] = {
+            "Reliability of objects": lambda: plots.object_reliability(objects),
+            "Precision and recall of objects": lambda: plots.precision_recall(objects),
+        }
     if not all(report.top_only for report in reports.values()):
         every["classes"]["Reliability by class"] = lambda: plots.classwise_reliability(
             shown, limit=_MAX_CLASSES

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from segcal.metrics import BinTable, Report
-from segcal.metrics.report import to_plain
+from segcal.metrics.report import ObjectReport, to_plain
 from segcal.metrics.scores import SCORES, UNITS, Array, risk_at_coverage
 from segcal.metrics.sums import CLASS_STEP
 from segcal.metrics.uncertainty import UNCERTAINTIES
@@ -100,6 +100,7 @@ def _entry(row: PageRow, index: int) -> dict[str, Any]:
             _held(correct, wrong)
             for correct, wrong in zip(by_class.correct, by_class.wrong, strict=True)
         ],
+        "objects": [_objects(of) for of in report.objects],
         "images": images,
         "detection": [
             {
@@ -122,6 +123,19 @@ def _entry(row: PageRow, index: int) -> dict[str, Any]:
             for shift, found in row.shifts.items()
         ],
         "clean": {score: getattr(report, score) for score in _SHIFT_SCORES},
+    }
+
+
+def _objects(of: ObjectReport) -> dict[str, Any]:
+    """The sums of the objects of a report, and the thresholds that were chosen for them."""
+    points = [vars(point) | {"verdict": point.verdict} for point in of.points]
+    return {
+        "calibration": of.calibration,
+        "images": of.images,
+        "truth": of.whole.truth,
+        "top": _table(of.whole.top),
+        "fine": _held(of.fine.correct, of.fine.wrong),
+        "points": points,
     }
 
 

@@ -1,0 +1,571 @@
+"""Objects: how many of those that a network shows are real, and whether its confidence says so.
+
+The objects of a class are the connected components of its pixels, which share a side, or those of
+instance maps. An object of a map has the class of more than half of its pixels.
+
+*Matching.* Pairs of a predicted and a true object that overlap and meet the criterion of `MATCHES`
+are taken one to one, those of the largest IoU first; where it is equal, those with more confidence,
+then with the smaller objects. What is left is a false object, or a missed one.
+
+*Ignored pixels* belong to no object: a strip of them cuts a predicted and a true component alike. A
+predicted object that has more than half of its pixels there counts neither as real nor as false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch.distributed as dist
+from scipy import ndimage
+from torch import Tensor
+
+from segcal import distributed
+from segcal.files import BadFile, Nifti, Npz, read_mask, read_npy
+from segcal.metrics.intervals import ImageScores, combine, fraction_interval, resampled_weights
+from segcal.metrics.report import (
+    BinTable,
+    FineHistogram,
+    Interval,
+    ObjectReport,
+    ObjectScores,
+    OperatingPoint,
+)
+from segcal.metrics.scores import Array, auroc, ratio
+from segcal.metrics.sums import fine_edges
+from segcal.pixels import resolve_ignore_index
+
+MATCHES = {
+    "iou": "their IoU is at least the one that is asked for",
+    "overlap": "they have a pixel in common",
+    "centre": "the true object holds the centre of mass of the predicted one",
+}
+CONFIDENCES = {
+    "mean": "the mean probability of the class over its pixels",
+    "min": "the least probability of the class among its pixels",
+    "border": "the mean over its pixels with a side on the outside",
+    "score": "its number under `scores` in the file of the predicted instance map",
+}
+GALLERY = 12  # false objects, and missed ones, that are kept to be drawn
+_LARGEST = 2**24  # number of an object in an instance map
+_SUFFIXES = (".npz", ".png", ".npy", ".nii.gz", ".nii", ".tif", ".tiff")
+
+
+@dataclass(frozen=True)
+class ObjectRule:
+    """What an object is, and when it is real.
+
+    Attributes:
+        classes: the classes whose objects count.
+        match: a key of `MATCHES`.
+        iou: for the match "iou", in (0, 1].
+        confidence: a key of `CONFIDENCES`.
+        min_size: predicted and true objects of fewer pixels are left out.
+        labels: folders of true instance maps, called like the images: .png, .npy, NIfTI, or .npz
+            with `instances`; 0 is no object. Without them, true objects are components.
+        maps: folders of predicted instance maps; .npz may have `scores` (M,) in 0..1 of the objects
+            1..M.
+        calibrate: the post-hoc method that makes probabilities of the confidences of objects,
+            fitted on those of the hold-out: ts, beta or isotonic; "" for none.
+    """
+
+    classes: tuple[int, ...]
+    match: str = "iou"
+    iou: float = 0.5
+    confidence: str = "mean"
+    min_size: int = 1
+    labels: Sequence[str | Path] = ()
+    maps: Sequence[str | Path] = ()
+    calibrate: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("labels", "maps"):
+            object.__setattr__(self, name, tuple(map(Path, getattr(self, name))))
+        if not self.classes or min(self.classes) < 0:
+            raise ValueError(f"Expected classes of objects such as (1, 2), but got {self.classes}")
+        for name, known in (
+            ("match", tuple(MATCHES)),
+            ("confidence", tuple(CONFIDENCES)),
+            ("calibrate", ("", "ts", "beta", "isotonic")),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"The {name} of objects must be one of {', '.join(filter(None, known))}, "
+                    f"but it is {getattr(self, name)!r}"
+                )
+        if self.min_size < 1:
+            raise ValueError(f"The least size of objects must be at least 1, not {self.min_size}")
+        if not 0 < self.iou <= 1:
+            raise ValueError(f"The IoU of objects must be above 0 and at most 1, not {self.iou}")
+        if self.confidence == "score" and not self.maps:
+            raise ValueError(
+                "The confidence score needs predicted instance maps with `scores`: "
+                "name their folder (--object-maps)"
+            )
+        for folder in (*self.labels, *self.maps):
+            if not Path(folder).is_dir():
+                raise ValueError(f"There is no folder of instance maps at {folder}")
+
+    @classmethod
+    def parse(cls, text: str, **options: Any) -> ObjectRule:
+        """The rule of a text such as classes:1,2, with other attributes as options."""
+        kind, _, numbers = text.partition(":")
+        classes = numbers.replace("+", ",").split(",")
+        if kind != "classes" or not all(number.strip().isdecimal() for number in classes):
+            raise ValueError(f"Expected objects such as classes:1,2, but got {text!r}")
+        return cls(tuple(dict.fromkeys(map(int, classes))), **options)
+
+    def __str__(self) -> str:
+        said = f"IoU ≥ {self.iou:g}" if self.match == "iou" else self.match
+        least = f", at least {self.min_size} pixels" if self.min_size > 1 else ""
+        return f"classes {', '.join(map(str, self.classes))}; match: {said}; " + (
+            f"confidence: {self.confidence}{least}"
+        )
+
+
+class Matched(NamedTuple):
+    """The predicted and the true objects of one class in one image."""
+
+    number: Array  # (n,) of the predicted objects, in their map
+    size: Array  # (n,) pixels
+    confidence: Array  # (n,)
+    hit: Array  # (n,) bool, whether it is real
+    true_number: Array  # (m,)
+    true_size: Array  # (m,)
+    found: Array  # (m,) bool
+
+
+class Crop(NamedTuple):
+    """A false or a missed object, to be drawn."""
+
+    rank: float  # confidence of a false object, size of a missed one
+    image: str
+    of_class: int
+    plane: int | None  # of a volume (D, H, W)
+    box: tuple[slice, slice]
+    predicted: Array  # (h, w) numbers of the predicted objects of the class in the box
+    truth: Array
+
+
+def predicted_objects(mask: Array, valid: Array, given: Array | None = None) -> Array:
+    """(*S) numbers of the predicted objects of a class; 0 is none.
+
+    Args:
+        mask: (*S) bool, the pixels that are predicted as the class.
+        valid: (*S) bool, False where the label is ignored.
+        given: (*S) numbers of an instance map.
+    """
+    ids = ndimage.label(mask)[0] if given is None else _of_class(given, mask)
+    if valid.all():
+        return ids
+    counted = np.bincount(ids[valid], minlength=int(ids.max()) + 1)
+    ids = np.where((2 * counted >= np.bincount(ids.ravel()))[ids] & valid, ids, 0)
+    return ndimage.label(ids > 0)[0] if given is None else ids
+
+
+def true_objects(mask: Array, valid: Array, given: Array | None = None) -> Array:
+    """(*S) numbers of the true objects of a class, as `predicted_objects` has them."""
+    return ndimage.label(mask)[0] if given is None else _of_class(given * valid, mask)
+
+
+def _of_class(ids: Array, mask: Array) -> Array:
+    """The objects of a map that have more than half of their pixels in the mask."""
+    size = np.bincount(ids.ravel())
+    return ids * (2 * np.bincount(ids[mask], minlength=len(size)) > size)[ids]
+
+
+def match_objects(
+    predicted: Array,
+    truth: Array,
+    probability: Array,
+    rule: ObjectRule,
+    scores: Array | None = None,
+) -> Matched:
+    """Measure and match the objects of one class in one image.
+
+    Args:
+        predicted: (*S) numbers of the predicted objects.
+        truth: (*S) numbers of the true objects.
+        probability: (*S) of the class.
+        rule: the criterion, the confidence and the least size.
+        scores: (M,) of the predicted objects 1..M, for the confidence "score".
+    """
+    p, t = predicted.ravel(), truth.ravel()
+    at = np.flatnonzero(p > 0)
+    ids, inside = p[at], t[at]
+    size, true_size = np.bincount(ids), np.bincount(t[t > 0])
+    number, true_number = (np.flatnonzero(s >= rule.min_size) for s in (size, true_size))
+    if rule.confidence == "score":
+        if scores is None or len(scores) < len(size) - 1:
+            raise ValueError(f"it has no score for each of its {len(size) - 1} objects")
+        confidence = scores[number - 1]
+    elif rule.confidence == "min":
+        least = np.ones(len(size))
+        np.minimum.at(least, ids, probability.ravel()[at])
+        confidence = least[number]
+    else:
+        places = at[_on_border(predicted).ravel()[at]] if rule.confidence == "border" else at
+        count = np.bincount(p[places], minlength=len(size))
+        total = np.bincount(p[places], probability.ravel()[places], minlength=len(size))
+        confidence = total[number] / count[number]
+    both = inside > 0
+    width = len(true_size)  # pairs that overlap are one number: i * width + j
+    pairs, common = np.unique(ids[both].astype(np.int64) * width + inside[both], return_counts=True)
+    i, j = np.divmod(pairs, max(width, 1))
+    iou = common / (size[i] + true_size[j] - common)
+    good = (size[i] >= rule.min_size) & (true_size[j] >= rule.min_size)
+    if rule.match == "iou":
+        good &= iou >= rule.iou
+    elif rule.match == "centre":
+        good &= np.isin(pairs, _centred(predicted, truth, ids, at, size))
+    i, j, iou = i[good], j[good], iou[good]
+    i_size, j_size, i, j = (
+        size[i],
+        true_size[j],
+        *map(np.searchsorted, (number, true_number), (i, j)),
+    )
+    hit, found = np.zeros(len(number), bool), np.zeros(len(true_number), bool)
+    for k in np.lexsort((j_size, i_size, -confidence[i], -iou)):
+        if not (hit[i[k]] or found[j[k]]):
+            hit[i[k]] = found[j[k]] = True
+    confidence = np.clip(confidence, 0, 1)
+    sizes = size[number], true_size[true_number]
+    return Matched(number, sizes[0], confidence, hit, true_number, sizes[1], found)
+
+
+def _on_border(ids: Array) -> Array:
+    """(*S) whether a side is on the outside of the object; what is outside the image is."""
+    around = np.pad(ids, 1)
+    inner = (slice(1, -1),) * ids.ndim
+    turned = [np.roll(around, step, axis) for axis in range(ids.ndim) for step in (-1, 1)]
+    return np.logical_or.reduce([each[inner] != ids for each in turned])
+
+
+def _centred(predicted: Array, truth: Array, ids: Array, at: Array, size: Array) -> Array:
+    """The pairs i * width + j of a predicted object and the true one that holds its centre."""
+    width = int(truth.max()) + 1
+    where = np.unravel_index(at, predicted.shape)
+    centre = [np.bincount(ids, x, minlength=len(size)) / np.maximum(size, 1) for x in where]
+    # A centre between two pixels lies in both, so that a flip changes nothing.
+    ends = [[np.ceil(c - 0.5).astype(int), np.floor(c + 0.5).astype(int)] for c in centre]
+    held = [truth[corner] for corner in product(*ends)]
+    return np.concatenate([np.arange(len(size)) * width + j for j in held])
+
+
+class ObjectCounter:
+    """The objects of a stream of images: five numbers for each predicted one, four for a true one.
+
+    Args:
+        rule: what an object is.
+        num_classes: C.
+        ignore_index: the label that is not counted; None for the default.
+        multilabel: the probabilities are of C sigmoid outputs; an object of a class is where its
+            own probability is above one half.
+    """
+
+    def __init__(
+        self,
+        rule: ObjectRule,
+        num_classes: int,
+        ignore_index: int | None = None,
+        *,
+        multilabel: bool = False,
+    ) -> None:
+        if max(rule.classes) >= num_classes:
+            raise ValueError(f"Objects need classes below {num_classes}, but got {rule.classes}")
+        self.rule, self._multilabel = rule, multilabel
+        self._ignore_index = resolve_ignore_index(ignore_index, 2 if multilabel else num_classes)
+        self._units: list[str] = []  # of each image: its name, or that of its group
+        # Rows of (image, class, size, real, confidence), and of (image, class, size, found).
+        self._predicted: list[Array] = [np.zeros((0, 5))]
+        self._true: list[Array] = [np.zeros((0, 4))]
+        self._false: list[Crop] = []
+        self._missed: list[Crop] = []
+
+    def update(
+        self,
+        probs: Tensor,
+        labels: Tensor,
+        names: Sequence[str] | None = None,
+        groups: Sequence[str] | None = None,
+    ) -> None:
+        """Count a batch.
+
+        Args:
+            probs: (N, C, *S) probabilities; S = (H, W) or (D, H, W).
+            labels: (N, *S); (N, C, *S) of sigmoid outputs.
+            names: N names, by which instance maps are found.
+            groups: N groups of images that are the units of intervals; by default the images.
+        """
+        if probs.ndim not in (4, 5):
+            raise ValueError("objects need masks or volumes, not one label per image")
+        if names is None and (self.rule.labels or self.rule.maps):
+            raise ValueError("instance maps are found by name, but the images have no names")
+        for n, (p, y) in enumerate(
+            zip(probs.float().cpu().numpy(), labels.cpu().numpy(), strict=True)
+        ):
+            image = len(self._units)
+            name = f"{distributed.rank()}:{image}" if names is None else names[n]
+            self._units.append(name if groups is None else groups[n])
+            truth_map, _ = _read_map(self.rule.labels, name, p.shape[1:])
+            map_, scores = _read_map(self.rule.maps, name, p.shape[1:])
+            for c in self.rule.classes:
+                of_class = y[c] if self._multilabel else y
+                valid, mask = of_class != self._ignore_index, p[c] > 0.5
+                if not self._multilabel:  # the first of the largest
+                    mask = p[c] > p[:c].max(0, initial=-1)
+                    mask &= p[c] >= p[c + 1 :].max(0, initial=-1)
+                truth = true_objects(of_class == (1 if self._multilabel else c), valid, truth_map)
+                predicted = predicted_objects(mask, valid, map_)
+                try:
+                    found = match_objects(predicted, truth, p[c], self.rule, scores)
+                except ValueError as error:
+                    raise BadFile(f"the predicted instance map of {name}: {error}") from None
+                for rows, columns in (
+                    (self._predicted, (found.size, found.hit, found.confidence)),
+                    (self._true, (found.true_size, found.found)),
+                ):
+                    about = [np.full(len(columns[0]), k) for k in (image, c)]
+                    rows.append(np.stack([*about, *columns], 1, dtype=np.float64))
+                for kept, ranks, numbers, ids in (
+                    (self._false, found.confidence, found.number, predicted),
+                    (self._missed, found.true_size, found.true_number, truth),
+                ):
+                    alone = ~(found.found if ids is truth else found.hit)
+                    _keep(kept, ranks[alone], numbers[alone], ids, name, c, predicted, truth)
+
+    def sync(self) -> None:
+        """Gather the objects of all ranks."""
+        if not distributed.is_distributed():
+            return
+        own = self._units, *self._rows(), self._false, self._missed
+        parts: list[Any] = [None] * distributed.world_size()
+        dist.all_gather_object(parts, own)
+        self._units, self._predicted, self._true, self._false, self._missed = [], [], [], [], []
+        for units, predicted, true, false, missed in parts:
+            for rows, mine in ((predicted, self._predicted), (true, self._true)):
+                rows[:, 0] += len(self._units)
+                mine.append(rows)
+            self._units += units
+            self._false += false
+            self._missed += missed
+        for kept in (self._false, self._missed):
+            kept.sort(key=lambda crop: -crop.rank)
+            del kept[GALLERY:]
+
+    @property
+    def crops(self) -> tuple[list[Crop], list[Crop]]:
+        """The most confident false objects, and the largest missed ones."""
+        return self._false, self._missed
+
+    def by_image(self) -> list[tuple[Array, Array]]:
+        """(n,) confidences of the predicted objects and whether they are real, image by image."""
+        rows, _ = self._rows()
+        starts = np.searchsorted(rows[:, 0], np.arange(1, len(self._units)))
+        return [(part[:, 4], part[:, 3] > 0) for part in np.split(rows, starts) if len(part)]
+
+    def compute(
+        self,
+        confidence: Callable[[Array], Array] | None = None,
+        *,
+        name: str = "none",
+        num_bins: int = 15,
+        resamples: int = 1000,
+    ) -> ObjectReport:
+        """The scores of all objects, and by class and by size.
+
+        Args:
+            confidence: the map that calibrates (n,) confidences, if there is one.
+            name: what the report calls it.
+            num_bins: bins of confidence.
+            resamples: how often images are drawn for the intervals of ECE and AUROC; 0 for none.
+        """
+        predicted, true = self._rows()
+        if confidence is not None:
+            predicted = predicted.copy()
+            predicted[:, 4] = confidence(predicted[:, 4])
+        unit = np.unique(np.array(self._units), return_inverse=True)[1]
+        groups = []
+        if len(self.rule.classes) > 1:
+            of = predicted[:, 1], true[:, 1]
+            groups += [(f"class {c}", [x == c for x in of]) for c in self.rule.classes]
+        if len(true):
+            sizes = predicted[:, 2], true[:, 2]
+            low, high = np.quantile(true[:, 2], (1 / 3, 2 / 3), method="lower").astype(int).tolist()
+            for text, least, most in (
+                (f"up to {low} pixels", 0, low),
+                (f"{low + 1} to {high} pixels", low, high),
+                (f"above {high} pixels", high, np.inf),
+            ):
+                groups.append((text, [(x > least) & (x <= most) for x in sizes]))
+        edges = fine_edges().numpy()
+        real, sure = predicted[:, 3] > 0, predicted[:, 4]
+        place = np.searchsorted(edges[1:-1], sure)
+        of_bins = [
+            np.bincount(place, weights, minlength=len(edges) - 1) for weights in (real, ~real, sure)
+        ]
+        return ObjectReport(
+            calibration=name,
+            rule=str(self.rule),
+            images=len(self._units),
+            whole=_scores("all", predicted, true, unit, num_bins, resamples),
+            parts=tuple(
+                _scores(text, predicted[of], true[of_true], unit, num_bins)
+                for text, (of, of_true) in groups
+                if of_true.any()
+            ),
+            fine=FineHistogram(edges, *of_bins),
+        )
+
+    def point(
+        self,
+        target: str,
+        threshold: float | None,
+        holdout: ObjectReport,
+        confidence: Callable[[Array], Array] | None = None,
+    ) -> OperatingPoint:
+        """What a threshold of confidence gives here, beside what it gave on the hold-out.
+
+        `accuracy` is the precision of the accepted objects, and `coverage` the recall: the share of
+        the true objects that they find.
+        """
+        predicted, true = self._rows()
+        sure = predicted[:, 4] if confidence is None else confidence(predicted[:, 4])
+        above = np.inf if threshold is None else threshold
+        unit = np.unique(np.array(self._units), return_inverse=True)[1]
+        taken = sure > above
+        right, kept = (
+            _by_unit(unit, x) for x in (predicted[taken & (predicted[:, 3] > 0)], predicted[taken])
+        )
+        found = {"accuracy": (right, kept), "coverage": (right, _by_unit(unit, true))}
+        intervals = {n: fraction_interval(*sums) for n, sums in found.items()}
+        precision, recall = holdout.above(above)
+        return OperatingPoint(
+            target=target,
+            threshold=float("nan") if threshold is None else threshold,
+            holdout_images=holdout.images,
+            holdout_coverage=recall,
+            holdout_accuracy=precision,
+            coverage=float(ratio(right.sum(), len(true))),
+            accuracy=float(ratio(right.sum(), taken.sum())),
+            intervals={n: interval for n, interval in intervals.items() if interval is not None},
+        )
+
+    def _rows(self) -> tuple[Array, Array]:
+        self._predicted = [np.concatenate(self._predicted)]
+        self._true = [np.concatenate(self._true)]
+        return self._predicted[0], self._true[0]
+
+
+def _by_unit(unit: Array, rows: Array, weights: Array | None = None) -> Array:
+    """(U,) the number of rows in the images of each unit, or their sum of weights."""
+    return np.bincount(
+        unit[rows[:, 0].astype(int)], weights, minlength=int(unit.max(initial=-1)) + 1
+    )
+
+
+def _scores(
+    name: str, predicted: Array, true: Array, unit: Array, num_bins: int, resamples: int = 0
+) -> ObjectScores:
+    """The scores of some objects; (I,) `unit` tells the images of different groups apart."""
+    real, sure = predicted[:, 3], predicted[:, 4]
+    edges = np.linspace(0, 1, num_bins + 1)
+    place = np.searchsorted(edges[1:-1], sure)  # bins (lo, hi]
+    bins = [np.bincount(place, w, minlength=num_bins) for w in (None, real, sure)]
+    values, rank = np.unique(sure, return_inverse=True)
+    count, hits = _by_unit(unit, predicted), _by_unit(unit, predicted, real)
+    sums = {
+        "precision": (hits, count),
+        "recall": (_by_unit(unit, true, true[:, 3]), _by_unit(unit, true)),
+        "brier": (_by_unit(unit, predicted, (sure - real) ** 2), count),
+    }
+    intervals = {score: fraction_interval(*each) for score, each in sums.items()}
+    held = np.flatnonzero(count)
+    if resamples and len(held) > 1:
+        cell = unit[predicted[:, 0].astype(int)] * num_bins + place
+        gap = np.bincount(cell, sure - real, minlength=len(count) * num_bins)
+        gap, n, h = gap.reshape(-1, num_bins)[held], count[held], hits[held]
+        one = {"class_gap": gap, "class_pixels": n, "intersection": h, "predicted": n, "truth": n}
+        model = ImageScores(
+            {"top_gap": gap, "pixels": n, "hits": h, **{k: x[:, None] for k, x in one.items()}}
+        )
+        intervals["ece"] = combine([model], [1.0], resamples=resamples, seed=0)["ece"].interval
+        areas = []
+        for block in resampled_weights(len(count), resamples, 0):
+            for weight in block[:, unit[predicted[:, 0].astype(int)]]:
+                drawn = (np.bincount(rank, weight * w) for w in (real, 1 - real))
+                areas.append(auroc(*drawn))
+        if np.isfinite(areas).all():
+            low, high = np.quantile(areas, [0.025, 0.975]).tolist()
+            intervals["auroc"] = Interval(low, high)
+    return ObjectScores(
+        name=name,
+        truth=len(true),
+        found=int(true[:, 3].sum()),
+        top=BinTable(edges, *bins),
+        brier=float(ratio(sums["brier"][0].sum(), len(predicted))),
+        auroc=auroc(np.bincount(rank, real), np.bincount(rank, 1 - real)),
+        intervals={score: each for score, each in intervals.items() if each is not None},
+    )
+
+
+def _keep(
+    kept: list[Crop],
+    ranks: Array,
+    numbers: Array,
+    ids: Array,
+    image: str,
+    of_class: int,
+    predicted: Array,
+    truth: Array,
+) -> None:
+    """Add objects of an image, by their numbers, to those that are drawn, if of higher rank."""
+    least = kept[-1].rank if len(kept) == GALLERY else -1.0
+    places = np.flatnonzero(ranks > least)
+    for k in places[np.argsort(-ranks[places], kind="stable")][:GALLERY]:
+        where, plane = np.nonzero(ids == numbers[k]), None
+        if ids.ndim == 3:  # the plane with most of it
+            plane = int(np.bincount(where[0]).argmax())
+            where = tuple(x[where[0] == plane] for x in where[1:])
+        side = max(48, *(2 * int(np.ptp(x)) for x in where))
+        starts = [int(x.min() + x.max() - side) // 2 for x in where]
+        starts = [max(0, min(s, n - side)) for s, n in zip(starts, ids.shape[-2:], strict=True)]
+        box = slice(starts[0], starts[0] + side), slice(starts[1], starts[1] + side)
+        seen = ((each if plane is None else each[plane])[box].copy() for each in (predicted, truth))
+        kept.append(Crop(float(ranks[k]), image, of_class, plane, box, *seen))
+    kept.sort(key=lambda crop: -crop.rank)
+    del kept[GALLERY:]
+
+
+def _read_map(
+    folders: Sequence[str | Path], name: str, shape: tuple[int, ...]
+) -> tuple[Array | None, Array | None]:
+    """The instance map of an image, and the scores of its objects; None where there are none."""
+    if not folders:
+        return None, None
+    files = [Path(folder) / f"{name}{suffix}" for folder in folders for suffix in _SUFFIXES]
+    path = next((file for file in files if file.is_file()), None)
+    if path is None:
+        raise BadFile(f"there is no instance map of {name} in {', '.join(map(str, folders))}")
+    scores = None
+    if path.suffix == ".npz":
+        with Npz(path) as arrays:
+            ids = arrays["instances"]
+            scores = arrays["scores"] if "scores" in arrays.keys else None
+    elif path.suffix == ".npy":
+        ids = read_npy(path)
+    else:
+        ids = Nifti(path).read() if path.name.endswith((".nii", ".nii.gz")) else read_mask(path)
+    if ids.shape != shape:
+        raise BadFile(f"{path}: the instance map has the shape {ids.shape}, the labels {shape}")
+    if ids.dtype.kind == "f" and (ids == ids.round()).all():  # as NIfTI may hold them
+        ids = ids.astype(np.int64)
+    if ids.dtype.kind not in "biu" or ids.min() < 0 or ids.max() >= _LARGEST:
+        raise BadFile(f"{path}: an instance map holds whole numbers from 0 to {_LARGEST - 1}")
+    if scores is not None and not (scores.ndim == 1 and ((scores >= 0) & (scores <= 1)).all()):
+        raise BadFile(f"{path}: scores must be (M,) numbers from 0 to 1")
+    return ids.astype(np.int64), scores
