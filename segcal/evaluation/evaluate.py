@@ -220,10 +220,11 @@ def measure(
                 objects[name].update(found.probs, batch.labels, batch.names, groups)
         del batch, inside, found  # before the next batch is made
     if distributed.is_distributed():  # every process shall know what any of them left out
-        parts: list[dict[str, str]] = [{}] * distributed.world_size()
-        dist.all_gather_object(parts, source.skipped)
-        for part in parts:
-            source.skipped.update(part)
+        parts: list[Any] = [None] * distributed.world_size()
+        dist.all_gather_object(parts, (source.skipped, source.score_sums))
+        for skipped, sums in parts:
+            source.skipped.update(skipped)
+            source.score_sums = {**source.score_sums, **sums}
     for name, meters in measured.items():
         for one in (*meters.values(), *observers.get(name, ())):
             one.sync()
@@ -630,6 +631,14 @@ def evaluate_source(
     notes = []
     if chosen is not None:
         notes = choosing.notes(chosen, reports, measured[NONE][WHOLE_IMAGE], calibrators)
+    if found_sums := source.score_sums:
+        mean = sum(found_sums.values()) / len(found_sums)
+        low, high = (end(found_sums, key=found_sums.__getitem__) for end in (min, max))
+        notes.append(
+            "The network gives scores, which were divided by their sum over the classes: "
+            f"{mean:.3f} on average, from {found_sums[low]:.3f} ({low}) to "
+            f"{found_sums[high]:.3f} ({high}). What is missing to 1 was given to no class."
+        )
     if source.top_only:
         labels = ", ".join(s.label for n, s in SCORES.items() if n in NEED_ALL_CLASSES)
         notes.append(f"Only the top class is known. These need all classes: {labels}.")

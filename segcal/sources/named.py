@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -48,6 +48,7 @@ class NamedSource(NetworkSource):
     network: Network
     joined: tuple[tuple[int, ...], ...] | None
     amp: bool
+    score_sums: dict[str, float]
     fit_source: NamedSource | None = None
     on: Callable[[str], NamedSource]
 
@@ -69,6 +70,10 @@ class NamedSource(NetworkSource):
         other._views, other._viewed, other.pools = self._views, self._viewed, self.pools
         return other
 
+    def __iter__(self) -> Iterator[Batch]:
+        self.score_sums = {}
+        yield from super().__iter__()
+
     @torch.inference_mode()
     def predict(self, inputs: Tensor, labels: Tensor, names: Sequence[str] | None) -> Batch:
         """What the network makes of a batch; scores become probabilities by their sum."""
@@ -78,7 +83,10 @@ class NamedSource(NetworkSource):
             batch = super().predict(inputs, labels, names)
         values, outputs = batch.values, self._outputs(batch.values)
         if outputs == "scores":
-            values = scores_to_probs(values.clamp_min(0))
+            values = values.clamp_min(0)
+            sums = values.sum(1).flatten(1).mean(1).tolist()
+            self.score_sums.update(zip(names or (), sums, strict=False))
+            values = scores_to_probs(values)
         if self.joined is not None:
             values = _joined(values, self.joined, probs=outputs != "logits")
         named: Kind = "logits" if outputs == "logits" else "probs"
@@ -243,7 +251,7 @@ def open_network(
             key=key,
         )
         source.network, source.joined, source.amp, source.on = network, groups, amp, on
-        source._pad_to, source._padded = network.pad_to, False
+        source._pad_to, source._padded, source.score_sums = network.pad_to, False, {}
         return source
 
     def on(text: str) -> NamedSource:

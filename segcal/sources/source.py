@@ -116,6 +116,8 @@ class Source(ABC):
             image stands alone.
         num_images: how many images there are, over all processes; None if that is not known.
         skipped: the reason, by name, for each image that was left out.
+        score_sums: where a network gives scores that are divided by their sum over the classes,
+            the mean of that sum over the pixels of each image, by name.
         config: the settings behind the predictions as YAML, for the page.
         history: the log of the training, one record per epoch, for the page.
     """
@@ -132,6 +134,7 @@ class Source(ABC):
     group: str = ""
     num_images: int | None = None
     skipped: dict[str, str]
+    score_sums: Mapping[str, float] = {}
     config: str = ""
     history: Sequence[Mapping[str, Any]] = ()
     pools: bool = False  # whether a prediction is a mean over members, whose spread is known

@@ -1,5 +1,7 @@
 """Networks by name or file: the scores of `segcal.evaluate` on the same inputs, for every kind."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -192,41 +194,101 @@ def test_transformers_segformer(root, tmp_path):
     assert source.class_names == ("road", "car", "sky")
 
 
-@pytest.mark.slow
-def test_a_mask_classifier_gives_scores(root, tmp_path):
-    """Its scores are divided by their sum; a softmax of them would be nearly uniform."""
+SIDE = {"height": 64, "width": 64}
+NAMES = {0: "road", 1: "car", 2: "sky"}
+
+
+def swin():
+    from transformers import SwinConfig
+
+    return SwinConfig(
+        image_size=64, embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 1, 1], window_size=2,
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+    )  # fmt: skip
+
+
+def mask2former(folder):
     from transformers import (
         Mask2FormerConfig,
         Mask2FormerForUniversalSegmentation,
         Mask2FormerImageProcessor,
-        SwinConfig,
     )
 
-    torch.manual_seed(0)
-    swin = SwinConfig(
-        image_size=64, embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 1, 1], window_size=2,
-        out_features=["stage1", "stage2", "stage3", "stage4"],
-    )  # fmt: skip
     config = Mask2FormerConfig(
-        backbone_config=swin, num_labels=CLASSES, hidden_dim=32, feature_size=32,
-        mask_feature_size=32,
+        backbone_config=swin(), hidden_dim=32, feature_size=32, mask_feature_size=32,
         num_queries=5, encoder_layers=1, decoder_layers=2, num_attention_heads=2,
-        dim_feedforward=16, encoder_feedforward_dim=16, id2label={0: "road", 1: "car", 2: "sky"},
+        dim_feedforward=16, encoder_feedforward_dim=16, id2label=NAMES,
     )  # fmt: skip
-    model = Mask2FormerForUniversalSegmentation(config).eval()
-    model.save_pretrained(tmp_path / "m2f")
-    processor = Mask2FormerImageProcessor(size={"height": 64, "width": 64}, ignore_index=255)
-    processor.save_pretrained(tmp_path / "m2f")
-    source = open_network(f"hf:{tmp_path / 'm2f'}", f"masks:{root}", workers=0)
+    processor = Mask2FormerImageProcessor(size=SIDE, ignore_index=255)
+    processor.save_pretrained(folder)
+    return Mask2FormerForUniversalSegmentation(config), processor, {}
+
+
+def eomt(folder):
+    from transformers import EomtConfig, EomtForUniversalSegmentation, EomtImageProcessor
+
+    config = EomtConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=64, patch_size=16,
+        num_queries=5, num_blocks=1, num_upscale_blocks=1, mlp_ratio=2, id2label=NAMES,
+    )  # fmt: skip
+    processor = EomtImageProcessor(size=SIDE, do_split_image=False, do_pad=False)
+    processor.save_pretrained(folder)
+    return EomtForUniversalSegmentation(config), processor, {}
+
+
+def oneformer(folder):
+    """Its processor has a tokenizer for the words of the task; here each letter is a word."""
+    from transformers import (
+        CLIPTokenizer,
+        OneFormerConfig,
+        OneFormerForUniversalSegmentation,
+        OneFormerImageProcessor,
+        OneFormerProcessor,
+    )
+
+    config = OneFormerConfig(
+        backbone_config=swin(), num_queries=5, conv_dim=32, mask_dim=32, hidden_dim=32,
+        encoder_feedforward_dim=16, dim_feedforward=16, encoder_layers=1, decoder_layers=2,
+        num_attention_heads=2, text_encoder_width=16, text_encoder_num_layers=1,
+        text_encoder_vocab_size=64, text_encoder_n_ctx=2, query_dec_layers=1, task_seq_len=16,
+        id2label=NAMES,
+    )  # fmt: skip
+    classes = {str(c): {"isthing": 0, "name": name} for c, name in NAMES.items()}
+    (folder / "info.json").write_text(json.dumps(classes))
+    letters = [*"abcdefghijklmnopqrstuvwxyz"]
+    words = [*letters, *(f"{a}</w>" for a in letters), "<|startoftext|>", "<|endoftext|>"]
+    tokenizer = CLIPTokenizer({word: i for i, word in enumerate(words)}, [])
+    images = OneFormerImageProcessor(
+        size=SIDE, class_info_file="info.json", repo_path=str(folder), num_text=3
+    )
+    processor = OneFormerProcessor(images, tokenizer, max_seq_length=16, task_seq_length=16)
+    processor.save_pretrained(folder)
+    return OneFormerForUniversalSegmentation(config), processor, {"task_inputs": ["semantic"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [mask2former, eomt, oneformer])
+def test_a_mask_classifier_gives_scores(root, tmp_path, make):
+    """Its scores are divided by their sum; a softmax of them would be nearly uniform."""
+    torch.manual_seed(0)
+    model, processor, extra = make(tmp_path)
+    model.eval().save_pretrained(tmp_path)
+    source = open_network(f"hf:{tmp_path}", f"masks:{root}", workers=0)
     batch = source[0]
-    assert batch.kind == "probs"
-    assert torch.allclose(batch.values.sum(1), torch.ones(1, *SIZE), atol=1e-5)
+    assert batch.kind == "probs" and source.class_names == tuple(NAMES.values())
     image, _ = next(read(root, lambda x: torch.from_numpy(x.copy())))
-    inputs = processor(images=image[0].numpy(), return_tensors="pt")["pixel_values"]
+    inputs = processor(images=image[0].numpy(), return_tensors="pt", **extra)
     with torch.inference_mode():
-        found = model(pixel_values=inputs)
-    (expected,) = processor.post_process_semantic_segmentation(found, target_sizes=[SIZE])
-    assert (batch.values[0].argmax(0) == expected).float().mean() > 0.999
+        found = model(**{k: v for k, v in inputs.items() if k in ("pixel_values", "task_inputs")})
+    classes = found.class_queries_logits.softmax(-1)[..., :-1]
+    scores = torch.einsum("nqc,nqhw->nchw", classes, found.masks_queries_logits.sigmoid())
+    scores = nn.functional.interpolate(scores, SIZE, mode="bilinear")
+    torch.testing.assert_close(batch.values, scores / scores.sum(1, True), atol=1e-4, rtol=1e-3)
+    (note,) = segcal.evaluate_source(source, overlays="none", resamples=0).notes
+    assert "divided by their sum" in note
+    assert source.score_sums[source.names[0]] == pytest.approx(
+        float(scores.sum(1).mean()), rel=1e-4
+    )
 
 
 def test_outputs_are_probabilities_where_they_sum_to_one(root, tmp_path, caplog):
