@@ -374,14 +374,14 @@ def run(options: argparse.Namespace) -> None:
                 cache=folder,
             )
             evaluations.append(evaluation)
-            page = evaluation.save(folder, static=options.static)
+            page = evaluation.save(folder)
             if distributed.rank() == 0:
                 _say(evaluation)
                 if len(groups) == 1:
                     _say_shifts(evaluations)
                 show(page, browser=options.open and len(groups) == 1)
         if len(groups) > 1:
-            page = write_comparison(evaluations, comparison, static=options.static)
+            page = write_comparison(evaluations, comparison)
             if distributed.rank() == 0:
                 _say_shifts(evaluations)
                 show(page, browser=options.open)

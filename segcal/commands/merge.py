@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> None:
     print(f"{merged.name}: {describe_report(report)}")
     pixels = f"{protocol.pixels} {counted(report)}"
     print(f"{protocol.images} images, {pixels} from {len(options.states)} states")
-    page = options.report and merged.save(options.report, static=options.static)
+    page = options.report and merged.save(options.report)
     if options.out is not None:  # after the report, whose folder may be the same
         merged.meters["none"].save(options.out)
         print(f"state: {options.out}")

@@ -195,12 +195,7 @@ def add_posthoc(parser: argparse._ActionsContainer, metavar: str, what: str) -> 
 
 
 def add_page(parser: argparse._ActionsContainer) -> None:
-    """The options of every command that writes a page."""
-    parser.add_argument(
-        "--static",
-        action="store_true",
-        help="write a page without interactive plots and tables, for mail and print",
-    )
+    """The option of every command that writes a page."""
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
 
 

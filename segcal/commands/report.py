@@ -32,5 +32,5 @@ def run(options: argparse.Namespace) -> None:
     evaluations = [load_evaluation(path) for path in options.reports]
     names = list(dict.fromkeys(evaluation.name for evaluation in evaluations))
     title = names[0] if len(names) == 1 else "Comparison"
-    page = write_comparison(evaluations, folder, title=title, static=options.static)
+    page = write_comparison(evaluations, folder, title=title)
     show(page, browser=options.open)

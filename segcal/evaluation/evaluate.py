@@ -36,7 +36,7 @@ from segcal.sources.source import Batch, Source
 
 if TYPE_CHECKING:
     from segcal.data.shift import Shift
-    from segcal.viz import Overlay, PageRow, Picture
+    from segcal.viz import Overlay, PageRow
 
 log = logging.getLogger(__name__)
 WHOLE_IMAGE = "all"  # the whole image, among the names of regions
@@ -386,10 +386,9 @@ class Evaluation:
         calibrators: the fitted calibrators by short name, without "none".
         meters: the sums behind the reports, by the same keys.
         keys: digests of what the reports under shift depend on, by the same keys.
-        overlays: panels of some images by calibrator.
-        shift_overlay: the panel of one image, clean and under shifts.
+        overlays: pictures of some images, and of one under shifts, by calibrator.
         object_calibrators: the fitted maps of the confidence of objects, by short name.
-        object_overlay: false and missed objects.
+        object_overlay: a picture of false and missed objects, PNG.
         skipped: the reason, by name, for each image that was left out.
         config: the settings behind the network as YAML.
         history: the log of its training, one record per epoch.
@@ -402,9 +401,8 @@ class Evaluation:
     meters: Mapping[Key, CalibrationMeter] = field(default_factory=dict, repr=False)
     keys: dict[Key, str] = field(default_factory=dict, repr=False)
     overlays: dict[str, list[Overlay]] = field(default_factory=dict, repr=False)
-    shift_overlay: Picture | None = field(default=None, repr=False)
     object_calibrators: dict[str, Calibrator] = field(default_factory=dict)
-    object_overlay: Picture | None = field(default=None, repr=False)
+    object_overlay: bytes | None = field(default=None, repr=False)
     skipped: dict[str, str] = field(default_factory=dict)
     config: str = field(default="", repr=False)
     history: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
@@ -442,14 +440,13 @@ class Evaluation:
                     for key, report in self.reports.items()
                     if isinstance(key, tuple) and key[0] == method
                 },
-                shift_overlay=self.shift_overlay if method == NONE else None,
                 object_overlay=self.object_overlay if method == NONE else None,
                 notes=self.notes if method == NONE else (),
             )
             for method in self.methods
         ]
 
-    def save(self, folder: str | Path, *, static: bool = False) -> Path:
+    def save(self, folder: str | Path) -> Path:
         """Write reports, states, calibrators, tables and the page; see `segcal.evaluation.folder`.
 
         What is in the folder is replaced when all is written. Under torch.distributed only the
@@ -457,14 +454,13 @@ class Evaluation:
 
         Args:
             folder: made if missing.
-            static: write a page without interactive plots and tables, for mail and print.
 
         Returns:
             The path of the page.
         """
         from segcal.evaluation.folder import save
 
-        return save(self, Path(folder), static=static)
+        return save(self, Path(folder))
 
     def _repr_html_(self) -> str:
         from segcal.viz.tables import score_tables
@@ -669,5 +665,6 @@ def evaluate_source(
             evaluation.object_overlay = draw_objects(counted[NONE], source)
         which = "random" if overlays == "worst" else overlays  # in the worst, a shift does little
         for index in drawing.choose(which, min(num_overlays, 1), source, reports[NONE]):
-            evaluation.shift_overlay = drawing.draw_shifts(source, shifted, index, maps)
+            for method, some in drawing.draw_shifts(source, shifted, index, maps).items():
+                evaluation.overlays[method] += some
     return evaluation

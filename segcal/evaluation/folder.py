@@ -3,7 +3,7 @@
 report.json               the report of the network as it is, and what the page says besides
 report.html               the page
 table.md  table.csv       the numbers as tables
-shift.json .md .csv       the scores under shift; shift.png shows one image under it
+shift.json .md .csv       the scores under shift
 objects.png               false and missed objects; objects.safetensors calibrates objects
 figures/                  the diagrams
 state.npz                 the sums behind report.json, for `segcal merge` and `segcal compare`
@@ -38,7 +38,7 @@ from segcal.posthoc import NONE, Calibrator, load_calibrator
 from segcal.sources.network import check_history
 from segcal.sources.source import digest
 from segcal.viz import tables
-from segcal.viz.overlay import Overlay, Picture
+from segcal.viz.overlay import Overlay
 from segcal.viz.page import PageRow, write_page
 from segcal.viz.plots import write_figures
 
@@ -104,7 +104,7 @@ def stored(folder: Path, key: str) -> tuple[Report, CalibrationMeter] | None:
     return None
 
 
-def save(evaluation: Evaluation, folder: Path, *, static: bool = False) -> Path:
+def save(evaluation: Evaluation, folder: Path) -> Path:
     """See `Evaluation.save`."""
     if distributed.rank() != 0:
         return folder / PAGE
@@ -116,14 +116,11 @@ def save(evaluation: Evaluation, folder: Path, *, static: bool = False) -> Path:
             )
         for method, calibrator in evaluation.calibrators.items():
             calibrator.save(new / place(method) / CALIBRATOR)
-        panel = evaluation.shift_overlay
-        if panel is not None:
-            (new / "shift.png").write_bytes(panel.png)
         for method, calibrator in evaluation.object_calibrators.items():
             calibrator.save(new / place(method) / OBJECTS)
         if evaluation.object_overlay is not None:
-            (new / GALLERY).write_bytes(evaluation.object_overlay.png)
-        write_pages(evaluation.rows(), new, evaluation.name, [evaluation], static=static)
+            (new / GALLERY).write_bytes(evaluation.object_overlay)
+        write_pages(evaluation.rows(), new, evaluation.name, [evaluation])
         about = {
             "name": evaluation.name,
             "methods": evaluation.methods,
@@ -131,7 +128,6 @@ def save(evaluation: Evaluation, folder: Path, *, static: bool = False) -> Path:
             "notes": evaluation.notes,
             "skipped": evaluation.skipped,
             "overlays": listed,
-            "shift_overlay": None if panel is None else panel.name,
             "config": evaluation.config,
             "history": [dict(record) for record in evaluation.history],
             # The same in all reports that were written together.
@@ -199,7 +195,7 @@ def _results(folder: Path) -> set[Path]:
         methods = [str(method) for method in _read(folder / REPORT)[1]["methods"]]
     except (OSError, ValueError, TypeError, KeyError):
         methods = []
-    found = {Path("shift.png"), Path(GALLERY)}
+    found = {Path(GALLERY)}
     for top in {place(method) for method in [NONE, *methods]}:
         found |= {top / name for name in (REPORT, STATE, CALIBRATOR, OBJECTS)}
         found |= {top / "overlays" / path.name for path in (folder / top / "overlays").glob("*.*")}
@@ -207,12 +203,7 @@ def _results(folder: Path) -> set[Path]:
 
 
 def write_pages(
-    rows: Sequence[PageRow],
-    folder: Path,
-    title: str,
-    evaluations: Sequence[Evaluation],
-    *,
-    static: bool = False,
+    rows: Sequence[PageRow], folder: Path, title: str, evaluations: Sequence[Evaluation]
 ) -> None:
     """Write page, tables and figures of some rows into `folder`."""
     names = tables.tell_apart([row.name for row in rows])
@@ -241,23 +232,18 @@ def write_pages(
         (folder / "shift.csv").write_text(tables.shift_csv(shifted), encoding="utf-8")
     history = rows[0].history if len(rows) == 1 else ()
     write_figures(reports, folder / "figures", history=history)
-    comparison = compare(evaluations)
-    write_page(rows, folder / PAGE, title=title, comparison=comparison, static=static)
+    write_page(rows, folder / PAGE, title=title, comparison=compare(evaluations))
 
 
 def write_comparison(
-    evaluations: Sequence[Evaluation],
-    folder: str | Path,
-    *,
-    title: str = "Comparison",
-    static: bool = False,
+    evaluations: Sequence[Evaluation], folder: str | Path, *, title: str = "Comparison"
 ) -> Path:
     """Write the page and tables of several evaluations side by side; the path of the page."""
     folder = Path(folder)
     if distributed.rank() == 0:
         with _replacing(folder, pages_alone=True) as new:
             rows = [row for evaluation in evaluations for row in evaluation.rows()]
-            write_pages(rows, new, title, evaluations, static=static)
+            write_pages(rows, new, title, evaluations)
     return folder / PAGE
 
 
@@ -319,28 +305,19 @@ def load_evaluation(path: str | Path) -> Evaluation:
         for shift in shifts:
             for method in methods:
                 _add(folder / place(method, shift), (method, shift), {}, reports, states)
-        panel, gallery = folder / "shift.png", folder / GALLERY
+        gallery = folder / GALLERY
         return Evaluation(
             name=str(about["name"]),
             reports=reports,
             calibrators=_calibrators(folder, CALIBRATOR, reports),
             object_calibrators=_calibrators(folder, OBJECTS, reports),
-            object_overlay=(
-                Picture("objects", gallery.read_bytes())
-                if report.objects and gallery.is_file()
-                else None
-            ),
+            object_overlay=gallery.read_bytes() if report.objects and gallery.is_file() else None,
             meters=_States({key: file for key, file in states.items() if file.is_file()}),
             overlays={
                 method: _read_overlays(some, folder / place(method) / "overlays")
                 for method, some in about["overlays"].items()
                 if method in reports
             },
-            shift_overlay=(
-                Picture(str(about["shift_overlay"]), panel.read_bytes())
-                if about["shift_overlay"] and panel.is_file()
-                else None
-            ),
             skipped={str(name): str(why) for name, why in about["skipped"].items()},
             config=str(about["config"]),
             history=check_history(about["history"]),

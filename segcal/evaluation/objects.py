@@ -17,7 +17,7 @@ from segcal.metrics.scores import Array
 from segcal.metrics.triage import Target, choose_threshold
 from segcal.posthoc import NONE, Calibrator
 from segcal.sources.source import Source
-from segcal.viz.overlay import Picture, Tile, draw_crops
+from segcal.viz.overlay import Tile, draw_crops
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def object_reports(
     return tuple(reports)
 
 
-def draw_objects(counter: ObjectCounter, source: Source) -> Picture | None:
+def draw_objects(counter: ObjectCounter, source: Source) -> bytes | None:
     """The most confident false objects and the largest missed ones, in one picture."""
     place = {name: i for i, name in enumerate(source.names)}
     tiles: list[list[Tile]] = []
@@ -115,4 +115,4 @@ def draw_objects(counter: ObjectCounter, source: Source) -> Picture | None:
             if image is not None and crop.plane is not None:
                 image = image[crop.plane]
             tiles[-1].append((crop, None if image is None else image[crop.box]))
-    return Picture("objects", draw_crops(*tiles)) if any(tiles) else None
+    return draw_crops(*tiles) if any(tiles) else None

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from segcal.evaluation.evaluate import LogitMap, calibrated, count_batch, new_meter
 from segcal.files import BadFile
 from segcal.metrics import Report
 from segcal.sources.source import Batch, Source
-from segcal.viz.overlay import Overlay, Picture, make_overlay, shift_panel
+from segcal.viz.overlay import Overlay, make_overlay
 
 log = logging.getLogger(__name__)
+_SHOWN_SHIFTS = 4  # each is as large in the page as a drawn image
 
 
 def require_images(which: str, source: Source) -> None:
@@ -128,39 +128,25 @@ def draw_shifts(
     shifted: Mapping[str, Source],
     index: int,
     calibrators: Mapping[str, LogitMap | None],
-) -> Picture | None:
-    """The panel of one image, clean and under shifts that kept its name and its labels.
+) -> dict[str, list[Overlay]]:
+    """One image, clean and under some of the shifts, by name of calibrator; see `draw`.
 
-    Of a corruption only the middle severity is shown. There is none for classification.
+    Of a corruption only the middle severity is drawn.
     """
-    name, labels = clean.names[index], clean[index].labels
-    if not shifted or labels is None or labels.ndim != 3:  # or sigmoid outputs
-        return None
     kinds: dict[str, list[str]] = {}
     for shift in shifted:
         kind, _, value = shift.partition(":")
         kinds.setdefault(kind if value.isdecimal() else shift, []).append(shift)
     chosen = [sorted(same)[len(same) // 2] for same in kinds.values()]
-    views = []
-    for heading, source in {"clean": clean, **{shift: shifted[shift] for shift in chosen}}.items():
-        if name not in source.names or name in source.skipped:
-            continue
-        place = list(source.names).index(name)
-        batch = source[place]
-        if batch.labels is None or not torch.equal(batch.labels, labels):
-            continue
-        probs = {
-            method: calibrated(batch, calibrator).probs[0].float().cpu().numpy()
-            for method, calibrator in calibrators.items()
-        }
-        views.append((heading, _image(source, place), probs))
-    png = shift_panel(
-        views,
-        labels[0].cpu().numpy(),
-        palette=clean.palette,
-        ignore_index=clean.ignore_index,
-    )
-    return Picture(name, png)
+    drawn: dict[str, list[Overlay]] = {method: [] for method in calibrators}
+    name = clean.names[index]
+    sources = {"clean": clean, **{shift: shifted[shift] for shift in chosen[:_SHOWN_SHIFTS]}}
+    for shift, source in sources.items() if shifted else ():
+        if name in source.names and name not in source.skipped:
+            found = draw(source, [list(source.names).index(name)], calibrators)
+            for method, some in found.items():
+                drawn[method] += [replace(o, name=f"{o.name}, {shift}", of="") for o in some]
+    return drawn
 
 
 def _image(source: Source, index: int) -> np.ndarray | None:

@@ -25,7 +25,7 @@ from segcal.metrics import (
 from segcal.metrics.scores import SCORES
 from segcal.sweep.definition import Row, Sweep, shown
 from segcal.sweep.runner import Runs
-from segcal.viz.plots import draw_severities, figure_png, new_figure, themed
+from segcal.viz.plots import figure_png, new_figure, severity_curve, themed
 from segcal.viz.tables import Cell, Number, Sheet, Table, above_interval, difference_table, put_into
 
 INTERVAL = "mean ± deviation over seeds, [95 % interval], values of the seeds"
@@ -266,7 +266,7 @@ class Results:
                         if mean is not None:
                             value = mean / SCORES[score].scale
                             means[row.name][condition.severity or 0] = value
-                    draw_severities(means, ax, score=score)
+                    severity_curve(means, ax, score=score)
         return found
 
 

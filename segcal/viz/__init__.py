@@ -11,17 +11,14 @@ from typing import Any
 _EXPORTS = {
     **dict.fromkeys(
         (
-            *("believed_accuracy", "classwise_reliability", "confidence_histogram", "convergence"),
-            *("gap_heatmap", "reliability_diagram", "risk_coverage", "severity_curve"),
+            *("classwise_reliability", "confidence_histogram", "convergence"),
+            *("reliability_diagram", "risk_coverage", "severity_curve"),
             *("write_figures", "wrong_confidence"),
         ),
         "plots",
     ),
     **dict.fromkeys(
-        (
-            *("Overlay", "Picture", "calibration_gap", "calibration_overlay", "make_overlay"),
-            "shift_panel",
-        ),
+        ("Overlay", "calibration_gap", "calibration_overlay", "make_overlay"),
         "overlay",
     ),
     **dict.fromkeys(("PageRow", "write_page"), "page"),

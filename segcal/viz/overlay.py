@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -340,13 +340,6 @@ def make_overlay(
     )
 
 
-class Picture(NamedTuple):
-    """A picture with a name, PNG."""
-
-    name: str
-    png: bytes
-
-
 _WIDTH, _TALLEST = 430, 860  # pixels of a picture; three in a row
 _GAP, _LINE = 18, 24  # between pictures; height of a line of text
 _FEW_PIXELS = 200  # images with shorter sides are drawn without smoothing
@@ -423,49 +416,6 @@ def _draw_panel(overlay: Overlay) -> bytes:
     for color, text in ((WRONG, "wrong"), (RIGHT, "right"), ("#c6c6c6", "not counted")):
         _swatch(draw, (place, below), color, text)
         place += 40 + round(_font(14).getlength(text))
-    return _png(canvas)
-
-
-def shift_panel(
-    views: Sequence[tuple[str, np.ndarray | None, Mapping[str, np.ndarray]]],
-    labels: np.ndarray,
-    *,
-    palette: ArrayLike | None = None,
-    ignore_index: int | None = None,
-) -> bytes:
-    """PNG of one image under shifts: image, prediction, and the gap after each post-hoc method.
-
-    Args:
-        views: one per row, the clean image first: the name of the shift, the image (H, W, 3) or
-            None, and probabilities (C, H, W) by name of the post-hoc method; the first of these
-            decides the prediction shown.
-        labels: (H, W) integer labels, the same for all.
-        palette: (C or more, 3) uint8 colours of the classes; by default `class_palette`.
-        ignore_index: as for `calibration_overlay`.
-    """
-    first, *others = views[0][2]
-    colors = class_palette(len(views[0][2][first])) if palette is None else palette
-    colors = np.asarray(colors, dtype=np.uint8)
-    headings = ["image", "prediction", "gap", *(f"gap, {method.upper()}" for method in others)]
-    width, height = (round(0.62 * side) for side in _fitted(labels.shape))
-    side = 150
-    canvas, draw = _canvas(
-        side + len(headings) * (width + 8) + _GAP, 2 * _LINE + len(views) * (height + 8)
-    )
-    for row, (name, image, probs) in enumerate(views):
-        top = _LINE + 6 + row * (height + 8)
-        draw.text((_GAP, top + height // 2), _short(name, 16), LIGHT["ink"], _font(14), "lm")
-        _, predicted, _, _ = _predictions(probs[first], labels, ignore_index)
-        pictures = [None if image is None else rgb_image(image, labels.shape), colors[predicted]]
-        pictures += [
-            calibration_overlay(image, p, labels, ignore_index=ignore_index) for p in probs.values()
-        ]
-        for column, picture in enumerate(pictures):
-            left = side + column * (width + 8)
-            if row == 0:
-                draw.text((left, top - 6), headings[column], LIGHT["ink"], _font(15), "ls")
-            if picture is not None:
-                _paste(canvas, picture, (left, top), (width, height))
     return _png(canvas)
 
 

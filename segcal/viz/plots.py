@@ -21,7 +21,6 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
@@ -33,7 +32,7 @@ from segcal.metrics.report import ObjectReport
 from segcal.metrics.scores import SCORES, ratio, risk_at_coverage
 from segcal.metrics.uncertainty import UNCERTAINTIES
 from segcal.viz.style import LIGHT, OVER, UNDER, run_style
-from segcal.viz.tables import CLEAN, ShiftedReports, class_names, counted, severity, shifts_of
+from segcal.viz.tables import class_names, counted, objects_of
 
 COVERAGES = [i / 200 for i in range(1, 201)]  # where curves of risk are drawn
 Reports = Report | Mapping[str, Report]
@@ -70,7 +69,6 @@ _BAR = "#8b98ab"  # a grey blue that is visible on white and on black
 _SHADE = 0.75  # opacity of the gaps
 _LEAST = 0.003  # per cent; the lower end of the logarithmic scale of shares
 _STRIP = 0.17  # height of the strip of shares, as a fraction of the diagram's
-_FULL = 30  # percentage points of gap at which the colour of a heat map is full
 
 
 # Figures ----------------------------------------------------------------------------------------
@@ -128,13 +126,13 @@ def write_figures(
         "wrong_confidence": lambda: wrong_confidence(shown),
         "risk_coverage": lambda: risk_coverage(shown),
     }
-    by_class = not all(report.top_only for report in reports.values())
-    if by_class:
+    if not all(report.top_only for report in reports.values()):
         drawings["classwise_reliability"] = lambda: classwise_reliability(shown)
-    if one is not None and by_class:
-        drawings["gap_heatmap"] = lambda: gap_heatmap(one)
     if one is not None and one.detection:
         drawings["risk_by_uncertainty"] = lambda: risk_by_uncertainty(one)
+    if objects := objects_of(reports):
+        drawings["object_reliability"] = lambda: object_reliability(objects)
+        drawings["precision_recall"] = lambda: precision_recall(objects)
     if any(line.get("holdout/ece") is not None for line in history):
         drawings["convergence_ece"] = lambda: convergence(history)
     paths = []
@@ -434,46 +432,6 @@ def classwise_reliability(report: Reports, *, limit: int = 100) -> Figure:
     return figure
 
 
-def gap_heatmap(report: Report, ax: Axes | None = None, *, limit: int = 100) -> Axes:
-    """A heat map of mean p_c minus frequency of class c: one row per class, one column per bin.
-
-    Red is too high, blue is too low; the colour is full from 30 percentage points. Bins without
-    pixels are hatched.
-
-    Args:
-        report: one report.
-        ax: axes to draw on; those of a new figure if None.
-        limit: largest number of classes; those with the largest class-j-ECE.
-    """
-    chosen, names, bins = _worst_classes(report, limit), class_names(report), report.classes
-    gap = 100 * (bins.confidence - bins.accuracy)[chosen]  # (K, B)
-    ax = new_figure(7.2, 0.2 * len(chosen) + 1.5).subplots() if ax is None else ax
-    paper = mpl.rcParams["axes.facecolor"]
-    rows = np.arange(len(chosen) + 1)
-    mesh = ax.pcolormesh(
-        100 * bins.edges,
-        rows,
-        np.ma.masked_invalid(gap),
-        cmap=LinearSegmentedColormap.from_list("gap", [UNDER, paper, OVER]),
-        vmin=-_FULL,
-        vmax=_FULL,
-        edgecolor=paper,
-        linewidth=0.8,
-    )
-    ax.grid(False)
-    ax.patch.set(facecolor=mpl.rcParams["grid.color"], hatch="////", edgecolor=paper, linewidth=0)
-    ax.set_yticks(rows[:-1] + 0.5, labels=[plain(names[c], 22) for c in chosen], fontsize=8.5)
-    ax.tick_params(left=False)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
-    ax.invert_yaxis()
-    ax.set(xlabel="probability of the class (%)", xlim=(0, 100))
-    bar = ax.figure.colorbar(mesh, ax=ax, location="top", extend="both", aspect=45, pad=0.02)
-    bar.set_label("probability − frequency (points)")
-    bar.outline.set_visible(False)
-    return ax
-
-
 # Risk, training, shifts -------------------------------------------------------------------------
 
 
@@ -571,49 +529,16 @@ def convergence(
     return ax
 
 
-def kinds_and_severities(models: ShiftedReports) -> tuple[list[str], list[int]]:
-    """The corruptions that all models met at the same severities, and these severities."""
-    graded = [shift for shift in shifts_of(models) if severity(shift) is not None]
-    severities = sorted({int(severity(shift) or 0) for shift in graded})
-    kinds = [
-        kind
-        for kind in dict.fromkeys(shift.partition(":")[0] for shift in graded)
-        if all({f"{kind}:{s}" for s in severities} <= {*reports} for reports in models.values())
-    ]
-    return kinds, severities if kinds else []
-
-
-def severity_means(
-    reports: Mapping[str, Report], kinds: Sequence[str], severities: Sequence[int], score: str
-) -> dict[int, float]:
-    """By severity, 0 being the clean images, the mean of a score over corruptions; fractions."""
-    means = {0: float(getattr(reports[CLEAN], score))}
-    for grade in severities:
-        means[grade] = float(np.mean([getattr(reports[f"{k}:{grade}"], score) for k in kinds]))
-    return means
-
-
-def severity_curve(models: ShiftedReports, ax: Axes | None = None, *, score: str = "ece") -> Axes:
-    """A score against severity, 0 being the clean images: the mean over corruptions.
-
-    Args:
-        models: by name, the reports by shift; the clean images are "clean".
-        ax: axes to draw on; those of a new figure if None.
-        score: ece, sce, accuracy, overconfidence, underconfidence or mean_confidence.
-    """
-    kinds, severities = kinds_and_severities(models)
-    if not kinds:
-        raise ValueError(
-            "A curve over severities needs corruptions that every model met at the same severities."
-        )
-    means = {name: severity_means(r, kinds, severities, score) for name, r in models.items()}
-    return draw_severities(means, ax, score=score)
-
-
-def draw_severities(
+def severity_curve(
     means: Mapping[str, Mapping[int, float]], ax: Axes | None = None, *, score: str
 ) -> Axes:
-    """`severity_curve` of values that are known, by name of the model and severity; fractions."""
+    """A score against severity, 0 being the clean images.
+
+    Args:
+        means: by name of the model, the fraction at each severity.
+        ax: axes to draw on; those of a new figure if None.
+        score: a name in `metrics.scores.SCORES`.
+    """
     ax = _axes(ax, "", height=3.2)
     for index, (name, values) in enumerate(means.items()):
         heights = [SCORES[score].scale * value for value in values.values()]
@@ -623,32 +548,4 @@ def draw_severities(
     if score != "accuracy":
         ax.set_ylim(0, None)
     ax.legend()
-    return ax
-
-
-def believed_accuracy(models: ShiftedReports, ax: Axes | None = None) -> Axes:
-    """Mean confidence under each shift against accuracy; the clean images have a ring.
-
-    Args:
-        models: by name, the reports by shift; the clean images are "clean".
-        ax: axes to draw on; those of a new figure if None.
-    """
-    ax = _axes(ax, "", height=3.6)
-    accuracy, confidence = SCORES["accuracy"], SCORES["mean_confidence"]
-    low = top = accuracy.scale
-    for index, (name, reports) in enumerate(models.items()):
-        ordered = [reports[CLEAN], *(r for shift, r in reports.items() if shift != CLEAN)]
-        true = [top * report.accuracy for report in ordered]
-        believed = [top * report.mean_confidence for report in ordered]
-        low = min([low, *true, *believed])
-        style = {**run_style(index), "linestyle": "none"}
-        ax.plot(true, believed, label=plain(name), markersize=4, **style)
-        ring = {"marker": "o", "markersize": 10, "fillstyle": "none", "color": style["color"]}
-        ax.plot(true[:1], believed[:1], linestyle="none", **ring)
-    low = max(0.0, 10 * math.floor((low - 1) / 10))
-    color = mpl.rcParams["text.color"]
-    ax.plot([low, top], [low, top], color=color, linewidth=0.8, linestyle=(0, (4, 3)))
-    ax.set(xlim=(low, top), ylim=(low, top + 1))
-    ax.set(xlabel=f"true {accuracy.heading}", ylabel=confidence.heading)
-    ax.legend(loc="lower right")
     return ax

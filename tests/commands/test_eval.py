@@ -69,12 +69,11 @@ def test_the_numbers_are_those_of_the_best_weights(runs, undrawn):
     assert not (runs / "seg" / "eval" / "overlays").exists()
 
 
-def test_pages_are_opened_and_static_ones_have_no_library(runs, tmp_path, monkeypatch, evaluated):
+def test_pages_are_opened(runs, tmp_path, monkeypatch, evaluated):
     opened = []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
-    out = tmp_path / "static"
-    assert main(["report", str(evaluated), "--out", str(out), "--static", "--open"]) == 0
-    assert "Bokeh" not in (out / "report.html").read_text()
+    out = tmp_path / "none"
+    assert main(["report", str(evaluated), "--out", str(out), "--open"]) == 0
     page = evaluated / "eval" / "report.html"
     assert "Bokeh" in page.read_text()
     draw_nothing(monkeypatch.setattr)
@@ -82,7 +81,7 @@ def test_pages_are_opened_and_static_ones_have_no_library(runs, tmp_path, monkey
     assert main(["eval", *seg, "--out", str(tmp_path / "one")]) == 0
     other = str(evaluated / "eval" / "report.json")
     assert main(["eval", *seg, other, "--out", str(tmp_path / "two")]) == 0
-    assert opened == [(tmp_path / n / "report.html").as_uri() for n in ("static", "one", "two")]
+    assert opened == [(tmp_path / n / "report.html").as_uri() for n in ("none", "one", "two")]
 
 
 def test_holdout_and_other_weights_and_bins(runs, tmp_path, undrawn):

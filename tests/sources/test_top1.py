@@ -90,7 +90,6 @@ def test_other_scores_need_all_classes_and_it_is_said_once(tmp_path):
     page = evaluation.save(tmp_path / "out").read_text()
     for text in (page, (tmp_path / "out" / "table.md").read_text()):
         assert text.count("need all classes") == 1
-    evaluation.save(tmp_path / "static", static=True)
     assert json.loads((tmp_path / "out" / "report.json").read_text())["scores"]["nll"] is None
     assert load_evaluation(tmp_path / "out").reports["none"] == report
 

@@ -198,7 +198,8 @@ def test_runs_are_found_by_their_settings(made, tmp_path, capsys):
     assert before == times(tmp_path / "runs", "*")
 
     # An unfinished run and one of other settings are neither.
-    runs = [path for path in (tmp_path / "runs").iterdir() if "loss: nll" in settings(path)]
+    runs = [path.parent for path in tmp_path.glob("runs/*/config.yaml")]
+    runs = [path for path in runs if "loss: nll" in settings(path)]
     (runs[0] / "log.jsonl").write_text("")
     (runs[1] / "config.yaml").write_text(settings(runs[1]).replace("epochs: 1", "epochs: 2"))
     capsys.readouterr()

@@ -519,18 +519,6 @@ def test_print_has_light_plots_and_no_controls(opened):
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "screen"})
 
 
-def test_static_page_fits_too(browser, rows, tmp_path):
-    write_page(rows, tmp_path / "static.html", static=True)
-    for width in (390, 1280):
-        resize(browser, width)
-        browser.get((tmp_path / "static.html").as_uri())
-        browser.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
-        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-        sizes = browser.execute_script("return [...document.images].map(i => i.naturalWidth)")
-        assert len(sizes) >= 7 and min(sizes) > 100
-    assert not complaints(browser)
-
-
 def test_page_of_ten_thousand_images_is_small_and_usable(browser, rows, tmp_path):
     report, n = rows[1].report, 10_000
     table = ImageTable(

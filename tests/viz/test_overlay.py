@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from segcal.viz import calibration_gap, calibration_overlay, make_overlay, shift_panel
+from segcal.viz import calibration_gap, calibration_overlay, make_overlay
 from segcal.viz.overlay import Overlay, hatching
 from tests.support.synthetic_reports import SHAPE, predictor
 
@@ -208,18 +208,6 @@ def test_names_and_colours_must_fit_the_classes():
         make_overlay(None, PROBS, LABELS, class_names=["a", "b"])
     with pytest.raises(ValueError, match=r"palette of shape \(4, 3\)"):
         make_overlay(None, PROBS, LABELS, palette=np.zeros((2, 3), np.uint8))
-
-
-def test_shift_panel_has_a_row_for_each_shift_and_a_gap_for_each_method():
-    image = np.full((*SHAPE, 3), 90, np.uint8)
-
-    def size(rows, methods):
-        views = [(f"fog:{i}", image, dict.fromkeys(methods, PROBS)) for i in range(rows)]
-        return Image.open(io.BytesIO(shift_panel(views, LABELS))).size
-
-    width, height = size(2, ["none"])
-    assert size(2, ["none", "ts"])[0] > width and size(2, ["none", "ts"])[1] == height
-    assert size(5, ["none"])[1] > 2 * height and size(5, ["none"])[0] == width
 
 
 def test_the_uncertainty_of_members_is_three_more_pictures():

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from segcal.metrics import CalibrationMeter, compare_models
-from segcal.viz import PageRow, make_overlay, shift_panel, write_page
-from segcal.viz.overlay import Picture
+from segcal.viz import PageRow, make_overlay, write_page
 from segcal.viz.page import headline, numbers, render_page, verdict
 from segcal.viz.page.numbers import inspected, page_numbers, to_json
 from segcal.viz.tables import score_tables
@@ -38,7 +37,6 @@ def evil_rows():
     """Two rows whose every name wants to break out."""
     probs, labels = predictor(0.7)
     overlay = make_overlay(None, probs, labels, name=EVIL, class_names=[EVIL, *"abc"], ece=0.0734)
-    panel = Picture(EVIL, shift_panel([("clean", None, {"none": probs})], labels))
     first = row(
         EVIL,
         history=LOG,
@@ -46,7 +44,6 @@ def evil_rows():
         overlays=[overlay],
         skipped={f"{EVIL}.npz": "truncated"},
         shifts={"fog:1": synthetic_report(names=NAMES), "fog:3": synthetic_report(names=NAMES)},
-        shift_overlay=panel,
         notes=[f"fitted on {EVIL}"],
     )
     return [first, row("calm", 1.0, history=LOG)]
@@ -76,14 +73,14 @@ class Elements(HTMLParser):
         return [attrs for each, attrs in self.tags if each == tag]
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["static", "interactive"])
-def page(request):
-    return render_page(evil_rows(), title=f"Title {EVIL}", static=request.param)
+@pytest.fixture(scope="module")
+def page():
+    return render_page(evil_rows(), title=f"Title {EVIL}")
 
 
 def test_names_are_words_not_tags(page):
     found = Elements(page)
-    assert len(found.all("script")) == (1 if "Bokeh" not in page else 5)
+    assert len(found.all("script")) == 5
     assert not any("onerror" in attrs for _, attrs in found.tags)
     assert EVIL in "".join(found.words) and "<i>car</i>" in found.words
     assert not found.all("i")
@@ -124,13 +121,12 @@ def test_page_holds_what_it_must(page):
     assert all(image["alt"] for image in Elements(page).all("img"))
 
 
-def test_page_is_always_the_same_and_static_pages_are_small(tmp_path):
+def test_page_is_always_the_same_and_small(tmp_path):
     for name in ("a", "b"):
-        write_page(evil_rows(), tmp_path / f"{name}.html", static=True)
+        write_page(evil_rows(), tmp_path / f"{name}.html")
     first = (tmp_path / "a.html").read_bytes()
-    assert first == (tmp_path / "b.html").read_bytes() and len(first) < 1_500_000
+    assert first == (tmp_path / "b.html").read_bytes() and len(first) < 2_500_000
     assert len(list(tmp_path.iterdir())) == 2  # no temporary file is left
-    assert b"Bokeh" not in first and b'id="numbers"' not in first
 
 
 def test_regions_and_empty_reports_have_a_page():
@@ -197,7 +193,7 @@ def test_headline_does_not_call_chance_a_result():
     rows = [PageRow(name, meter.compute()) for name, (meter,) in meters.items()]
     text = words_of(rows, compare_models(meters))
     assert text.endswith("may be chance: see the differences.")
-    page = render_page(rows, comparison=compare_models(meters), static=True)
+    page = render_page(rows, comparison=compare_models(meters))
     assert "Differences from a" in page and 'class="best"' not in page.split("<h2>Reliability")[0]
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import pytest
-from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 
@@ -16,11 +15,9 @@ import segcal.viz
 from segcal.metrics import BinTable, CalibrationMeter
 from segcal.metrics.report import Detection, Interval, OperatingPoint
 from segcal.viz import (
-    believed_accuracy,
     classwise_reliability,
     confidence_histogram,
     convergence,
-    gap_heatmap,
     reliability_diagram,
     risk_coverage,
     severity_curve,
@@ -29,15 +26,8 @@ from segcal.viz import (
 )
 from segcal.viz.page import PageRow, render_page
 from segcal.viz.page.numbers import page_numbers
-from segcal.viz.plots import (
-    _draw_bars,
-    figure_png,
-    kinds_and_severities,
-    plain,
-    risk_by_uncertainty,
-)
+from segcal.viz.plots import _draw_bars, figure_png, plain, risk_by_uncertainty
 from segcal.viz.style import OVER, UNDER, class_palette
-from segcal.viz.tables import CLEAN
 from tests.support.synthetic_reports import constant_report, synthetic_report
 
 NAMES = ["road", "sky", "tree", "car"]
@@ -227,7 +217,6 @@ def test_limit_keeps_the_worst_in_their_order():
     report = synthetic_report(10, sharpness=3.0, images=2)
     worst = [str(c) for c in sorted(np.argsort(report.class_ece)[-3:])]
     assert titles(classwise_reliability(report, limit=3)) == worst
-    assert [t.get_text() for t in gap_heatmap(report, limit=3).get_yticklabels()] == worst
     with pytest.raises(ValueError, match="at least 1"):
         classwise_reliability(OVER_CONFIDENT, limit=0)
 
@@ -242,17 +231,6 @@ def test_any_number_of_classes(num_classes):
     columns = {round(box.x0, 6) for box in boxes}
     assert len(rows) * len(columns) < num_classes + len(columns)  # at most the last row is short
     assert len(np.unique(class_palette(num_classes), axis=0)) == num_classes
-
-
-def test_heat_map_is_probability_minus_frequency():
-    ax = gap_heatmap(OVER_CONFIDENT)
-    (mesh,) = [each for each in ax.collections if isinstance(each, QuadMesh)]
-    bins = OVER_CONFIDENT.classes
-    assert (mesh.get_array().mask == (bins.count == 0)).all()
-    expected = 100 * (bins.confidence - bins.accuracy)
-    np.testing.assert_allclose(mesh.get_array().compressed(), expected[bins.count > 0])
-    assert mesh.norm.vmin == -mesh.norm.vmax  # zero is in the middle
-    assert [text.get_text() for text in ax.get_yticklabels()] == NAMES
 
 
 # Risk, training, shifts -------------------------------------------------------------------------
@@ -324,47 +302,22 @@ def test_convergence_is_the_log():
         convergence(LINES, score="loss")
 
 
-REPORTS = [synthetic_report(sharpness=s, images=1, side=16) for s in (1.5, 2.0, 3.0, 0.5, 4.0)]
-
-
-def shifted(*shifts):
-    return dict(zip((CLEAN, *shifts), REPORTS, strict=False))
-
-
-def test_curves_start_at_the_clean_images():
-    reports = shifted("fog:1", "fog:5", "snow:1", "snow:5")
-    (line, _) = severity_curve({"a": reports, "b": reports}, score="accuracy").lines
-    found = [report.accuracy for report in REPORTS]
-    means = [found[0], (found[1] + found[3]) / 2, (found[2] + found[4]) / 2]
-    np.testing.assert_allclose(line.get_xydata(), np.stack([[0, 1, 5], 100 * np.array(means)], 1))
-
-
-def test_only_corruptions_that_all_met_are_averaged():
-    assert kinds_and_severities({"a": shifted("fog:1", "fog:5", "snow:1", "rotation:3")}) == (
-        ["fog"],
-        [1, 5],
-    )
-    assert kinds_and_severities({"a": shifted("fog:1", "snow:1"), "b": shifted("fog:1")}) == (
-        ["fog"],
-        [1],
-    )
-    assert kinds_and_severities({"a": shifted("rotation:3")}) == ([], [])
-    with pytest.raises(ValueError, match="severities"):
-        severity_curve({"a": shifted("rotation:3")})
-
-
-def test_believed_against_true_accuracy():
-    line = believed_accuracy({"a": shifted("fog:1", "fog:5")}).lines[0]
-    expected = [(r.accuracy, r.mean_confidence) for r in REPORTS[:3]]
-    np.testing.assert_allclose(line.get_xydata(), 100 * np.array(expected))
+def test_scores_against_severity():
+    means = {"a": {0: 0.9, 1: 0.8, 5: 0.4}, "b": {0: 0.9, 5: 0.6}}
+    ax = severity_curve(means, score="accuracy")
+    assert [line.get_xydata().tolist() for line in ax.lines] == [
+        [[0, 90], [1, 80], [5, 40]],
+        [[0, 90], [5, 60]],
+    ]
+    assert list(ax.get_xticks()) == [0, 1, 5]
 
 
 def test_figures_are_png_files(tmp_path):
     one = write_figures({"a": CALIBRATED}, tmp_path / "one", history=LINES)
     assert {path.stem for path in one} == {
         *("reliability", "confidence_histogram", "wrong_confidence", "risk_coverage"),
-        *("classwise_reliability", "gap_heatmap", "convergence_ece"),
+        *("classwise_reliability", "convergence_ece"),
     }
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in one)
     two = write_figures({"a": CALIBRATED, "b": OVER_CONFIDENT}, tmp_path / "two")
-    assert "gap_heatmap" not in {path.stem for path in two} and len(two) == 5
+    assert len(two) == 5

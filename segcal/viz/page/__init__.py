@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib.resources import files
 from typing import Any, NamedTuple
 
 import numpy as np
+from bokeh.util.paths import bokehjs_path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from PIL import Image
 from scipy.special import stdtrit
 
 import segcal
@@ -24,19 +22,16 @@ from segcal.files import atomic_write, utf8
 from segcal.metrics import Interval, Report
 from segcal.metrics.compare import Comparison
 from segcal.metrics.scores import NEED_ALL_CLASSES, SCORES
-from segcal.viz import plots
-from segcal.viz.overlay import Overlay, Picture
-from segcal.viz.page.numbers import data_uri, page_numbers, to_json, webp
+from segcal.viz.overlay import Overlay
+from segcal.viz.page.numbers import data_uri, page_numbers, to_json
 from segcal.viz.style import run_style
 from segcal.viz.tables import (
     CLEAN,
-    Cell,
     Table,
     class_ece_table,
     class_names,
     class_table,
     comparison_table,
-    counted,
     mean_over_shifts,
     object_tables,
     objects_of,
@@ -53,7 +48,6 @@ from segcal.viz.tables import (
 _TILES = tuple(SCORES[name] for name in ("ece", "sce", "accuracy", "miou"))
 _LOST = tuple(SCORES[name] for name in ("miou", "accuracy"))  # what calibration may cost
 _SCRIPTS = ("base", "reliability", "thresholds", "objects", "more", "inspector", "images")
-_MAX_CLASSES = 24  # in the figures of a static page; its tables have all classes
 
 
 @dataclass(frozen=True)
@@ -67,8 +61,7 @@ class PageRow:
         config: the YAML that it was made with, if known.
         overlays: of some images.
         shifts: the reports of the same network under shifts, by shift such as "fog:3".
-        shift_overlay: one image, clean and under shifts.
-        object_overlay: false and missed objects.
+        object_overlay: a picture of false and missed objects, PNG.
         skipped: why, by the name of each file that was left out.
         notes: what else to know, such as the fitted temperature; a sentence each.
     """
@@ -79,8 +72,7 @@ class PageRow:
     config: str = ""
     overlays: Sequence[Overlay] = ()
     shifts: Mapping[str, Report] = field(default_factory=dict)
-    shift_overlay: Picture | None = None
-    object_overlay: Picture | None = None
+    object_overlay: bytes | None = None
     skipped: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
@@ -98,7 +90,6 @@ def write_page(
     *,
     title: str = "Calibration report",
     comparison: Comparison | None = None,
-    static: bool = False,
 ) -> None:
     """Write one self-contained HTML file about one row, or a comparison of several.
 
@@ -110,10 +101,8 @@ def write_page(
         path: the file, written completely or not at all.
         title: the page's heading.
         comparison: how the models differ, if it is known.
-        static: pictures in place of plots that answer to the reader, for mail and print: 1.4 MB
-            less.
     """
-    text = render_page(rows, title=title, comparison=comparison, static=static)
+    text = render_page(rows, title=title, comparison=comparison)
     with atomic_write(path) as file:
         file.write(text)
 
@@ -123,7 +112,6 @@ def render_page(
     *,
     title: str = "Calibration report",
     comparison: Comparison | None = None,
-    static: bool = False,
 ) -> str:
     """The page of `write_page` as text."""
     if not rows:
@@ -135,15 +123,10 @@ def render_page(
     main, more = score_tables(reports)
     if comparison is not None:  # it says who is best, where that is sure
         main, more = _unmarked(main), _unmarked(more)
-    numbers = None if static else page_numbers(rows)
-    scripts = [_part("sort.js")]
-    if numbers is not None:
-        from bokeh.util.paths import bokehjs_path  # only an interactive page needs it
-
-        library = bokehjs_path() / "js"
-        bundles = ("bokeh.min.js", "bokeh-api.min.js")  # no widgets, tables or WebGL
-        texts = [(library / name).read_text(encoding="utf-8") for name in bundles]
-        scripts = [*texts, "".join(_part(f"{name}.js") for name in _SCRIPTS), *scripts]
+    numbers = page_numbers(rows)
+    bundles = ("bokeh.min.js", "bokeh-api.min.js")  # no widgets, tables or WebGL
+    scripts = [(bokehjs_path() / "js" / name).read_text(encoding="utf-8") for name in bundles]
+    scripts += ["".join(_part(f"{name}.js") for name in _SCRIPTS), _part("sort.js")]
     environment = Environment(
         loader=PackageLoader("segcal.viz", "page"),
         autoescape=True,
@@ -158,15 +141,15 @@ def render_page(
         style=Markup(_part("style.css")),
         scripts=[Markup(script) for script in scripts],
         script_hashes=Markup(" ".join(map(_hash, scripts))),
-        numbers=None if numbers is None else Markup(to_json(numbers)),
+        numbers=Markup(to_json(numbers)),
         objects=objects_of(reports),
         object_tables=[(row.name, object_tables(row.report)) for row in rows if row.report.objects],
         object_overlays=[
-            (row.name, _picture(row.object_overlay.name, row.object_overlay.png))
+            (row.name, data_uri(row.object_overlay, "image/png"))
             for row in rows
             if row.object_overlay is not None
         ],
-        inspected=numbers is not None and bool(numbers["inspected"]),
+        inspected=bool(numbers["inspected"]),
         ece_heading=SCORES["ece"].heading,
         listed=any(row.report.worst_images for row in rows),
         uncertain=any(row.report.detection for row in rows),
@@ -181,14 +164,8 @@ def render_page(
         class_ece=class_ece_table(reports) if len(rows) > 1 else None,
         shifts=shown,
         shift_tables=shift_tables(shifted) if shifted else [],
-        shift_overlays=[
-            (row.name, _picture(row.shift_overlay.name, row.shift_overlay.png))
-            for row in rows
-            if row.shift_overlay is not None
-        ],
         gaps_by_class=not all(report.top_only for report in reports.values()),
-        figures=_static_figures(rows, shifted) if static else {},
-        rows=[_view(row, index, static=static) for index, row in enumerate(rows)],
+        rows=[_view(row, index) for index, row in enumerate(rows)],
     )
 
 
@@ -354,13 +331,9 @@ def _value(score: str, value: float) -> str:
 # Views of the template --------------------------------------------------------------------------
 
 
-def _view(row: PageRow, index: int, *, static: bool) -> dict[str, Any]:
+def _view(row: PageRow, index: int) -> dict[str, Any]:
     """The values that the template shows of one row."""
     report, ece = row.report, SCORES["ece"]
-    worst = [
-        (image.name, [score_cell(ece, image.ece), Cell(f"{image.pixels:,}", value=image.pixels)])
-        for image in report.worst_images
-    ]
     return {
         "name": row.name,
         "color": run_style(index)["color"],
@@ -368,74 +341,14 @@ def _view(row: PageRow, index: int, *, static: bool) -> dict[str, Any]:
         "ece": ece.brief(report.ece),
         "classes": class_table(report),
         "parts": [table for table in part_tables(report) if "bjects" not in table.title],
-        "worst": Table("Worst calibrated images", ["image", ece.heading, counted(report)], worst),
-        "overlays": [
-            (
-                f"{overlay.name}"
-                + ("" if overlay.ece is None else f", ECE {ece.brief(overlay.ece)}"),
-                _picture(overlay.name, overlay.png()),
-            )
-            for overlay in (row.overlays if static else ())
-        ],
         "skipped": row.skipped,
         "protocol": protocol_sentence(report),
         "config": row.config,
     }
 
 
-def _static_figures(
-    rows: Sequence[PageRow], shifted: Mapping[str, Mapping[str, Report]]
-) -> dict[str, list[dict[str, Any]]]:
-    """The figures of a page without scripts, by the section that shows them."""
-    reports = {row.name: row.report for row in rows}
-    shown = reports if len(rows) > 1 else rows[0].report
-    histories = {row.name: row.history for row in rows}
-    every: dict[str, dict[str, Callable[[], Any]]] = {
-        "reliability": {
-            "Reliability": lambda: plots.reliability_diagram(shown),
-            "Confidence": lambda: plots.confidence_histogram(shown),
-            "Confidence of wrong predictions": lambda: plots.wrong_confidence(shown),
-            "Risk and coverage": lambda: plots.risk_coverage(shown),
-        },
-        "classes": {},
-        "objects": {},
-        "shift": {},
-        "training": {},
-    }
-    if objects := objects_of(reports):
-        every["objects"] = {
-            "Reliability of objects": lambda: plots.object_reliability(objects),
-            "Precision and recall of objects": lambda: plots.precision_recall(objects),
-        }
-    if not all(report.top_only for report in reports.values()):
-        every["classes"]["Reliability by class"] = lambda: plots.classwise_reliability(
-            shown, limit=_MAX_CLASSES
-        )
-    for row in rows:
-        if row.report.detection:
-            name = "Risk and coverage by uncertainty" + f", {row.name}" * (len(rows) > 1)
-            every["reliability"][name] = partial(plots.risk_by_uncertainty, row.report)
-    if shifted and plots.kinds_and_severities(shifted)[0]:
-        every["shift"]["ECE against severity"] = lambda: plots.severity_curve(shifted)
-    if shifted:
-        every["shift"]["Confidence and accuracy"] = lambda: plots.believed_accuracy(shifted)
-    if _trained(rows):
-        every["training"]["ECE over training"] = lambda: plots.convergence(histories)
-    return {
-        section: [_picture(title, plots.figure_png(draw, dpi=110)) for title, draw in some.items()]
-        for section, some in every.items()
-    }
-
-
 def _trained(rows: Sequence[PageRow]) -> bool:
     return any(line.get("holdout/ece") is not None for row in rows for line in row.history)
-
-
-def _picture(name: str, png: bytes) -> dict[str, Any]:
-    """A picture as part of the page; WEBP takes a quarter of the size of PNG for a photograph."""
-    image = Image.open(io.BytesIO(png))
-    uri = data_uri(webp(image, 88), "image/webp")
-    return {"name": name, "uri": uri, "width": image.width, "height": image.height}
 
 
 def _hash(script: str) -> str:
