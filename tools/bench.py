@@ -4,6 +4,7 @@ python tools/bench.py losses      each loss, forward + backward, against F.cross
 python tools/bench.py posthoc     the fit of each calibrator, against L-BFGS on all logits in memory
 python tools/bench.py train       the trainer against a plain PyTorch loop; the speed of the loader
 python tools/bench.py metrics     the meter against one softmax, numpy, torchmetrics and others
+python tools/bench.py objects     the objects of an image against labelling its components
 python tools/bench.py eval        `segcal eval` on saved predictions: import, read, count, draw
 python tools/bench.py scale       1,000 images of 1024×2048 through one meter: pixels/s and memory
 python tools/bench.py volumes     `segcal eval` on saved volumes of 128³: seconds and memory
@@ -15,7 +16,7 @@ import importlib
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("eval", "losses", "metrics", "page", "posthoc", "scale", "train", "volumes")
+BENCHMARKS = ("eval", "losses", "metrics", "objects", "page", "posthoc", "scale", "train", "volumes")
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))  # `benchmarks` lives beside this file

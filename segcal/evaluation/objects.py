@@ -41,7 +41,7 @@ def fit_objects(method: str, images: Sequence[tuple[Array, Array]]) -> Calibrato
         )
     calibrator: Calibrator = posthoc.CALIBRATORS[method](sync=False)
     pairs = [
-        (_logits(confidence), torch.from_numpy(np.asarray(hits, np.int64))[None])
+        (_logits(confidence), torch.from_numpy(np.array(hits, np.int64))[None])
         for confidence, hits in images
         if len(hits)
     ]
@@ -65,7 +65,7 @@ def object_probability(calibrator: Calibrator) -> Callable[[Array], Array]:
 
 def _logits(confidence: Array) -> torch.Tensor:
     """(1, 2, n) logits of "false" and "real", whose softmax gives the confidence."""
-    z = torch.from_numpy(np.asarray(confidence, np.float64)).logit(1e-7)
+    z = torch.from_numpy(np.array(confidence, np.float64)).logit(1e-7)
     return torch.stack([-z / 2, z / 2])[None]
 
 
@@ -108,7 +108,7 @@ def draw_objects(counter: ObjectCounter, source: Source) -> bytes | None:
     """The most confident false objects and the largest missed ones, in one picture."""
     place = {name: i for i, name in enumerate(source.names)}
     tiles: list[list[Tile]] = []
-    for crops in counter.crops:
+    for crops in (counter.false, counter.missed):
         tiles.append([])
         for crop in crops:
             image = source.image(place[crop.image]) if crop.image in place else None

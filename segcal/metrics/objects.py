@@ -50,6 +50,7 @@ CONFIDENCES = {
     "border": "the mean over its pixels with a side on the outside",
     "score": "its number under `scores` in the file of the predicted instance map",
 }
+CALIBRATORS = ("ts", "beta", "isotonic")  # post-hoc methods that are monotone
 GALLERY = 12  # false objects, and missed ones, that are kept to be drawn
 _LARGEST = 2**24  # number of an object in an instance map
 _SUFFIXES = (".npz", ".png", ".npy", ".nii.gz", ".nii", ".tif", ".tiff")
@@ -83,32 +84,22 @@ class ObjectRule:
     calibrate: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("labels", "maps"):
-            object.__setattr__(self, name, tuple(map(Path, getattr(self, name))))
-        if not self.classes or min(self.classes) < 0:
-            raise ValueError(f"Expected classes of objects such as (1, 2), but got {self.classes}")
-        for name, known in (
-            ("match", tuple(MATCHES)),
-            ("confidence", tuple(CONFIDENCES)),
-            ("calibrate", ("", "ts", "beta", "isotonic")),
-        ):
-            if getattr(self, name) not in known:
+        known = {"match": MATCHES, "confidence": CONFIDENCES, "calibrate": ("", *CALIBRATORS)}
+        for name, words in known.items():
+            if getattr(self, name) not in words:
                 raise ValueError(
-                    f"The {name} of objects must be one of {', '.join(filter(None, known))}, "
-                    f"but it is {getattr(self, name)!r}"
+                    f"The {name} of objects is {getattr(self, name)!r}, but must be one of "
+                    f"{', '.join(filter(None, words))}"
                 )
-        if self.min_size < 1:
-            raise ValueError(f"The least size of objects must be at least 1, not {self.min_size}")
-        if not 0 < self.iou <= 1:
-            raise ValueError(f"The IoU of objects must be above 0 and at most 1, not {self.iou}")
-        if self.confidence == "score" and not self.maps:
-            raise ValueError(
-                "The confidence score needs predicted instance maps with `scores`: "
-                "name their folder (--object-maps)"
-            )
-        for folder in (*self.labels, *self.maps):
-            if not Path(folder).is_dir():
-                raise ValueError(f"There is no folder of instance maps at {folder}")
+        for good, what in (
+            (self.classes and min(self.classes) >= 0, f"such classes: {self.classes}"),
+            (self.min_size >= 1, f"a least size of {self.min_size}: it is 1 or more"),
+            (0 < self.iou <= 1, f"an IoU of {self.iou}: it is above 0 and at most 1"),
+            (self.maps or self.confidence != "score", "scores without predicted instance maps"),
+            *((Path(f).is_dir(), f"a folder {f}") for f in (*self.labels, *self.maps)),
+        ):
+            if not good:
+                raise ValueError(f"There are no objects with {what}")
 
     @classmethod
     def parse(cls, text: str, **options: Any) -> ObjectRule:
@@ -120,23 +111,17 @@ class ObjectRule:
         return cls(tuple(dict.fromkeys(map(int, classes))), **options)
 
     def __str__(self) -> str:
-        said = f"IoU ≥ {self.iou:g}" if self.match == "iou" else self.match
-        least = f", at least {self.min_size} pixels" if self.min_size > 1 else ""
-        return f"classes {', '.join(map(str, self.classes))}; match: {said}; " + (
-            f"confidence: {self.confidence}{least}"
-        )
+        match = f"IoU of at least {self.iou:g}" if self.match == "iou" else self.match
+        least = f", of {self.min_size} pixels or more" if self.min_size > 1 else ""
+        classes = ", ".join(map(str, self.classes))
+        return f"classes {classes}{least}; match by {match}; confidence: {self.confidence}"
 
 
-class Matched(NamedTuple):
-    """The predicted and the true objects of one class in one image."""
-
-    number: Array  # (n,) of the predicted objects, in their map
-    size: Array  # (n,) pixels
-    confidence: Array  # (n,)
-    hit: Array  # (n,) bool, whether it is real
-    true_number: Array  # (m,)
-    true_size: Array  # (m,)
-    found: Array  # (m,) bool
+# One object: `rank` is the confidence of a predicted one, and the size of a true one.
+OBJECT = np.dtype(
+    [("image", "i4"), ("of_class", "i4"), ("number", "i4"), ("size", "i8"), ("real", "?")]
+    + [("rank", "f8")]
+)
 
 
 class Crop(NamedTuple):
@@ -144,7 +129,6 @@ class Crop(NamedTuple):
 
     rank: float  # confidence of a false object, size of a missed one
     image: str
-    of_class: int
     plane: int | None  # of a volume (D, H, W)
     box: tuple[slice, slice]
     predicted: Array  # (h, w) numbers of the predicted objects of the class in the box
@@ -184,57 +168,57 @@ def match_objects(
     probability: Array,
     rule: ObjectRule,
     scores: Array | None = None,
-) -> Matched:
+) -> tuple[Array, Array]:
     """Measure and match the objects of one class in one image.
 
     Args:
         predicted: (*S) numbers of the predicted objects.
         truth: (*S) numbers of the true objects.
         probability: (*S) of the class.
-        rule: the criterion, the confidence and the least size.
+        rule: the criterion and the confidence.
         scores: (M,) of the predicted objects 1..M, for the confidence "score".
+
+    Returns:
+        (n,) predicted and (m,) true objects, of the dtype `OBJECT`.
     """
     p, t = predicted.ravel(), truth.ravel()
     at = np.flatnonzero(p > 0)
     ids, inside = p[at], t[at]
     size, true_size = np.bincount(ids), np.bincount(t[t > 0])
-    number, true_number = (np.flatnonzero(s >= rule.min_size) for s in (size, true_size))
+    mine, theirs = (np.zeros(np.count_nonzero(sizes), OBJECT) for sizes in (size, true_size))
+    for rows, sizes in ((mine, size), (theirs, true_size)):
+        rows["number"] = np.flatnonzero(sizes)
+        rows["size"] = rows["rank"] = sizes[sizes > 0]
     if rule.confidence == "score":
         if scores is None or len(scores) < len(size) - 1:
             raise ValueError(f"it has no score for each of its {len(size) - 1} objects")
-        confidence = scores[number - 1]
+        mine["rank"] = scores[mine["number"] - 1]
     elif rule.confidence == "min":
         least = np.ones(len(size))
         np.minimum.at(least, ids, probability.ravel()[at])
-        confidence = least[number]
+        mine["rank"] = least[mine["number"]]
     else:
         places = at[_on_border(predicted).ravel()[at]] if rule.confidence == "border" else at
-        count = np.bincount(p[places], minlength=len(size))
-        total = np.bincount(p[places], probability.ravel()[places], minlength=len(size))
-        confidence = total[number] / count[number]
+        count, total = (
+            np.bincount(p[places], w, len(size)) for w in (None, probability.ravel()[places])
+        )
+        mine["rank"] = np.clip(total[count > 0] / count[count > 0], 0, 1)
     both = inside > 0
-    width = len(true_size)  # pairs that overlap are one number: i * width + j
+    width = max(len(true_size), 1)  # pairs that overlap are one number: i * width + j
     pairs, common = np.unique(ids[both].astype(np.int64) * width + inside[both], return_counts=True)
-    i, j = np.divmod(pairs, max(width, 1))
+    i, j = np.divmod(pairs, width)
     iou = common / (size[i] + true_size[j] - common)
-    good = (size[i] >= rule.min_size) & (true_size[j] >= rule.min_size)
     if rule.match == "iou":
-        good &= iou >= rule.iou
+        kept = iou >= rule.iou
     elif rule.match == "centre":
-        good &= np.isin(pairs, _centred(predicted, truth, ids, at, size))
-    i, j, iou = i[good], j[good], iou[good]
-    i_size, j_size, i, j = (
-        size[i],
-        true_size[j],
-        *map(np.searchsorted, (number, true_number), (i, j)),
-    )
-    hit, found = np.zeros(len(number), bool), np.zeros(len(true_number), bool)
-    for k in np.lexsort((j_size, i_size, -confidence[i], -iou)):
-        if not (hit[i[k]] or found[j[k]]):
-            hit[i[k]] = found[j[k]] = True
-    confidence = np.clip(confidence, 0, 1)
-    sizes = size[number], true_size[true_number]
-    return Matched(number, sizes[0], confidence, hit, true_number, sizes[1], found)
+        kept = np.isin(pairs, _centred(predicted, truth, ids, at, size))
+    else:
+        kept = iou > 0
+    i, j = (np.searchsorted(r["number"], x[kept]) for r, x in ((mine, i), (theirs, j)))
+    for k in np.lexsort((theirs["size"][j], mine["size"][i], -mine["rank"][i], -iou[kept])):
+        if not (mine["real"][i[k]] or theirs["real"][j[k]]):
+            mine["real"][i[k]] = theirs["real"][j[k]] = True
+    return mine, theirs
 
 
 def _on_border(ids: Array) -> Array:
@@ -257,7 +241,9 @@ def _centred(predicted: Array, truth: Array, ids: Array, at: Array, size: Array)
 
 
 class ObjectCounter:
-    """The objects of a stream of images: five numbers for each predicted one, four for a true one.
+    """The objects of a stream of images, 29 bytes each.
+
+    `false` are the most confident false objects, and `missed` the largest missed ones.
 
     Args:
         rule: what an object is.
@@ -280,11 +266,10 @@ class ObjectCounter:
         self.rule, self._multilabel = rule, multilabel
         self._ignore_index = resolve_ignore_index(ignore_index, 2 if multilabel else num_classes)
         self._units: list[str] = []  # of each image: its name, or that of its group
-        # Rows of (image, class, size, real, confidence), and of (image, class, size, found).
-        self._predicted: list[Array] = [np.zeros((0, 5))]
-        self._true: list[Array] = [np.zeros((0, 4))]
-        self._false: list[Crop] = []
-        self._missed: list[Crop] = []
+        self._predicted: list[Array] = [np.zeros(0, OBJECT)]
+        self._true: list[Array] = [np.zeros(0, OBJECT)]
+        self.false: list[Crop] = []
+        self.missed: list[Crop] = []
 
     def update(
         self,
@@ -305,9 +290,8 @@ class ObjectCounter:
             raise ValueError("objects need masks or volumes, not one label per image")
         if names is None and (self.rule.labels or self.rule.maps):
             raise ValueError("instance maps are found by name, but the images have no names")
-        for n, (p, y) in enumerate(
-            zip(probs.float().cpu().numpy(), labels.cpu().numpy(), strict=True)
-        ):
+        arrays = probs.float().cpu().numpy(), labels.cpu().numpy()
+        for n, (p, y) in enumerate(zip(*arrays, strict=True)):
             image = len(self._units)
             name = f"{distributed.rank()}:{image}" if names is None else names[n]
             self._units.append(name if groups is None else groups[n])
@@ -321,52 +305,48 @@ class ObjectCounter:
                     mask &= p[c] >= p[c + 1 :].max(0, initial=-1)
                 truth = true_objects(of_class == (1 if self._multilabel else c), valid, truth_map)
                 predicted = predicted_objects(mask, valid, map_)
+                if self.rule.min_size > 1:
+                    truth, predicted = (
+                        ids * (np.bincount(ids.ravel()) >= self.rule.min_size)[ids]
+                        for ids in (truth, predicted)
+                    )
                 try:
-                    found = match_objects(predicted, truth, p[c], self.rule, scores)
+                    mine, theirs = match_objects(predicted, truth, p[c], self.rule, scores)
                 except ValueError as error:
                     raise BadFile(f"the predicted instance map of {name}: {error}") from None
-                for rows, columns in (
-                    (self._predicted, (found.size, found.hit, found.confidence)),
-                    (self._true, (found.true_size, found.found)),
+                for objects, rows, kept, ids in (
+                    (mine, self._predicted, self.false, predicted),
+                    (theirs, self._true, self.missed, truth),
                 ):
-                    about = [np.full(len(columns[0]), k) for k in (image, c)]
-                    rows.append(np.stack([*about, *columns], 1, dtype=np.float64))
-                for kept, ranks, numbers, ids in (
-                    (self._false, found.confidence, found.number, predicted),
-                    (self._missed, found.true_size, found.true_number, truth),
-                ):
-                    alone = ~(found.found if ids is truth else found.hit)
-                    _keep(kept, ranks[alone], numbers[alone], ids, name, c, predicted, truth)
+                    objects["image"], objects["of_class"] = image, c
+                    rows.append(objects)
+                    _keep(kept, objects[~objects["real"]], name, ids, predicted, truth)
 
     def sync(self) -> None:
         """Gather the objects of all ranks."""
         if not distributed.is_distributed():
             return
-        own = self._units, *self._rows(), self._false, self._missed
+        own = self._units, *self._rows(), self.false, self.missed
         parts: list[Any] = [None] * distributed.world_size()
         dist.all_gather_object(parts, own)
-        self._units, self._predicted, self._true, self._false, self._missed = [], [], [], [], []
+        self._units, self._predicted, self._true, self.false, self.missed = [], [], [], [], []
         for units, predicted, true, false, missed in parts:
-            for rows, mine in ((predicted, self._predicted), (true, self._true)):
-                rows[:, 0] += len(self._units)
-                mine.append(rows)
+            for rows in (predicted, true):
+                rows["image"] += len(self._units)
             self._units += units
-            self._false += false
-            self._missed += missed
-        for kept in (self._false, self._missed):
+            self._predicted.append(predicted)
+            self._true.append(true)
+            self.false += false
+            self.missed += missed
+        for kept in (self.false, self.missed):
             kept.sort(key=lambda crop: -crop.rank)
             del kept[GALLERY:]
-
-    @property
-    def crops(self) -> tuple[list[Crop], list[Crop]]:
-        """The most confident false objects, and the largest missed ones."""
-        return self._false, self._missed
 
     def by_image(self) -> list[tuple[Array, Array]]:
         """(n,) confidences of the predicted objects and whether they are real, image by image."""
         rows, _ = self._rows()
-        starts = np.searchsorted(rows[:, 0], np.arange(1, len(self._units)))
-        return [(part[:, 4], part[:, 3] > 0) for part in np.split(rows, starts) if len(part)]
+        starts = np.searchsorted(rows["image"], np.arange(1, len(self._units)))
+        return [(part["rank"], part["real"]) for part in np.split(rows, starts) if len(part)]
 
     def compute(
         self,
@@ -384,41 +364,33 @@ class ObjectCounter:
             num_bins: bins of confidence.
             resamples: how often images are drawn for the intervals of ECE and AUROC; 0 for none.
         """
-        predicted, true = self._rows()
-        if confidence is not None:
-            predicted = predicted.copy()
-            predicted[:, 4] = confidence(predicted[:, 4])
-        unit = np.unique(np.array(self._units), return_inverse=True)[1]
-        groups = []
+        predicted, true = self._rows(confidence)
+        groups: list[tuple[str, str, float, float]] = []
         if len(self.rule.classes) > 1:
-            of = predicted[:, 1], true[:, 1]
-            groups += [(f"class {c}", [x == c for x in of]) for c in self.rule.classes]
+            groups += [(f"class {c}", "of_class", c - 1, c) for c in self.rule.classes]
         if len(true):
-            sizes = predicted[:, 2], true[:, 2]
-            low, high = np.quantile(true[:, 2], (1 / 3, 2 / 3), method="lower").astype(int).tolist()
-            for text, least, most in (
-                (f"up to {low} pixels", 0, low),
-                (f"{low + 1} to {high} pixels", low, high),
-                (f"above {high} pixels", high, np.inf),
-            ):
-                groups.append((text, [(x > least) & (x <= most) for x in sizes]))
+            size = np.quantile(true["size"], (1 / 3, 2 / 3), method="lower").astype(int)
+            low, high = size.tolist()
+            groups += [
+                (f"up to {low} pixels", "size", 0, low),
+                (f"{low + 1} to {high} pixels", "size", low, high),
+                (f"above {high} pixels", "size", high, np.inf),
+            ]
+        parts = []
+        for text, field, least, most in groups:
+            some, of = (x[(x[field] > least) & (x[field] <= most)] for x in (predicted, true))
+            if len(of):
+                parts.append(_scores(text, some, of, self._unit, num_bins))
         edges = fine_edges().numpy()
-        real, sure = predicted[:, 3] > 0, predicted[:, 4]
-        place = np.searchsorted(edges[1:-1], sure)
-        of_bins = [
-            np.bincount(place, weights, minlength=len(edges) - 1) for weights in (real, ~real, sure)
-        ]
+        place = np.searchsorted(edges[1:-1], predicted["rank"])
+        weights = predicted["real"], ~predicted["real"], predicted["rank"]
         return ObjectReport(
             calibration=name,
             rule=str(self.rule),
             images=len(self._units),
-            whole=_scores("all", predicted, true, unit, num_bins, resamples),
-            parts=tuple(
-                _scores(text, predicted[of], true[of_true], unit, num_bins)
-                for text, (of, of_true) in groups
-                if of_true.any()
-            ),
-            fine=FineHistogram(edges, *of_bins),
+            whole=_scores("all", predicted, true, self._unit, num_bins, resamples),
+            parts=tuple(parts),
+            fine=FineHistogram(edges, *(np.bincount(place, w, len(edges) - 1) for w in weights)),
         )
 
     def point(
@@ -433,15 +405,13 @@ class ObjectCounter:
         `accuracy` is the precision of the accepted objects, and `coverage` the recall: the share of
         the true objects that they find.
         """
-        predicted, true = self._rows()
-        sure = predicted[:, 4] if confidence is None else confidence(predicted[:, 4])
+        predicted, true = self._rows(confidence)
         above = np.inf if threshold is None else threshold
-        unit = np.unique(np.array(self._units), return_inverse=True)[1]
-        taken = sure > above
-        right, kept = (
-            _by_unit(unit, x) for x in (predicted[taken & (predicted[:, 3] > 0)], predicted[taken])
+        taken = predicted[predicted["rank"] > above]
+        right, kept, truth = (
+            _by_unit(self._unit, rows) for rows in (taken[taken["real"]], taken, true)
         )
-        found = {"accuracy": (right, kept), "coverage": (right, _by_unit(unit, true))}
+        found = {"accuracy": (right, kept), "coverage": (right, truth)}
         intervals = {n: fraction_interval(*sums) for n, sums in found.items()}
         precision, recall = holdout.above(above)
         return OperatingPoint(
@@ -451,43 +421,49 @@ class ObjectCounter:
             holdout_coverage=recall,
             holdout_accuracy=precision,
             coverage=float(ratio(right.sum(), len(true))),
-            accuracy=float(ratio(right.sum(), taken.sum())),
+            accuracy=float(ratio(right.sum(), len(taken))),
             intervals={n: interval for n, interval in intervals.items() if interval is not None},
         )
 
-    def _rows(self) -> tuple[Array, Array]:
+    @property
+    def _unit(self) -> Array:
+        """(I,) the number of the unit of each image."""
+        return np.unique(np.array(self._units), return_inverse=True)[1]
+
+    def _rows(self, confidence: Callable[[Array], Array] | None = None) -> tuple[Array, Array]:
         self._predicted = [np.concatenate(self._predicted)]
         self._true = [np.concatenate(self._true)]
-        return self._predicted[0], self._true[0]
+        predicted = self._predicted[0].copy()
+        if confidence is not None:
+            predicted["rank"] = confidence(predicted["rank"])
+        return predicted, self._true[0]
 
 
 def _by_unit(unit: Array, rows: Array, weights: Array | None = None) -> Array:
-    """(U,) the number of rows in the images of each unit, or their sum of weights."""
-    return np.bincount(
-        unit[rows[:, 0].astype(int)], weights, minlength=int(unit.max(initial=-1)) + 1
-    )
+    """(U,) the number of objects in the images of each unit, or their sum of weights."""
+    return np.bincount(unit[rows["image"]], weights, int(unit.max(initial=-1)) + 1)
 
 
 def _scores(
     name: str, predicted: Array, true: Array, unit: Array, num_bins: int, resamples: int = 0
 ) -> ObjectScores:
     """The scores of some objects; (I,) `unit` tells the images of different groups apart."""
-    real, sure = predicted[:, 3], predicted[:, 4]
+    real, sure = predicted["real"].astype(float), predicted["rank"]
     edges = np.linspace(0, 1, num_bins + 1)
     place = np.searchsorted(edges[1:-1], sure)  # bins (lo, hi]
-    bins = [np.bincount(place, w, minlength=num_bins) for w in (None, real, sure)]
-    values, rank = np.unique(sure, return_inverse=True)
+    bins = [np.bincount(place, w, num_bins) for w in (None, real, sure)]
+    rank = np.unique(sure, return_inverse=True)[1]
     count, hits = _by_unit(unit, predicted), _by_unit(unit, predicted, real)
     sums = {
         "precision": (hits, count),
-        "recall": (_by_unit(unit, true, true[:, 3]), _by_unit(unit, true)),
+        "recall": (_by_unit(unit, true, true["real"]), _by_unit(unit, true)),
         "brier": (_by_unit(unit, predicted, (sure - real) ** 2), count),
     }
     intervals = {score: fraction_interval(*each) for score, each in sums.items()}
     held = np.flatnonzero(count)
     if resamples and len(held) > 1:
-        cell = unit[predicted[:, 0].astype(int)] * num_bins + place
-        gap = np.bincount(cell, sure - real, minlength=len(count) * num_bins)
+        of_unit = unit[predicted["image"]]
+        gap = np.bincount(of_unit * num_bins + place, sure - real, len(count) * num_bins)
         gap, n, h = gap.reshape(-1, num_bins)[held], count[held], hits[held]
         one = {"class_gap": gap, "class_pixels": n, "intersection": h, "predicted": n, "truth": n}
         model = ImageScores(
@@ -496,7 +472,7 @@ def _scores(
         intervals["ece"] = combine([model], [1.0], resamples=resamples, seed=0)["ece"].interval
         areas = []
         for block in resampled_weights(len(count), resamples, 0):
-            for weight in block[:, unit[predicted[:, 0].astype(int)]]:
+            for weight in block[:, of_unit]:
                 drawn = (np.bincount(rank, weight * w) for w in (real, 1 - real))
                 areas.append(auroc(*drawn))
         if np.isfinite(areas).all():
@@ -505,7 +481,7 @@ def _scores(
     return ObjectScores(
         name=name,
         truth=len(true),
-        found=int(true[:, 3].sum()),
+        found=int(true["real"].sum()),
         top=BinTable(edges, *bins),
         brier=float(ratio(sums["brier"][0].sum(), len(predicted))),
         auroc=auroc(np.bincount(rank, real), np.bincount(rank, 1 - real)),
@@ -514,20 +490,13 @@ def _scores(
 
 
 def _keep(
-    kept: list[Crop],
-    ranks: Array,
-    numbers: Array,
-    ids: Array,
-    image: str,
-    of_class: int,
-    predicted: Array,
-    truth: Array,
+    kept: list[Crop], objects: Array, name: str, ids: Array, predicted: Array, truth: Array
 ) -> None:
-    """Add objects of an image, by their numbers, to those that are drawn, if of higher rank."""
+    """Add objects of an image to those that are drawn, if they are of higher rank."""
     least = kept[-1].rank if len(kept) == GALLERY else -1.0
-    places = np.flatnonzero(ranks > least)
-    for k in places[np.argsort(-ranks[places], kind="stable")][:GALLERY]:
-        where, plane = np.nonzero(ids == numbers[k]), None
+    objects = objects[objects["rank"] > least]
+    for one in objects[np.argsort(-objects["rank"], kind="stable")][:GALLERY]:
+        where, plane = np.nonzero(ids == one["number"]), None
         if ids.ndim == 3:  # the plane with most of it
             plane = int(np.bincount(where[0]).argmax())
             where = tuple(x[where[0] == plane] for x in where[1:])
@@ -536,7 +505,7 @@ def _keep(
         starts = [max(0, min(s, n - side)) for s, n in zip(starts, ids.shape[-2:], strict=True)]
         box = slice(starts[0], starts[0] + side), slice(starts[1], starts[1] + side)
         seen = ((each if plane is None else each[plane])[box].copy() for each in (predicted, truth))
-        kept.append(Crop(float(ranks[k]), image, of_class, plane, box, *seen))
+        kept.append(Crop(float(one["rank"]), name, plane, box, *seen))
     kept.sort(key=lambda crop: -crop.rank)
     del kept[GALLERY:]
 
