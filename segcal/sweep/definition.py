@@ -80,6 +80,10 @@ class Method:
         select: the score on the hold-out that chooses hyper-parameters.
         options: settings of this method alone.
         ensemble: whether the mean of the predictions of its seeds is evaluated too.
+        holdout: the images that calibrators are fitted on, as a shift data:ROOT; by default the
+            hold-out of the training.
+        group: a regular expression; images in whose names it finds the same text are one unit of
+            the intervals.
     """
 
     name: str
@@ -92,6 +96,8 @@ class Method:
     select: str = "accuracy"
     options: Changes = ()
     ensemble: bool = False
+    holdout: Shift | None = None
+    group: str = ""
 
     def rows(self) -> list[tuple[str, str, bool]]:
         """Name, post-hoc method, and whether seeds are pooled, of each row of the tables."""
@@ -158,6 +164,8 @@ class Sweep:
     shift: Any = ()
     ensemble: bool = False
     limit: int | None = None
+    holdout: str | None = None
+    group: str = ""
     grid: dict[str, dict[str, Any]] = field(default_factory=dict)
     scores: tuple[str, ...] = ("accuracy", "miou", "ece", "sce")
     compare: tuple[tuple[str, str], ...] = ()
@@ -327,6 +335,8 @@ def _method(line: Any, sweep: Sweep) -> Method:
         select,
         _flat(options),
         ensemble,
+        parse_shifts(f"data:{sweep.holdout}")[0] if sweep.holdout else None,
+        sweep.group,
     )
 
 

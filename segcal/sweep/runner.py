@@ -249,8 +249,10 @@ class Runs:
                 config = self.config(training)
                 if (config.folder / DATA).is_file():
                     self.require_same_data(config)
-            for shift in tuning.method.shifts:
-                if shift.brings_images:  # raises if it is missing or has other classes
+            for shift in (*tuning.method.shifts, tuning.method.holdout):
+                if (
+                    shift is not None and shift.brings_images
+                ):  # raises if it is missing or has other classes
                     shifted(_splits(config.data), config.data, shift)
 
     def require_same_data(self, config: TrainConfig) -> None:
@@ -279,7 +281,10 @@ class Runs:
         network = {k: v for k, v in stated["model"].items() if k != "encoder_weights"}
         data = {k: v for k, v in stated["data"].items() if k not in ("root", "download")}
         weights = [file_digest(one.folder / BEST) for one in configs]
-        run = (FORMAT, segcal.__version__, RESAMPLES, *weights, network, data)
+        run = (FORMAT, segcal.__version__, RESAMPLES, *weights, network, data, method.group)
+        fitted_on = splits.holdout
+        if method.holdout is not None:
+            fitted_on = shifted(splits, config.data, method.holdout).test
         clean: list[Shift | None] = [None]
         wanted = {None: clean, method.limit: [*(clean if not method.limit else []), *method.shifts]}
         source = None
@@ -288,7 +293,7 @@ class Runs:
             open_: dict[Path, str] = {}  # the keys of what is to be evaluated, by folder
             for shift in shifts:
                 test = splits.test if shift is None else shifted(splits, config.data, shift).test
-                images = digest(test.limited(limit).fingerprint(), splits.holdout.fingerprint())
+                images = digest(test.limited(limit).fingerprint(), fitted_on.fingerprint())
                 for posthoc in method.posthoc:
                     key = digest(*run, images, str(shift), posthoc)
                     path = folder / place(posthoc, str(shift or ""))
@@ -300,8 +305,10 @@ class Runs:
                 device = choose_device(self.device)
                 each = [RunSource(one.folder, device=device) for one in configs]
                 source = Members(each) if len(each) > 1 else each[0]
+                source.group = method.group
             found = evaluate_source(
                 source if limit is None else source.limited(limit),
+                holdout=None if method.holdout is None else source.shifted(method.holdout),
                 posthoc=method.posthoc,
                 shifts=[shift for shift in shifts if shift is not None],
                 resamples=RESAMPLES,

@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 import segcal
+from segcal import evaluate_source, open_source
 from segcal.cli import main
-from segcal.data.shift import Shift
+from segcal.data.shift import Shift, parse_shifts
 from segcal.metrics import CalibrationMeter, Report, mean_intervals, paired_differences
 from segcal.metrics.scores import SCORES
 from segcal.sweep.definition import read_sweep
@@ -179,7 +180,8 @@ def test_the_same_command_makes_nothing_again(made, capsys):
 def test_two_processes_make_the_same_tables(made, tmp_path):
     assert sweep(made, "--out", str(tmp_path), "--jobs", "2") == 0
     assert (tmp_path / "grid.csv").read_text() == (made / "out/grid.csv").read_text()
-    assert all("hold-out accuracy" in p.read_text() for p in tmp_path.rglob("output.txt"))
+    trained = [p for p in tmp_path.rglob("output.txt") if "-seeds" not in p.parent.name]
+    assert trained and all("hold-out accuracy" in p.read_text() for p in trained)
 
 
 @pytest.mark.slow
@@ -301,6 +303,22 @@ def test_a_shift_of_other_images_is_checked_before_training(two, capsys):
         assert "before it can start: " in capsys.readouterr().out
         assert sweep(two, "--out", str(two / "new")) == 2
         assert word in capsys.readouterr().err and not (two / "new").exists()
+
+
+def test_calibrators_are_fitted_on_the_stated_images(two):
+    text = (
+        (two / "grid.yaml").read_text().replace("[one/tiny.yaml, other/tiny.yaml]", "one/tiny.yaml")
+    )
+    more = f"posthoc: [none, ts]\nholdout: {two / 'other/data'}\ngroup: '(cat|dog)'\n"
+    (two / "grid.yaml").write_text(text + more)
+    assert sweep(two, "--out", str(two / "out")) == 0
+    (folder,) = two.glob("out/runs/*/eval/ts")
+    report = Report.load(folder / "report.json")
+    run = open_source(folder.parents[1])
+    (other,) = parse_shifts(f"data:{two / 'other/data'}")
+    expected = evaluate_source(run, holdout=run.shifted(other), posthoc=["ts"], overlays="none")
+    assert report.nll == pytest.approx(expected.reports["ts"].nll, rel=1e-6)
+    assert report.images.groups == 2
 
 
 def test_changed_test_images_are_evaluated_again(two):
