@@ -346,7 +346,7 @@ def notes(
             )
     for method, calibrator in choices.of_objects.items():
         after = "" if method == NONE else f" after {method.upper()}"
-        line = f"{calibrator.name.upper()} of objects{after} was fitted on the hold-out"
+        line = f"The calibration of objects{after} ({calibrator.name}) was fitted on the hold-out"
         worth = "" if calibrator.improved_ else " and improved nothing, so it changes nothing"
         lines.append(f"{line}{worth}.")
     ours, theirs = _fractions(choices.meter), _fractions(meter)

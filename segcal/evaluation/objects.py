@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from segcal import posthoc
+from segcal.evaluation.overlays import grey
 from segcal.metrics.objects import ObjectCounter
 from segcal.metrics.report import ObjectReport
 from segcal.metrics.scores import Array
@@ -113,6 +114,6 @@ def draw_objects(counter: ObjectCounter, source: Source) -> bytes | None:
         for crop in crops:
             image = source.image(place[crop.image]) if crop.image in place else None
             if image is not None and crop.plane is not None:
-                image = image[crop.plane]
+                image = grey(image[crop.plane])
             tiles[-1].append((crop, None if image is None else image[crop.box]))
     return draw_crops(*tiles) if any(tiles) else None

@@ -76,7 +76,7 @@ def draw(
             for place in places:
                 shown, seen = image, found
                 if place is not None:
-                    shown = None if image is None else _grey(np.take(image, place[1], place[0]))
+                    shown = None if image is None else grey(np.take(image, place[1], place[0]))
                     seen = _plane(found, *place)
                 drawn[name].append(_overlay(source, index, shown, seen))
     return drawn
@@ -115,7 +115,7 @@ def _plane(batch: Batch, axis: int, place: int) -> Batch:
     )
 
 
-def _grey(image: np.ndarray) -> np.ndarray:
+def grey(image: np.ndarray) -> np.ndarray:
     """(H, W) numbers of any range as uint8; the lowest and the highest 1 % are clipped."""
     if image.dtype == np.uint8:
         return image

@@ -263,7 +263,7 @@ def to_markdown(
     tables = score_tables(reports)
     parts: dict[tuple[str, tuple[str, ...]], list[tuple[str, Sequence[Cell]]]] = {}
     for name, report in reports.items():
-        for table in part_tables(report):
+        for table in (*part_tables(report), *object_tables(report)):
             rows = parts.setdefault((table.title, tuple(table.columns)), [])
             rows += [(f"{name}, {p}" if len(reports) > 1 else p, cells) for p, cells in table.rows]
     tables += [Table(title, columns, rows) for (title, columns), rows in parts.items()]
@@ -406,13 +406,13 @@ def part_tables(report: Report) -> list[Table]:
         ),
         Table("Finding errors", ["uncertainty", *(s.heading for s in _DETECTION)], of_errors),
     ]
-    return [table for table in (*found, *object_tables(report)) if table.rows]
+    return [table for table in found if table.rows]
 
 
 def objects_of(reports: Mapping[str, Report]) -> dict[str, ObjectReport]:
     """The object reports of some reports, by the name of the row and of their calibration."""
     return {
-        name if of.calibration == "none" else f"{name}, objects {of.calibration.upper()}": of
+        name if of.calibration == "none" else f"{name}, objects {of.calibration}": of
         for name, report in reports.items()
         for of in report.objects
     }
@@ -433,12 +433,12 @@ def object_tables(report: Report) -> list[Table]:
             score_cell(accuracy, of.recall, held.get("recall")),
             score_cell(accuracy, of.confidence),
             score_cell(SCORES["ece"], of.ece, held.get("ece")),
-            _brier_cell(of),
+            Cell(number(of.brier, 4), value=of.brier),
             score_cell(accuracy, of.auroc, held.get("auroc")),
             Cell(number((of.predicted - of.top.hits.sum()) / first.images, 2)),
         ]
 
-    names = {of.calibration: of.calibration.upper() for of in report.objects} | {"none": "as it is"}
+    names = {of.calibration: of.calibration for of in report.objects} | {"none": "as it is"}
     parts = [
         (part.name if i == 0 else f"{part.name}, {names[of.calibration]}", cells(part))
         for i, of in enumerate(report.objects)
@@ -463,28 +463,23 @@ def object_tables(report: Report) -> list[Table]:
     columns = ["predicted", "true", "precision (%)", "recall (%)", "confidence (%)"]
     columns += ["ECE (%)", "Brier (0-1)", "AUROC (%)", "false per image"]
     froc = [score_cell(accuracy, first.recall_at(rate)) for rate in FROC_RATES]
-    return [
+    found = [
         Table(
             "Objects",
             ["confidence of objects", *columns],
             [(names[of.calibration], cells(of.whole)) for of in report.objects],
             [f"Objects of {first.images:,} images: {first.rule}."],
         ),
-        Table("Objects by class and size", ["objects", *columns], parts),
-        Table("FROC", [rates, *(f"{rate:g}" for rate in FROC_RATES)], [("recall (%)", froc)]),
         Table(
             "Thresholds of objects",
             ["target", "threshold", "precision on the hold-out (%)", "recall on the hold-out (%)"]
             + ["precision (%)", "recall (%)", "the target is"],
             points,
         ),
+        Table("Objects by class and size", ["objects", *columns], parts),
+        Table("FROC", [rates, *(f"{rate:g}" for rate in FROC_RATES)], [("recall (%)", froc)]),
     ]
-
-
-def _brier_cell(of: ObjectScores) -> Cell:
-    held = of.intervals.get("brier")
-    note = "" if held is None else f"[{number(held.low, 4)}, {number(held.high, 4)}]"
-    return Cell(number(of.brier, 4), note, of.brier)
+    return [table for table in found if table.rows]
 
 
 def _count_cell(count: int) -> Cell:

@@ -340,7 +340,7 @@ def _view(row: PageRow, index: int) -> dict[str, Any]:
         "verdict": verdict(report).text,
         "ece": ece.brief(report.ece),
         "classes": class_table(report),
-        "parts": [table for table in part_tables(report) if "bjects" not in table.title],
+        "parts": part_tables(report),
         "skipped": row.skipped,
         "protocol": protocol_sentence(report),
         "config": row.config,

@@ -18,7 +18,7 @@ if (byId("object-table")) {
         wrong[i] += wrong[i + 1];
       }
       const plainly = of.calibration === "none";
-      const name = entry.name + (plainly ? "" : `, objects ${of.calibration.toUpperCase()}`);
+      const name = entry.name + (plainly ? "" : `, objects ${of.calibration}`);
       return { ...of, real, wrong, name, color: entry.color, line_dash: plainly ? [] : [6, 4] };
     })
   );
