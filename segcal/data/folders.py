@@ -241,7 +241,7 @@ def _subfolders(folder: Path) -> tuple[str, ...]:
 
 
 def _uniform(config: DataConfig, *parts: Part | None) -> bool:
-    """Whether all images have one size; if not, an option that gives batches one must be set."""
+    """Whether all images have one size."""
     sizes = set()
     for path in (path for part in parts if isinstance(part, FilePart) for path in part.images):
         try:
@@ -251,10 +251,4 @@ def _uniform(config: DataConfig, *parts: Part | None) -> bool:
                 raise
         if len(sizes) > 1:
             break
-    uniform = len(sizes) < 2
-    if not uniform and config.resize is None and (config.crop_size is None or not config.augment):
-        raise ValueError(
-            f"Expected images of one size in {config.root}, or resize or crop_size to be set, "
-            "but the images differ in size"
-        )
-    return uniform
+    return len(sizes) < 2

@@ -43,7 +43,8 @@ class DataConfig:
             ignore_index.
         pad: Pixels of padding put on every side before the crop.
         flip: Probability of a left-right flip.
-        resize: Resize every image, of all parts, to this square side.
+        resize: Resize every image, of all parts, to this square side. Training masks follow
+            (nearest); in evaluation masks stay as they are, and logits are resized to them.
         mean: Mean of each channel on a 0-1 scale, subtracted from the image.
         std: Standard deviation of each channel on a 0-1 scale, which the image is divided by.
         rotation: Rotate the test images by this many degrees counter-clockwise, with black
@@ -106,11 +107,10 @@ _COMMON = (
     *("name", "root", "download", "holdout", "split_seed", "skip_bad", "limit", "augment"),
     *("num_classes", "ignore_index"),
 )
-_IMAGES = ("base_size", "scale", "crop_size", "pad", "flip", "mean", "std")
-# Segmentation is evaluated on images and masks as they are: their sizes change in training alone.
+_IMAGES = ("base_size", "scale", "crop_size", "pad", "flip", "resize", "mean", "std")
 _OF_TASK: dict[Task, tuple[str, ...]] = {
     "segmentation": _IMAGES,
-    "classification": (*_IMAGES, "resize", "rotation", "imbalance"),
+    "classification": (*_IMAGES, "rotation", "imbalance"),
     "text": ("imbalance",),
 }
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from segcal import distributed
-from segcal.data.transforms import Augmentation, Augmenter, normalise, resize_square
+from segcal.data.transforms import Augmentation, Augmenter, normalise, resize, resize_square
 from segcal.files import BadFile, read_mask, read_rgb, utf8
 
 # (H, W) class of each pixel, (K, H, W) presence of each class, or the class of the image
@@ -352,11 +352,11 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         return digest(self.part.fingerprint(self.indices), "\n".join(self.names), prepared)
 
     def image(self, index: int) -> np.ndarray:
-        """(H, W, 3) uint8 RGB of an item, not augmented, to draw on."""
+        """(H, W, 3) uint8 RGB of an item as it is stored, to draw on."""
         image = self.part.image(self.indices[index])
         if image.ndim == 1:
             raise ValueError(f"{self.names[index]} is a text: there is no image to draw")
-        return image if self.resize is None else resize_square(image, self.resize)
+        return image
 
     def __getitem__(self, key: int | tuple[int, int]) -> tuple[Tensor, Tensor]:
         epoch, index = key if isinstance(key, tuple) else (0, key)
@@ -366,6 +366,10 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
             return torch.from_numpy(image.astype(np.int64)), torch.tensor(label)
         if self.resize is not None:
             image = resize_square(image, self.resize)
+            if isinstance(key, tuple) and isinstance(label, np.ndarray):  # in training
+                masks = label if label.ndim == 3 else label[None]
+                masks = np.stack([resize(m, image.shape[:2], "nearest") for m in masks])
+                label = masks if label.ndim == 3 else masks[0]
         if self.augmenter is not None:
             mask = label if isinstance(label, np.ndarray) else None
             image, mask = self.augmenter(image, mask, seed=(self.seed, epoch, index))

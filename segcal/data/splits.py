@@ -107,6 +107,8 @@ def build(config: DataConfig, *, seed: int = 0) -> Splits:
         chosen, holdout = chosen[kept], _samples(config, source, source.train, chosen[held])
     if not absent:
         train = _samples(config, source, source.train, chosen, augmenter=augmenter, seed=seed)
+        if reason := _differ_in_size(config, source):
+            train = AbsentPart(reason)
     return Splits(
         train=train,
         holdout=holdout,
@@ -152,10 +154,22 @@ def without_labels(data: Splits, folder: str | Path, *, skip_bad: bool = False) 
 def missing(config: DataConfig) -> str | None:
     """In one line, why nothing can be trained on a data set as it is on the disk, or None."""
     try:
-        _ = _read(replace(config, download=False)).train.names
+        source = _read(replace(config, download=False))
+        _ = source.train.names
     except (ValueError, OSError) as error:
         return one_line(error)
-    return None
+    return _differ_in_size(config, source)
+
+
+def _differ_in_size(config: DataConfig, source: RawDataset) -> str | None:
+    """Why training images cannot be put into batches, or None."""
+    crop = (config.crop_size or source.augmentation.crop_size) if config.augment else None
+    if source.uniform or config.resize or source.resize or crop:
+        return None
+    return (
+        f"Expected images of one size in {config.root}, or resize or crop_size to be set, "
+        "but the images differ in size"
+    )
 
 
 def shifted(data: Splits, config: DataConfig, shift: Shift) -> Splits:
@@ -251,5 +265,6 @@ def _tested(config: DataConfig, source: RawDataset) -> dict[str, Any]:
     part = source.test
     if config.rotation:
         part = shifted_part(part, Shift(ROTATION, config.rotation))
-    uniform = source.uniform or (config.resize or source.resize) is not None
+    resized = (config.resize or source.resize) is not None  # the images, but not their masks
+    uniform = source.uniform or (resized and DATASETS[config.name].task != "segmentation")
     return {"test": _samples(config, source, part), "uniform": uniform}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 WHOLE_IMAGE = "all"  # the whole image, among the names of regions
+EVERY = 60.0  # seconds between lines of progress, where there is no terminal
 _MAX_IMAGE_SUMS = 2 * 2**30  # bytes of per-image sums, all meters together
 
 # Takes (N, C, *S) logits, and the (N, 3, H, W) images if there are any, to (N, C, *S) logits.
@@ -66,7 +68,7 @@ def evaluate(
     pad_to: int = 1,
     padded: bool | None = None,
     multilabel: bool = False,
-    progress: bool = True,
+    progress: bool | None = True,
 ) -> Report:
     """Evaluate `model` on every batch of `loader`, at the resolution of the labels.
 
@@ -254,19 +256,22 @@ def with_progress(
 ) -> Iterator[Batch]:
     """This process's share of `source`, under a progress bar on the first process.
 
-    Unless `labelled` is False, a batch without labels is a ValueError.
+    Without a terminal, the first process logs a line every minute instead; never if `progress` is
+    False. Unless `labelled` is False, a batch without labels is a ValueError.
     """
     shown = sys.stderr.isatty() if progress is None else progress
     total = source.num_images
     if total is not None:
         total = len(range(distributed.rank(), total, distributed.world_size()))
+    first, last = distributed.rank() == 0, time.monotonic()
     with tqdm(
         total=total,
         desc=source.name,
         unit=" images",
         leave=False,
-        disable=distributed.rank() != 0 or not shown,
+        disable=not (first and shown),
     ) as bar:
+        done = 0
         for batch in source:
             if labelled and batch.labels is None:
                 raise ValueError(f"{source.name} has no labels to evaluate against")
@@ -274,6 +279,10 @@ def with_progress(
             yield batch
             del batch  # before the next one is made
             bar.update(size)
+            done += size
+            if progress is None and first and not shown and time.monotonic() - last >= EVERY:
+                last = time.monotonic()
+                log.info("%s: %d%s images", source.name, done, f" of {total}" if total else "")
 
 
 def new_meter(

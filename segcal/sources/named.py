@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from segcal import data
 from segcal.data.benchmarks import IGNORED, mapped, read_label_map
@@ -90,10 +90,7 @@ class NamedSource(NetworkSource):
         if self.joined is not None:
             values = _joined(values, self.joined, probs=outputs != "logits")
         named: Kind = "logits" if outputs == "logits" else "probs"
-        images = batch.images
-        if images is not None and images.shape[2:] != values.shape[2:] and values.ndim == 4:
-            images = nn.functional.interpolate(images, values.shape[2:], mode="bilinear")
-        return replace(batch, kind=named, values=values, images=images)
+        return replace(batch, kind=named, values=values)
 
     def _outputs(self, values: Tensor) -> Outputs:
         """What the outputs are; decided by the first batch where nobody has said it."""

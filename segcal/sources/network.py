@@ -144,6 +144,8 @@ class LoaderSource(Source):
         images = inputs if inputs.ndim == 4 else None  # a text is not an image
         if images is not None and self._padded and one.ndim == 3:
             images = images[..., : one.shape[1], : one.shape[2]]
+        if images is not None and logits.ndim == 4 and images.shape[2:] != logits.shape[2:]:
+            images = nn.functional.interpolate(images, logits.shape[2:], mode="bilinear")
         if self.multilabel and self.labelled:
             labels = multilabel_labels(logits, labels)
         kind: Kind = "sigmoid_logits" if self.multilabel else "logits"
@@ -184,6 +186,7 @@ class NetworkSource(LoaderSource):
             device=device,
             multilabel=splits.multilabel,
             name=name,
+            padded=False,
         )
         self.splits, self.data_config, self.split, self.key = splits, config, split, key
         self.batch_size, self.workers = batch_size, workers

@@ -209,7 +209,8 @@ class Trainer:
                     ignore_index=self.ignore_index,
                     multilabel=self.learner.criterion.multilabel,
                     device=self.device,
-                    progress=progress.terminal,
+                    padded=False,
+                    progress=progress.terminal or None,
                 )
             except Interrupted:
                 self.save()  # the epoch's steps are done; its evaluation will be repeated

@@ -199,11 +199,30 @@ def test_own_masks_of_different_sizes_need_a_crop(mask_root):
     for kind in ("images", "masks"):
         path = mask_root / "train" / kind / "0.png"
         Image.open(path).resize((40, 40), Image.Resampling.NEAREST).save(path)
+    data = masks(mask_root)  # they can be evaluated, one by one
+    assert not data.uniform and data.test[0][0].shape == (3, 14, 20)
     with pytest.raises(ValueError, match=r"crop_size to be set"):
-        masks(mask_root)
+        len(data.train)
+    assert "crop_size" in missing(DataConfig("masks", root=str(mask_root), num_classes=4))
     data = masks(mask_root, crop_size=16)
     assert not data.uniform
     assert all(data.train[i][0].shape == (3, 16, 16) for i in range(len(data.train)))
+
+
+def test_resize_takes_training_masks_along_and_leaves_those_of_the_test(mask_root):
+    for kind in ("images", "masks"):
+        path = mask_root / "train" / kind / "0.png"
+        Image.open(path).resize((40, 40), Image.Resampling.NEAREST).save(path)
+    data = masks(mask_root, resize=28, flip=0.0, holdout=0.2)
+    for index, name in enumerate(data.train.names):
+        image, mask = data.train[0, index]
+        assert image.shape == (3, 28, 28) and mask.shape == (28, 28)
+        stored = np.asarray(Image.open(mask_root / "train" / "masks" / f"{name}.png"))
+        rows, columns = (((np.arange(28) + 0.5) * side / 28).astype(int) for side in stored.shape)
+        np.testing.assert_array_equal(mask, stored[rows[:, None], columns])  # the nearest pixels
+    image, mask = data.test[0]
+    assert image.shape == (3, 28, 28) and mask.shape == (14, 20)
+    assert data.test.image(0).shape == (14, 20, 3) and not data.uniform
 
 
 def test_mask_faults_are_named(mask_root):
@@ -287,10 +306,10 @@ def test_hidden_files_and_folders_are_no_data(class_root):
 def test_class_folders_of_different_sizes_need_a_resize(class_root):
     Image.new("RGB", (9, 5)).save(class_root / "test" / "dog" / "9.png")
     with pytest.raises(ValueError, match=r"resize or crop_size to be set"):
-        folders(class_root)
+        len(folders(class_root).train)
     data = folders(class_root, resize=8)
     assert data.uniform and data.test[4][0].shape == (3, 8, 8)
-    assert data.test.image(4).shape == (8, 8, 3)
+    assert data.test.image(4).shape == (5, 9, 3)
 
 
 def test_class_folder_faults_are_named(class_root, tmp_path):
@@ -354,7 +373,7 @@ def test_bad_options_are_refused():
         ({"std": (0.5, 0.0, 0.5)}, "std"),
         ({"num_classes": 5}, "num_classes=11"),
         ({"train_split": "trainaug"}, "voc2012"),
-        ({"resize": 32}, "segmentation"),
+        ({"rotation": 5.0}, "classification"),
         ({"max_words": 5}, "newsgroups"),
     ):
         with pytest.raises(ValueError, match=word):

@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from torch.nn.functional import interpolate
 
 import segcal
 from segcal.data import DataConfig
@@ -30,6 +32,33 @@ def everything(count=6, scale=1.0):
         logits, labels = map(torch.from_numpy, logits_and_labels(index))
         meter.update(scale * logits[None], labels[None], names=[f"im{index:03d}"])
     return meter.compute()
+
+
+def test_logits_of_resized_images_have_the_size_of_the_masks(tmp_path):
+    rng = np.random.default_rng(0)
+    for i, size in enumerate(((20, 30), (40, 24))):
+        for kind, shape in (("images", (*size, 3)), ("masks", size)):
+            (tmp_path / "test" / kind).mkdir(parents=True, exist_ok=True)
+            array = rng.integers(0, CLASSES, shape, dtype=np.uint8)
+            Image.fromarray(array).save(tmp_path / "test" / kind / f"{i}.png")
+    splits = build_data(DataConfig("masks", root=str(tmp_path), num_classes=CLASSES, resize=32))
+    torch.manual_seed(0)
+    network = torch.nn.Conv2d(3, CLASSES, 3, 2, 1)
+    source = NetworkSource(network, splits, workers=0)
+    for (batch,), size in zip(([b] for b in source), ((20, 30), (40, 24)), strict=True):
+        assert batch.values.shape == (1, CLASSES, *size) == (*batch.images.shape[:2], *size)
+    expected = interpolate(network(splits.test[0][0][None]), (20, 30), mode="bilinear")
+    torch.testing.assert_close(source[0].values, expected)
+
+
+def test_without_a_terminal_there_are_lines_of_progress(tmp_path, monkeypatch, caplog):
+    source = PredictionFolder(save_folder(tmp_path))
+    monkeypatch.setattr(evaluating, "EVERY", 0.0)
+    with caplog.at_level("INFO", logger="segcal"):
+        measure(source, {"none": None}, progress=False)
+        assert not caplog.messages
+        measure(source, {"none": None})
+    assert caplog.messages[-1] == f"{source.name}: 6 of 6 images"
 
 
 def test_one_pass_measures_every_calibrator(tmp_path):
