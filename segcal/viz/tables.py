@@ -12,13 +12,15 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path, PurePath
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
-from markupsafe import Markup, escape
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from segcal.files import atomic_write
 from segcal.metrics import Difference, Interval, Report
@@ -95,32 +97,8 @@ class Table:
             sortable: whether a click on a heading sorts, for pages with sort.js.
             tall: whether a long table scrolls inside the page.
         """
-        head = Markup("").join(
-            Markup('<th scope="col" title="{}">{}</th>').format(
-                _MEANINGS.get(text, ""),
-                Markup('<button type="button">{}</button>' if sortable else "{}").format(
-                    _unit_apart(text)
-                ),
-            )
-            for text in self.columns
-        )
-        body = Markup("").join(
-            Markup('<tr><th scope="row">{}</th>{}</tr>\n').format(
-                name, Markup("").join(map(_html_cell, cells))
-            )
-            for name, cells in self.rows
-        )
-        notes = Markup("").join(Markup('<p class="lead">{}</p>').format(n) for n in self.notes)
-        return Markup(
-            '<div class="scroll{}" tabindex="0" role="region" aria-label="{}"><table{}>\n'
-            "<thead><tr>{}</tr></thead>\n<tbody>\n{}</tbody></table></div>{}"
-        ).format(
-            " tall" if tall else "",
-            self.title or "Table",
-            Markup(' class="sortable"') if sortable else "",
-            head,
-            body,
-            notes,
+        return render_template(
+            "table.html", table=self, sortable=sortable, tall=tall, meanings=_MEANINGS
         )
 
 
@@ -128,24 +106,20 @@ def _one_line(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def _unit_apart(heading: str) -> Markup:
-    """A heading whose unit, in brackets at its end, stays on one line."""
-    label, bracket, unit = heading.rpartition(" (")
-    if not bracket:
-        return escape(heading)
-    return Markup('{} <span class="unit">({}</span>').format(label, unit)
-
-
-def _html_cell(cell: Cell) -> Markup:
-    known = not math.isnan(cell.value)  # then a "-" is a minus
-    text, note = (t.replace("-", "−") if known else t for t in (cell.text, cell.note))
-    return Markup("<td{}{}>{}{}{}</td>").format(
-        Markup(' data-value="{}"').format(cell.value) if known else "",
-        Markup(' class="best"') if cell.best else "",
-        text,
-        Markup('<span class="aside"> (best)</span>') if cell.best else "",
-        Markup('<span class="interval">{}</span>').format(note) if note else "",
+@cache
+def _templates() -> Environment:
+    return Environment(
+        loader=PackageLoader("segcal.viz", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
+
+
+def render_template(name: str, **values: Any) -> Markup:
+    """HTML of a template in the folder of the page, in which all values are escaped."""
+    return Markup(_templates().get_template(name).render(values))
 
 
 def csv_text(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -890,26 +864,9 @@ class Sheet:
 
     def html(self) -> str:
         """One page without anything to fetch; every name is escaped."""
-        parts = [
-            Markup("<p><code>{}</code></p>").format(self.command),
-            _html_list(self.remarks),
-            *(Markup("<h2>{}</h2>{}").format(t.title, t.html()) for t in self.tables),
-            *(
-                Markup(
-                    '<figure><img src="data:image/png;base64,{}" alt="Diagram {}"></figure>'
-                ).format(base64.b64encode(png).decode(), count)
-                for count, png in enumerate(self.pictures, 1)
-            ),
-        ]
-        if self.notes:
-            parts += [Markup("<h2>On the paper’s numbers</h2>"), _html_list(self.notes)]
+        uris = [f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in self.pictures]
         style = (files("segcal.viz") / "page" / "style.css").read_text(encoding="utf-8")
-        return Markup(
-            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            "<title>{title}</title><style>{style}</style></head>\n"
-            "<body><header><h1>{title}</h1></header><main>{body}</main></body></html>\n"
-        ).format(title=self.title, style=Markup(style), body=Markup("\n").join(parts))
+        return render_template("sheet.html", sheet=self, pictures=uris, style=Markup(style))
 
     def write(self, folder: Path) -> list[Path]:
         """Write NAME.md, NAME.csv and NAME.html to `folder`; their paths."""
@@ -919,11 +876,6 @@ class Sheet:
             with atomic_write(paths[-1]) as file:
                 file.write(make())
         return paths
-
-
-def _html_list(sentences: Iterable[str]) -> Markup:
-    items = Markup("").join(Markup("<li>{}</li>").format(sentence) for sentence in sentences)
-    return Markup("<ul>{}</ul>").format(items)
 
 
 def put_into(path: Path, mark: str, markdown: str) -> None:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from bokeh.util.paths import bokehjs_path
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from scipy.special import stdtrit
 
@@ -38,6 +37,7 @@ from segcal.viz.tables import (
     part_tables,
     protocol_sentence,
     reading_notes,
+    render_template,
     score_cell,
     score_tables,
     shift_tables,
@@ -127,15 +127,9 @@ def render_page(
     bundles = ("bokeh.min.js", "bokeh-api.min.js")  # no widgets, tables or WebGL
     scripts = [(bokehjs_path() / "js" / name).read_text(encoding="utf-8") for name in bundles]
     scripts += ["".join(_part(f"{name}.js") for name in _SCRIPTS), _part("sort.js")]
-    environment = Environment(
-        loader=PackageLoader("segcal.viz", "page"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     shown = shifts_of(shifted)
-    return environment.get_template("report.html").render(
+    return render_template(
+        "report.html",
         title=title,
         version=segcal.__version__,
         style=Markup(_part("style.css")),
