@@ -16,7 +16,17 @@ import importlib
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("eval", "losses", "metrics", "objects", "page", "posthoc", "scale", "train", "volumes")
+BENCHMARKS = (
+    "eval",
+    "losses",
+    "metrics",
+    "objects",
+    "page",
+    "posthoc",
+    "scale",
+    "train",
+    "volumes",
+)
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))  # `benchmarks` lives beside this file

@@ -251,6 +251,19 @@ def report_of(meters: Meters, protocols: Sequence[str] = (), *, resamples: int =
     return replace(report, protocols=scores_by_protocol(protocols, report, whole))
 
 
+class Minutes:
+    """Logs what is said once a minute, on the first process."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def say(self, line: str) -> None:
+        """Log the line, if a minute has passed since the last one."""
+        if distributed.rank() == 0 and time.monotonic() - self._last >= EVERY:
+            self._last = time.monotonic()
+            log.info("%s", line)
+
+
 def with_progress(
     source: Source, progress: bool | None = None, *, labelled: bool = True
 ) -> Iterator[Batch]:
@@ -263,13 +276,13 @@ def with_progress(
     total = source.num_images
     if total is not None:
         total = len(range(distributed.rank(), total, distributed.world_size()))
-    first, last = distributed.rank() == 0, time.monotonic()
+    minutes = Minutes()
     with tqdm(
         total=total,
         desc=source.name,
         unit=" images",
         leave=False,
-        disable=not (first and shown),
+        disable=distributed.rank() != 0 or not shown,
     ) as bar:
         done = 0
         for batch in source:
@@ -280,9 +293,8 @@ def with_progress(
             del batch  # before the next one is made
             bar.update(size)
             done += size
-            if progress is None and first and not shown and time.monotonic() - last >= EVERY:
-                last = time.monotonic()
-                log.info("%s: %d%s images", source.name, done, f" of {total}" if total else "")
+            if progress is None and not shown:
+                minutes.say(f"{source.name}: {done}{f' of {total}' if total else ''} images")
 
 
 def new_meter(

@@ -25,6 +25,7 @@ from segcal import distributed, posthoc
 from segcal.evaluation.evaluate import (
     WHOLE_IMAGE,
     Key,
+    Minutes,
     measure,
     report_of,
     require_pixels,
@@ -160,10 +161,10 @@ def fit(methods: Sequence[str], holdout: Source) -> dict[str, Calibrator]:
     if not methods:
         return calibrators
     with recorded(holdout, methods) as recording:
-        for calibrator in calibrators.values():
+        for method, calibrator in calibrators.items():
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                calibrator.fit(_Pairs(recording))
+                calibrator.fit(_Pairs(recording, method))
             for warning in caught:
                 log.warning("%s", warning.message)
     if holdout.skipped:
@@ -194,11 +195,13 @@ def calibrate_members(members: Members, method: str, holdout: Members | None = N
 class _Pairs:
     """A source as batches of (logits, labels) or (logits, labels, images), as fits take them."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, source: Source, method: str) -> None:
+        self._source, self._method, self._read, self._minutes = source, method, 0, Minutes()
 
     def __iter__(self) -> Iterator[tuple[Tensor | None, ...]]:
         for batch in self._source:
+            self._read += len(batch.values)
+            self._minutes.say(f"fitting {self._method.upper()}: {self._read} images read")
             if self._source.raters > 1:
                 batch = batch.with_each_rater()
             pair = batch.logits, batch.labels

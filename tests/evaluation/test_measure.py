@@ -15,6 +15,7 @@ from segcal.data import DataConfig
 from segcal.data import build as build_data
 from segcal.evaluation import evaluate as evaluating
 from segcal.evaluation.evaluate import measure, report_of, require_pixels
+from segcal.evaluation.holdout import fit
 from segcal.files import BadFile
 from segcal.metrics.regions import boundary, interior
 from segcal.sources.network import NetworkSource
@@ -58,7 +59,9 @@ def test_without_a_terminal_there_are_lines_of_progress(tmp_path, monkeypatch, c
         measure(source, {"none": None}, progress=False)
         assert not caplog.messages
         measure(source, {"none": None})
-    assert caplog.messages[-1] == f"{source.name}: 6 of 6 images"
+        assert caplog.messages[-1] == f"{source.name}: 6 of 6 images"
+        fit(["ts"], source)
+    assert caplog.messages[-1].startswith("fitting TS: ")
 
 
 def test_one_pass_measures_every_calibrator(tmp_path):
