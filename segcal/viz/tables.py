@@ -12,7 +12,7 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path, PurePath
 from statistics import fmean, stdev
@@ -298,89 +298,84 @@ def _columns(reports: Mapping[str, Report], *, main: bool) -> list[Score]:
 
 def part_tables(report: Report) -> list[Table]:
     """The tables of raters, regions, protocols, operating points and so on, if any."""
-    accuracy = SCORES["accuracy"]
-    scores = [score.heading for score in _PARTS]
-    of_regions, of_raters = [], []
-    of_each = () if report.raters is None else report.raters.accuracy
-    rated = {f"rater {r + 1}": against for r, against in enumerate(of_each)}
+    share = partial(score_cell, SCORES["accuracy"])
+    regions, raters = [], []
+    rated = () if report.raters is None else report.raters.accuracy
+    against = {f"rater {r + 1}": accuracy for r, accuracy in enumerate(rated)}
     for name, part in {report.protocol.region: report, **report.regions}.items():
-        cells = [score_cell(s, getattr(part, s.name), part.intervals.get(s.name)) for s in _PARTS]
-        if name in rated:
-            of_raters.append((name, [*cells, score_cell(accuracy, rated[name])]))
-        else:
-            of_regions.append((name, [*cells, _count_cell(part.protocol.pixels)]))
-            if part is report and report.raters is not None:
-                of_raters.append(("all", [*cells, score_cell(accuracy, report.raters.ceiling)]))
-    if len(of_regions) == 1:
-        of_regions = []
+        cells = {
+            s.heading: score_cell(s, getattr(part, s.name), part.intervals.get(s.name))
+            for s in _PARTS
+        }
+        if name not in against:
+            regions.append((name, {**cells, counted(report): _count_cell(part.protocol.pixels)}))
+        if part is report and report.raters is not None:
+            name, against["all"] = "all", report.raters.ceiling
+        if name in against:
+            own = {"of this rater against the others (%)": share(against[name])}
+            raters.append((name, {**cells, **own}))
     protocols = [
-        (name, [*(score_cell(s, found[s.name]) for s in _PARTS), Cell(describe_protocol(name))])
+        (name, {s.heading: score_cell(s, found[s.name]) for s in _PARTS})
         for name, found in report.protocols.items()
     ]
+    for name, cells in protocols:
+        cells["what it is"] = Cell(describe_protocol(name))
     points = [
         (
             point.target,
-            [
-                Cell(threshold_text(point.threshold), value=point.threshold),
-                score_cell(accuracy, point.holdout_coverage),
-                score_cell(accuracy, point.holdout_accuracy),
-                score_cell(accuracy, point.coverage, point.intervals.get("coverage")),
-                score_cell(accuracy, point.accuracy, point.intervals.get("accuracy")),
-                Cell(point.verdict),
-            ],
+            {
+                "threshold": Cell(threshold_text(point.threshold), value=point.threshold),
+                "coverage on the hold-out (%)": share(point.holdout_coverage),
+                "accuracy on the hold-out (%)": share(point.holdout_accuracy),
+                "coverage (%)": share(point.coverage, point.intervals.get("coverage")),
+                SCORES["accuracy"].heading: share(point.accuracy, point.intervals.get("accuracy")),
+                "the target is": Cell(point.verdict),
+            },
         )
         for point in report.operating_points
     ]
     sets = [
         (
             f"miss={found.miss:g}",
-            [
-                Cell(threshold_text(found.lam), value=found.lam),
-                score_cell(accuracy, found.holdout_miss),
-                score_cell(accuracy, found.miss_rate, found.interval),
-                Cell(number(found.set_size, 2), value=found.set_size),
-                score_cell(accuracy, found.empty),
-                _count_cell(found.holdout_images),
-            ],
+            {
+                "λ": Cell(threshold_text(found.lam), value=found.lam),
+                "miss rate on the hold-out (%)": share(found.holdout_miss),
+                "miss rate (%)": share(found.miss_rate, found.interval),
+                "classes in a set": Cell(number(found.set_size, 2), value=found.set_size),
+                "empty sets (%)": share(found.empty),
+                "images of the hold-out": _count_cell(found.holdout_images),
+            },
         )
         for found in report.class_sets
     ]
     kinds: Sequence[Any] = report.detection
-    columns = [
-        ranked_cells(
-            score,
-            [score.of(one) for one in kinds],
-            [one.intervals.get(score.name) for one in kinds],
-        )
-        for score in _DETECTION
-    ]
-    of_errors = [
-        (UNCERTAINTIES[one.name].label, [column[row] for column in columns])
-        for row, one in enumerate(kinds)
-    ]
-    on_holdout = (
-        "coverage on the hold-out (%)",
-        f"{accuracy.label} on the hold-out ({accuracy.unit})",
-    )
-    of_sets = ("λ", "miss rate on the hold-out (%)", "miss rate (%)", "classes in a set")
+    errors: list[dict[str, Cell]] = [{} for _ in kinds]
+    for score in _DETECTION:
+        values = [score.of(one) for one in kinds]
+        ends = [one.intervals.get(score.name) for one in kinds]
+        for row, cell in zip(errors, ranked_cells(score, values, ends), strict=True):
+            row[score.heading] = cell
+    labels = [UNCERTAINTIES[one.name].label for one in kinds]
     found = [
-        Table("Raters", ["against", *scores, "of this rater against the others (%)"], of_raters),
-        Table("Regions", ["region", *scores, counted(report)], of_regions),
-        Table("Protocols", ["protocol", *scores, "what it is"], protocols),
-        Table(
-            "Operating points",
-            ["target", "threshold", *on_holdout]
-            + ["coverage (%)", accuracy.heading, "the target is"],
-            points,
-        ),
-        Table(
-            "Class sets",
-            ["promised miss rate", *of_sets, "empty sets (%)", "images of the hold-out"],
-            sets,
-        ),
-        Table("Finding errors", ["uncertainty", *(s.heading for s in _DETECTION)], of_errors),
+        _table("Raters", "against", raters),
+        _table("Regions", "region", regions if len(regions) > 1 else []),
+        _table("Protocols", "protocol", protocols),
+        _table("Operating points", "target", points),
+        _table("Class sets", "promised miss rate", sets),
+        _table("Finding errors", "uncertainty", list(zip(labels, errors, strict=True))),
     ]
     return [table for table in found if table.rows]
+
+
+def _table(
+    title: str,
+    corner: str,
+    rows: Sequence[tuple[str, Mapping[str, Cell]]],
+    notes: Sequence[str] = (),
+) -> Table:
+    """A table from the cells of each row by heading."""
+    headings = rows[0][1] if rows else ()
+    return Table(title, [corner, *headings], [(n, [*cells.values()]) for n, cells in rows], notes)
 
 
 def objects_of(reports: Mapping[str, Report]) -> dict[str, ObjectReport]:
@@ -396,23 +391,24 @@ def object_tables(report: Report) -> list[Table]:
     """The tables of objects: their scores, in total and by class and size, and thresholds."""
     if not report.objects:
         return []
-    accuracy, first = SCORES["accuracy"], report.objects[0]
+    share, first = partial(score_cell, SCORES["accuracy"]), report.objects[0]
 
-    def cells(of: ObjectScores) -> list[Cell]:
+    def cells(of: ObjectScores) -> dict[str, Cell]:
         held = of.intervals
-        return [
-            _count_cell(of.predicted),
-            _count_cell(of.truth),
-            score_cell(accuracy, of.precision, held.get("precision")),
-            score_cell(accuracy, of.recall, held.get("recall")),
-            score_cell(accuracy, of.confidence),
-            score_cell(SCORES["ece"], of.ece, held.get("ece")),
-            Cell(number(of.brier, 4), value=of.brier),
-            score_cell(accuracy, of.auroc, held.get("auroc")),
-            Cell(number((of.predicted - of.top.hits.sum()) / first.images, 2)),
-        ]
+        return {
+            "predicted": _count_cell(of.predicted),
+            "true": _count_cell(of.truth),
+            "precision (%)": share(of.precision, held.get("precision")),
+            "recall (%)": share(of.recall, held.get("recall")),
+            "confidence (%)": share(of.confidence),
+            SCORES["ece"].heading: share(of.ece, held.get("ece")),
+            "Brier (0-1)": Cell(number(of.brier, 4), value=of.brier),
+            "AUROC (%)": share(of.auroc, held.get("auroc")),
+            "false per image": Cell(number((of.predicted - of.top.hits.sum()) / first.images, 2)),
+        }
 
     names = {of.calibration: of.calibration for of in report.objects} | {"none": "as it is"}
+    whole = [(names[of.calibration], cells(of.whole)) for of in report.objects]
     parts = [
         (part.name if i == 0 else f"{part.name}, {names[of.calibration]}", cells(part))
         for i, of in enumerate(report.objects)
@@ -421,37 +417,25 @@ def object_tables(report: Report) -> list[Table]:
     points = [
         (
             f"{point.target}, {names[of.calibration]}",
-            [
-                Cell(threshold_text(point.threshold), value=point.threshold),
-                score_cell(accuracy, point.holdout_accuracy),
-                score_cell(accuracy, point.holdout_coverage),
-                score_cell(accuracy, point.accuracy, point.intervals.get("accuracy")),
-                score_cell(accuracy, point.coverage, point.intervals.get("coverage")),
-                Cell(point.verdict),
-            ],
+            {
+                "threshold": Cell(threshold_text(point.threshold), value=point.threshold),
+                "precision on the hold-out (%)": share(point.holdout_accuracy),
+                "recall on the hold-out (%)": share(point.holdout_coverage),
+                "precision (%)": share(point.accuracy, point.intervals.get("accuracy")),
+                "recall (%)": share(point.coverage, point.intervals.get("coverage")),
+                "the target is": Cell(point.verdict),
+            },
         )
         for of in report.objects
         for point in of.points
     ]
-    rates = "false objects per image"
-    columns = ["predicted", "true", "precision (%)", "recall (%)", "confidence (%)"]
-    columns += ["ECE (%)", "Brier (0-1)", "AUROC (%)", "false per image"]
-    froc = [score_cell(accuracy, first.recall_at(rate)) for rate in FROC_RATES]
+    froc = {f"{rate:g}": share(first.recall_at(rate)) for rate in FROC_RATES}
+    of_images = f"Objects of {first.images:,} images: {first.rule}."
     found = [
-        Table(
-            "Objects",
-            ["confidence of objects", *columns],
-            [(names[of.calibration], cells(of.whole)) for of in report.objects],
-            [f"Objects of {first.images:,} images: {first.rule}."],
-        ),
-        Table(
-            "Thresholds of objects",
-            ["target", "threshold", "precision on the hold-out (%)", "recall on the hold-out (%)"]
-            + ["precision (%)", "recall (%)", "the target is"],
-            points,
-        ),
-        Table("Objects by class and size", ["objects", *columns], parts),
-        Table("FROC", [rates, *(f"{rate:g}" for rate in FROC_RATES)], [("recall (%)", froc)]),
+        _table("Objects", "confidence of objects", whole, [of_images]),
+        _table("Thresholds of objects", "target", points),
+        _table("Objects by class and size", "objects", parts),
+        _table("FROC", "false objects per image", [("recall (%)", froc)]),
     ]
     return [table for table in found if table.rows]
 
