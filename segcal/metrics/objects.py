@@ -129,6 +129,7 @@ class Crop(NamedTuple):
 
     rank: float  # confidence of a false object, size of a missed one
     image: str
+    number: int  # in the map of predicted objects, or in that of true ones
     plane: int | None  # of a volume (D, H, W)
     box: tuple[slice, slice]
     predicted: Array  # (h, w) numbers of the predicted objects of the class in the box
@@ -505,7 +506,7 @@ def _keep(
         starts = [max(0, min(s, n - side)) for s, n in zip(starts, ids.shape[-2:], strict=True)]
         box = slice(starts[0], starts[0] + side), slice(starts[1], starts[1] + side)
         seen = ((each if plane is None else each[plane])[box].copy() for each in (predicted, truth))
-        kept.append(Crop(float(one["rank"]), name, plane, box, *seen))
+        kept.append(Crop(float(one["rank"]), name, one["number"], plane, box, *seen))
     kept.sort(key=lambda crop: -crop.rank)
     del kept[GALLERY:]
 

@@ -446,9 +446,10 @@ def draw_crops(false: Sequence[Tile], missed: Sequence[Tile]) -> bytes:
         for k, (crop, image) in enumerate(tiles):
             left = _CROP_GAP + k % _ACROSS * (_CROP + _CROP_GAP)
             above = top + 2 * _LINE - 6 + k // _ACROSS * step
-            canvas.paste(_tile(crop, image), (left, above))
+            canvas.paste(_tile(crop, image, PREDICTED if tiles is false else TRUTH), (left, above))
             rank = text.format(crop.rank)
-            said = f"{rank}  {_short(crop.image, 18 - len(rank))}"
+            name, most = " ".join(crop.image.split()), 17 - len(rank)  # names differ at the end
+            said = f"{rank}  {name if len(name) <= most else '…' + name[1 - most :]}"
             draw.text((left, above + _CROP + 16), said, LIGHT["quiet"], _font(13), anchor="ls")
         top += 2 * _LINE + n * step
     _swatch(draw, (_CROP_GAP, top + 4), PREDICTED, "predicted")
@@ -456,8 +457,8 @@ def draw_crops(false: Sequence[Tile], missed: Sequence[Tile]) -> bytes:
     return _png(canvas)
 
 
-def _tile(crop: Crop, image: NDArray[np.uint8] | None) -> Image.Image:
-    """The crop in a square, with the outlines of the objects."""
+def _tile(crop: Crop, image: NDArray[np.uint8] | None, marked: str) -> Image.Image:
+    """The crop in a square, with outlines; that of its object, of the colour `marked`, is bold."""
     h, w = crop.predicted.shape
     scale = _CROP / max(h, w)
     size = max(1, round(w * scale)), max(1, round(h * scale))
@@ -466,7 +467,9 @@ def _tile(crop: Crop, image: NDArray[np.uint8] | None) -> Image.Image:
     for mask, color in ((crop.truth, TRUTH), (crop.predicted, PREDICTED)):
         large = Image.fromarray(mask.astype(np.int32)).resize(size, Image.Resampling.NEAREST)
         ids = np.array(large)
-        line = (ids > 0) & (minimum_filter(ids, 3, mode="nearest") != maximum_filter(ids, 3))
+        line = (ids > 0) & (minimum_filter(ids, 3) != maximum_filter(ids, 3))
+        if color == marked:
+            line |= (ids == crop.number) & (minimum_filter(ids, 7) != maximum_filter(ids, 7))
         tile[line] = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
     square = Image.new("RGB", (_CROP, _CROP), LIGHT["grid"])
     square.paste(Image.fromarray(tile))

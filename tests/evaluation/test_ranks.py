@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from segcal.evaluation.evaluate import evaluate_source
+from segcal.metrics.objects import ObjectRule
 from segcal.sources.saved import PredictionFolder
 from tests.support.networks import Network, network_source
 from tests.support.ranks import run_on_ranks
@@ -19,6 +20,7 @@ def everything(rank, folder):
         protocols=["image", "foreground", "batch:3"],
         operate=["accuracy=0.9"],
         conformal=[0.2],
+        objects=ObjectRule((1,), calibrate="ts"),
         overlays="worst" if rank == 0 else "none",
         num_overlays=1,
     )
