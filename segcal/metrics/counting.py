@@ -120,7 +120,8 @@ def count_in_torch(
             if p is not None:
                 table.view(-1).scatter_add_(0, slot * step + 1, p.double())
 
-    tables = Tables.zeros(zeros, len(inside), n if settings.per_image else 1, k, b)
+    size = (n if settings.per_image else 1, k, b)
+    tables = [Tables.zeros(zeros, *size) for _ in inside]
     faults = torch.zeros(len(inside), 3, dtype=torch.int64, device=device)
     cells: list[Tensor] = []
     counted: list[list[Tensor]] = [[] for _ in inside]
@@ -149,7 +150,7 @@ def count_in_torch(
             counted[i].append(ok)
             faults[i, 0] += piece.out_of_range
             faults[i, 1 if logits else 2] += (inner.flatten() & ~usable).sum()
-            t, weight, p = tables.of(i), ok.double(), probs.masked_fill(~ok, 0)
+            t, weight, p = tables[i], ok.double(), probs.masked_fill(~ok, 0)
             top, hit, right = p.amax(0), p.gather(0, target[None])[0], (best == target).long()
             f = torch.bucketize(top.double(), fine[1:-1])
             add(t.top, (row * b + torch.bucketize(top, edges[1:-1])) * 2 + right, weight, top)
@@ -174,8 +175,8 @@ def count_in_torch(
             t.classes[at, :, 0, 1] += below if settings.per_image else below.sum(0)
     found = []
     for i in range(len(inside)):
-        batch = tables.of(i).batch_sums(faults[i], per_image=settings.per_image)
-        if cells and not tables.confusion.numel():
+        batch = tables[i].batch_sums(faults[i], per_image=settings.per_image)
+        if cells and not tables[i].confusion.numel():
             batch.cells, batch.counted = torch.cat(cells), torch.cat(counted[i])
         found.append(batch)
     return found
@@ -213,9 +214,10 @@ def count_compiled(
     # Large images are read where they are; other blocks are copied, widened and made contiguous.
     in_place = rows.dtype == compute and rows.is_contiguous() and rows[:1].numel() >= _BLOCK
 
-    def work(blocks: Sequence[Cut]) -> tuple[Tables, list[Array], bool]:
-        """The tables of some blocks, cells of their pixels if listed, and whether all are fine."""
-        tables = Tables.zeros(np.zeros, num_groups, n if per_image else 1, k, b)
+    def work(blocks: Sequence[Cut]) -> tuple[list[Tables], list[Array], bool]:
+        """Tables of each group, cells of the pixels if listed, and whether all blocks are fine."""
+        size = (n if per_image else 1, k, b)
+        tables = [Tables.zeros(np.zeros, *size) for _ in range(num_groups)]
         cells: list[Array] = []
         memory = np.empty(0, edges.dtype)
         for images, part in blocks:
@@ -234,12 +236,18 @@ def count_compiled(
             )
             if logits:
                 np.exp(block, out=block)
-            several = (images.start, w // (images.stop - images.start)) if per_image else (0, w)
-            if not fine or not add(
-                block, target, group, best, distance, edges, logits, *several, tables
-            ):
-                return tables, cells, False
-            if not tables.confusion.size:
+            first, images_here = (images.start, images.stop - images.start) if per_image else (0, 1)
+            ends = np.arange(1, images_here + 1) * (w // images_here)
+            columns: tuple[Array, ...]
+            for number, of_group in enumerate(tables):
+                pixels, columns, last = block, (group == number, target, best, distance), ends
+                if num_groups > 1:  # the pixels of a group, side by side
+                    at = np.flatnonzero(group == number)
+                    pixels, last = np.take(block, at, 1), np.searchsorted(at, ends)
+                    columns = tuple(column[at] for column in columns)
+                if not fine or not add(pixels, *columns, edges, logits, first, last, of_group):
+                    return tables, cells, False
+            if not tables[0].confusion.size:
                 kept = group >= 0
                 cells.append(np.stack([group[kept], (target * k + best)[kept]]))
         return tables, cells, True
@@ -251,13 +259,14 @@ def count_compiled(
     else:
         with ThreadPoolExecutor(threads) as pool:
             shares = list(pool.map(work, (blocks[thread::threads] for thread in range(threads))))
-    whole = [sum(parts) for parts in zip(*(tables for tables, _, _ in shares), strict=True)]
     listed = [cells for _, some, _ in shares for cells in some]
     group, cells = np.concatenate([np.zeros((2, 0), np.int64), *listed], 1)
     bad = sum(not fine for _, _, fine in shares)  # the meter looks for where
     found = []
     for member in members:
-        one = Tables(*(torch.from_numpy(np.asarray(table[member].sum(0))) for table in whole))
+        parts = [tables[number] for tables, _, _ in shares for number in member]
+        parts = parts or [Tables.zeros(np.zeros, n if per_image else 1, k, b)]
+        one = Tables(*(torch.from_numpy(sum(same)) for same in zip(*parts, strict=True)))
         batch = one.batch_sums(torch.tensor([0, bad, 0]), per_image=per_image)
         if not one.confusion.numel():
             batch.cells = torch.from_numpy(cells)
@@ -360,18 +369,16 @@ def _load_logits(source, start, target, ignored, group, block):
     return True, best, distance
 
 
-def _add(block, target, group, best, distance, edges, logits, first, length, tables):
+def _add(block, counted, target, best, distance, edges, logits, first, ends, tables):
     """Add a (K, P) block of probabilities, or of exp(z - max z) if `logits`, to the tables.
 
-    The block becomes probabilities. Its images have `length` pixels each; `first` is the row of
-    the tables for the first of them. Returns whether all values that count can be used.
+    The block becomes probabilities, 0 where a pixel is not `counted` (P,). Its images end at the
+    pixels `ends`; `first` is the row of the tables for the first of them. Returns whether all
+    values that count can be used.
     """
     k, w = block.shape
     edge, one, zero = edges[1], np.uintp(1), block.dtype.type(0)
-    scale = float(len(edges) - 1)
-    for b in range(1, len(edges) - 1):
-        scale = min(scale, b / edges[b])
-    scale = block.dtype.type(scale * (1 - 1e-6))  # such that p * scale is in no bin too high
+    scale = block.dtype.type(0.99 * (len(edges) - 1))  # p * scale is in no bin too high
 
     def bin_of(p):  # edges[b] < p <= edges[b + 1]; unsigned, as numba looks at signs of indices
         b = np.uintp(p * scale)
@@ -379,51 +386,47 @@ def _add(block, target, group, best, distance, edges, logits, first, length, tab
             b += one
         return b
 
-    total, product = np.zeros(w), np.ones(len(tables.scores))
+    total, norm, product = np.zeros(w), np.ones(w, block.dtype), 1.0
     if logits:
         for c in range(k):
             row = block[c]
             for j in range(w):
                 total[j] += row[j]
         for j in range(w):  # not so for NaN or +inf anywhere, and for -inf at the label
-            if group[j] >= 0 and not (total[j] >= 1 and distance[j] <= MOST_NLL):
+            norm[j] = total[j]
+            if counted[j] and not (total[j] >= 1 and distance[j] <= MOST_NLL):
                 return False
-        norm = total.astype(block.dtype)
+    found, start, r = np.empty(w + 1, np.int64), 0, first
+    for end in ends:
+        here = counted[start:end]
         for c in range(k):
-            row = block[c]
-            for j in range(w):
-                row[j] /= norm[j]
-    found = np.empty(w + 1, np.int64)
-    for start in range(0, w, length):
-        r, here = first + start // length, group[start : start + length]
-        for a in range(len(tables.scores)):
-            for c in range(k):
-                row, table = block[c][start : start + length], tables.classes[a, r, c]
-                below, squares, n = 0.0, 0.0, 0
-                for j in range(length):
-                    p = np.float64(row[j] if here[j] == a else zero)
-                    squares += p * p
-                    below += p if row[j] <= edge else 0.0
-                for j in range(length):  # a branch takes twice as long
-                    found[n] = j
-                    n += (row[j] > edge) & (here[j] == a)
-                for i in range(n):
-                    b = bin_of(row[found[i]])
-                    table[b, 0] += 1
-                    table[b, 1] += row[found[i]]
-                table[0, 1] += below
-                tables.scores[a, 1] += squares
-        for j in range(start, start + length):
-            a = group[j]
-            if a < 0:
+            row, table = block[c][start:end], tables.classes[r, c]
+            below, squares, n = 0.0, 0.0, 0
+            for j in range(end - start):
+                p = row[j] / norm[start + j]
+                row[j] = p if here[j] else zero
+                wide = np.float64(row[j])
+                squares += wide * wide
+                below += wide if row[j] <= edge else 0.0
+            for j in range(end - start):  # a branch takes twice as long
+                found[n] = j
+                n += row[j] > edge
+            for i in range(n):
+                b = bin_of(row[found[i]])
+                table[b, 0] += 1
+                table[b, 1] += row[found[i]]
+            table[0, 1] += below
+            tables.scores[1] += squares
+        for j in range(start, end):
+            if not counted[j]:
                 continue
             y, c = np.uintp(target[j]), np.uintp(best[j])
             right, top, true = np.uintp(y == c), block[c, j], block[y, j]
             b = bin_of(top)
-            tables.top[a, r, b, right, 0] += 1
-            tables.top[a, r, b, right, 1] += top
-            tables.hits[a, r, y, bin_of(true)] += 1
-            tables.predicted[a, r, c, right] += 1
+            tables.top[r, b, right, 0] += 1
+            tables.top[r, b, right, 1] += top
+            tables.hits[r, y, bin_of(true)] += 1
+            tables.predicted[r, c, right] += 1
             p = np.float64(top)
             if p <= 1 - FINE_STEPS / FINE_CELLS:
                 f = max(math.ceil(p * FINE_CELLS) - 1, 0)
@@ -433,19 +436,19 @@ def _add(block, target, group, best, distance, edges, logits, first, length, tab
                 part, power = math.frexp(1 - p)
                 step = int(part * 2 * FINE_STEPS) - FINE_STEPS
                 f = FINE_BINS - 2 - (power - 1 + OCTAVES) * FINE_STEPS - step
-            tables.fine[a, f, right, 0] += 1
-            tables.fine[a, f, right, 1] += top
-            if tables.class_fine.shape[1]:
-                tables.class_fine[a, c, f // CLASS_STEP, right] += 1
-            if tables.confusion.shape[1]:
-                tables.confusion[a, y, c] += 1
-            tables.scores[a, 0] += distance[j]
-            tables.scores[a, 1] += 1 - 2 * np.float64(true)
+            tables.fine[f, right, 0] += 1
+            tables.fine[f, right, 1] += top
+            if tables.class_fine.shape[0]:
+                tables.class_fine[c, f // CLASS_STEP, right] += 1
+            if tables.confusion.shape[0]:
+                tables.confusion[y, c] += 1
+            tables.scores[0] += distance[j]
+            tables.scores[1] += 1 - 2 * np.float64(true)
             if logits:
-                product[a] *= total[j]  # one logarithm for many pixels
-                if product[a] > 1e250:
-                    tables.scores[a, 0] += math.log(product[a])
-                    product[a] = 1.0
-    for a in range(len(product)):
-        tables.scores[a, 0] += math.log(product[a])
+                product *= total[j]  # one logarithm for many pixels
+                if product > 1e250:
+                    tables.scores[0] += math.log(product)
+                    product = 1.0
+        start, r = end, r + 1
+    tables.scores[0] += math.log(product)
     return True

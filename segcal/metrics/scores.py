@@ -452,266 +452,110 @@ class ScoreTable:
     Inside a lambda a name such as `ece` is the function of this module, not the entry.
     """
 
-    accuracy = Score(
-        "accuracy",
-        "%",
-        lambda report: float(accuracy(report.top.count, report.top.hits)),
+    # A score takes two to four lines, so that the table is read at once.
+    # fmt: off
+    accuracy = Score("accuracy", "%", lambda r: float(accuracy(r.top.count, r.top.hits)),
         "fraction of pixels whose predicted class is the label",
-        better="higher",
-        brief_digits=1,
-        table=True,
-        log=1,
-    )
-    error = Score(
-        "test error", "%", lambda report: 1 - report.accuracy, "1 − `accuracy`", brief_digits=1
-    )
-    miou = Score(
-        "mIoU",
-        "%",
-        lambda report: float(miou(*report.overlap)),
+        better="higher", brief_digits=1, table=True, log=1)
+    error = Score("test error", "%", lambda r: 1 - r.accuracy,
+        "1 − `accuracy`", brief_digits=1)
+    miou = Score("mIoU", "%", lambda r: float(miou(*r.overlap)),
         "mean of `class_iou` over the classes that occur in prediction or truth",
-        better="higher",
-        dense=True,
-        table=True,
-        log=2,
-    )
-    dice = Score(
-        "Dice",
-        "%",
-        lambda report: float(mean_dice(*report.overlap)),
+        better="higher", dense=True, table=True, log=2)
+    dice = Score("Dice", "%", lambda r: float(mean_dice(*r.overlap)),
         "mean of `class_dice` over the classes that occur in prediction or truth",
-        better="higher",
-        dense=True,
-        table=True,
-    )
-    ece = Score(
-        "ECE",
-        "%",
-        lambda report: float(ece(*report.top.sums)),
+        better="higher", dense=True, table=True)
+    ece = Score("ECE", "%", lambda r: float(ece(*r.top.sums)),
         "Σ_b n_b/n · |accuracy_b − confidence_b| over bins of the largest probability",
-        table=True,
-        log=4,
-    )
-    sce = Score(
-        "SCE",
-        "1e-3",
-        lambda report: float(sce(*report.classes.sums)),
-        "mean of `class_ece` over all K classes, absent ones included",
-        table=True,
-        log=5,
-    )
-    mce = Score(
-        "MCE",
-        "%",
-        lambda report: float(mce(*report.top.sums)),
-        "the largest |accuracy_b − confidence_b| of a bin that is not empty",
-        table=True,
-    )
-    adaptive_ece = Score(
-        "adaptive ECE",
-        "%",
-        lambda report: adaptive_ece(*report.fine.sums, report.protocol.num_bins),
-        "`ece` with B bins of equal mass; from the fine histogram",
-        table=True,
-    )
-    smece = Score(
-        "smECE",
-        "%",
-        lambda report: smece(*report.fine.sums),
+        table=True, log=4)
+    sce = Score("SCE", "1e-3", lambda r: float(sce(*r.classes.sums)),
+        "mean of `class_ece` over all K classes, absent ones included", table=True, log=5)
+    mce = Score("MCE", "%", lambda r: float(mce(*r.top.sums)),
+        "the largest |accuracy_b − confidence_b| of a bin that is not empty", table=True)
+    adaptive_ece = Score("adaptive ECE", "%",
+        lambda r: adaptive_ece(*r.fine.sums, r.protocol.num_bins),
+        "`ece` with B bins of equal mass; from the fine histogram", table=True)
+    smece = Score("smECE", "%", lambda r: smece(*r.fine.sums),
         "the integral of |confidence − correctness| after smoothing by a reflected Gaussian of "
-        "width σ = smECE; from the fine histogram",
-        table=True,
-    )
-    rms_ce = Score(
-        "RMS-CE",
-        "%",
-        lambda report: float(rms_ce(*report.top.sums)),
-        "root of Σ_b n_b/n · (accuracy_b − confidence_b)²",
-    )
-    ks = Score(
-        "KS error",
-        "%",
-        lambda report: ks(*report.fine.sums),
+        "width σ = smECE; from the fine histogram", table=True)
+    rms_ce = Score("RMS-CE", "%", lambda r: float(rms_ce(*r.top.sums)),
+        "root of Σ_b n_b/n · (accuracy_b − confidence_b)²")
+    ks = Score("KS error", "%", lambda r: ks(*r.fine.sums),
         "the largest |Σ (confidence − correctness)| / n over pixels up to any confidence; from "
-        "the fine histogram",
-    )
-    overconfidence = Score(
-        "over-confidence",
-        "%",
-        lambda report: float(overconfidence(*report.top.sums)),
-        "the part of `ece` from bins with confidence above accuracy",
-    )
-    underconfidence = Score(
-        "under-confidence",
-        "%",
-        lambda report: float(underconfidence(*report.top.sums)),
-        "the part of `ece` from bins with confidence below accuracy",
-    )
-    mean_confidence = Score(
-        "mean confidence",
-        "%",
-        lambda report: float(mean_confidence(report.top.count, report.top.confidence_sum)),
-        "mean probability of the predicted class",
-        better="neither",
-        brief_digits=1,
-    )
-    bias = Score(
-        "confidence − accuracy",
-        "points",
-        lambda report: report.mean_confidence - report.accuracy,
+        "the fine histogram")
+    overconfidence = Score("over-confidence", "%", lambda r: float(overconfidence(*r.top.sums)),
+        "the part of `ece` from bins with confidence above accuracy")
+    underconfidence = Score("under-confidence", "%", lambda r: float(underconfidence(*r.top.sums)),
+        "the part of `ece` from bins with confidence below accuracy")
+    mean_confidence = Score("mean confidence", "%",
+        lambda r: float(mean_confidence(r.top.count, r.top.confidence_sum)),
+        "mean probability of the predicted class", better="neither", brief_digits=1)
+    bias = Score("confidence − accuracy", "points", lambda r: r.mean_confidence - r.accuracy,
         "`mean_confidence` − `accuracy`: above 0 if the network is over-confident overall",
-        better="neither",
-        brief_digits=1,
-        signed=True,
-    )
-    nll = Score(
-        "NLL",
-        "nats",
-        lambda report: float(ratio(report.nll_sum, report.top.count.sum())),
-        "mean −log p_y",
-        digits=4,
-        table=True,
-        log=3,
-    )
-    brier = Score(
-        "Brier",
-        "0-2",
-        lambda report: float(ratio(report.brier_sum, report.top.count.sum())),
-        "mean Σ_c (p_c − [y = c])²",
-        digits=4,
-        table=True,
-    )
-    auroc = Score(
-        "error AUROC",
-        "%",
-        lambda report: auroc(report.fine.correct, report.fine.wrong),
-        "probability that a correct prediction has higher confidence than a wrong one; "
-        "from the fine histogram",
-        better="higher",
-        table=True,
-    )
-    aupr_errors = Score(
-        "AUPR of errors",
-        "%",
-        lambda report: average_precision(report.fine.wrong, report.fine.correct),
-        "average precision of finding wrong predictions by low confidence; from the fine histogram",
-        better="higher",
-    )
-    aupr_successes = Score(
-        "AUPR of successes",
-        "%",
-        lambda report: average_precision(report.fine.correct[::-1], report.fine.wrong[::-1]),
+        better="neither", brief_digits=1, signed=True)
+    nll = Score("NLL", "nats", lambda r: float(ratio(r.nll_sum, r.top.count.sum())),
+        "mean −log p_y", digits=4, table=True, log=3)
+    brier = Score("Brier", "0-2", lambda r: float(ratio(r.brier_sum, r.top.count.sum())),
+        "mean Σ_c (p_c − [y = c])²", digits=4, table=True)
+    auroc = Score("error AUROC", "%", lambda r: auroc(r.fine.correct, r.fine.wrong),
+        "probability that a correct prediction has higher confidence than a wrong one; from the "
+        "fine histogram", better="higher", table=True)
+    aupr_errors = Score("AUPR of errors", "%",
+        lambda r: average_precision(r.fine.wrong, r.fine.correct),
+        "average precision of finding wrong predictions by low confidence; from the fine "
+        "histogram", better="higher")
+    aupr_successes = Score("AUPR of successes", "%",
+        lambda r: average_precision(r.fine.correct[::-1], r.fine.wrong[::-1]),
         "average precision of finding right predictions by confidence; from the fine histogram",
-        better="higher",
-    )
-    fpr_95 = Score(
-        "FPR at 95 % TPR",
-        "%",
-        lambda report: fpr_at_tpr(report.fine.correct, report.fine.wrong, 0.95),
+        better="higher")
+    fpr_95 = Score("FPR at 95 % TPR", "%", lambda r: fpr_at_tpr(r.fine.correct, r.fine.wrong, 0.95),
         "share of the wrong predictions that are accepted where 95 % of the right ones are; from "
-        "the fine histogram",
-    )
-    prr = Score(
-        "PRR",
-        "%",
-        lambda report: prr(report.fine.correct, report.fine.wrong),
+        "the fine histogram")
+    prr = Score("PRR", "%", lambda r: prr(r.fine.correct, r.fine.wrong),
         "(R − A) / (R − O), where A is `aurc`, R that of a random order and O that of an order "
-        "with all wrong predictions last",
-        better="higher",
-    )
-    aurc = Score(
-        "AURC",
-        "1e-3",
-        lambda report: aurc(report.fine.correct, report.fine.wrong),
-        "mean error rate among the m most confident pixels, m = 1..n; from the fine histogram",
-    )
-    augrc = Score(
-        "AUGRC",
-        "1e-3",
-        lambda report: augrc(report.fine.correct, report.fine.wrong),
+        "with all wrong predictions last", better="higher")
+    aurc = Score("AURC", "1e-3", lambda r: aurc(r.fine.correct, r.fine.wrong),
+        "mean error rate among the m most confident pixels, m = 1..n; from the fine histogram")
+    augrc = Score("AUGRC", "1e-3", lambda r: augrc(r.fine.correct, r.fine.wrong),
         "mean over m = 1..n of the share of all pixels that are wrong and among the m most "
-        "confident; from the fine histogram",
-    )
+        "confident; from the fine histogram")
     risk_at_coverage_80 = _risk_at(80)
     risk_at_coverage_90 = _risk_at(90)
     risk_at_coverage_95 = _risk_at(95)
     coverage_at_risk_1 = _coverage_at(1)
     coverage_at_risk_5 = _coverage_at(5)
-    image_ece = Score(
-        "image-averaged ECE",
-        "%",
-        lambda report: math.nan if report.images is None else report.images.ece,
-        "mean over images of the ECE of each image; larger than `ece`, as few pixels make a noisy "
-        "ECE",
-        scope="images",
-        table=True,
-    )
-    ece_debiased = Score(
-        "debiased ECE",
-        "%",
-        lambda report: math.nan if report.images is None else report.images.ece_debiased,
+    image_ece = Score("image-averaged ECE", "%",
+        lambda r: math.nan if r.images is None else r.images.ece,
+        "mean over images of the ECE of each image; larger than `ece`, as few pixels make a noisy"
+        " ECE", scope="images", table=True)
+    ece_debiased = Score("debiased ECE", "%",
+        lambda r: math.nan if r.images is None else r.images.ece_debiased,
         "`ece` with each gap of an image signed by the other images, so that noise adds nothing: "
         "on average 0 for a calibrated network, and at most the true ECE; may be negative",
-        better="neither",
-        scope="images",
-    )
-    sce_debiased = Score(
-        "debiased SCE",
-        "1e-3",
-        lambda report: math.nan if report.images is None else report.images.sce_debiased,
-        "`sce` with gaps signed in the same way",
-        better="neither",
-        scope="images",
-    )
-    image_ace = Score(
-        "ACE by image and class",
-        "%",
-        lambda report: math.nan if report.images is None else report.images.ace,
-        "mean over the pairs of an image and a class that it shows of their ACE: the mean over the "
-        "bins of p_c that are not empty of |mean p_c − frequency of c|, all bins alike",
-        scope="images",
-    )
-    class_ece = Score(
-        "class-j-ECE",
-        "%",
-        lambda report: ece(*report.classes.sums),
-        "`ece` of p_c against [label = c], for each class c",
-        scope="classes",
-    )
-    class_ace = Score(
-        "ACE of the class by image",
-        "%",
-        _class_ace,
+        better="neither", scope="images")
+    sce_debiased = Score("debiased SCE", "1e-3",
+        lambda r: math.nan if r.images is None else r.images.sce_debiased,
+        "`sce` with gaps signed in the same way", better="neither", scope="images")
+    image_ace = Score("ACE by image and class", "%",
+        lambda r: math.nan if r.images is None else r.images.ace,
+        "mean over the pairs of an image and a class that it shows of their ACE: the mean over "
+        "the bins of p_c that are not empty of |mean p_c − frequency of c|, all bins alike",
+        scope="images")
+    class_ece = Score("class-j-ECE", "%", lambda r: ece(*r.classes.sums),
+        "`ece` of p_c against [label = c], for each class c", scope="classes")
+    class_ace = Score("ACE of the class by image", "%", _class_ace,
         "mean over the images that show the class of their ACE, as in `image_ace`; NaN where the "
-        "sums of each image were not kept",
-        scope="classes",
-    )
-    class_bias = Score(
-        "bias",
-        "points",
-        lambda report: class_bias(*report.classes.sums),
+        "sums of each image were not kept", scope="classes")
+    class_bias = Score("bias", "points", lambda r: class_bias(*r.classes.sums),
         "mean p_c − frequency of the label c, for each class c",
-        better="neither",
-        signed=True,
-        scope="classes",
-    )
-    class_iou = Score(
-        "IoU",
-        "%",
-        lambda report: class_iou(*report.overlap),
-        "intersection over union of each class; NaN where it is neither predicted nor in the truth",
-        better="higher",
-        scope="classes",
-    )
-    class_dice = Score(
-        "Dice of the class",
-        "%",
-        lambda report: class_dice(*report.overlap),
+        better="neither", signed=True, scope="classes")
+    class_iou = Score("IoU", "%", lambda r: class_iou(*r.overlap),
+        "intersection over union of each class; NaN where it is neither predicted nor in the "
+        "truth", better="higher", scope="classes")
+    class_dice = Score("Dice of the class", "%", lambda r: class_dice(*r.overlap),
         "2 · intersection / (predicted + truth) of each class; NaN where it is neither predicted "
-        "nor in the truth",
-        better="higher",
-        scope="classes",
-    )
+        "nor in the truth", better="higher", scope="classes")
+    # fmt: on
 
 
 SCORES: dict[str, Score] = {

@@ -251,37 +251,31 @@ class ImageSums(_Tensors):
 
 
 class Tables(NamedTuple):
-    """What is counted of a batch: sums of A groups of pixels and R images (or R = 1), all float64.
+    """What is counted of a batch: sums over the pixels of R images, or of all (R = 1); all float64.
 
     The last axis of `classes`, `top` and `fine` is (number of pixels, Σ p).
     """
 
-    classes: Any  # (A, R, K, B, 2); the number of pixels in the first bin is not filled in
-    hits: Any  # (A, R, K, B)
-    top: Any  # (A, R, B, 2, 2) wrong and right
-    predicted: Any  # (A, R, K, 2) wrong and right
-    fine: Any  # (A, F, 2, 2) wrong and right
-    class_fine: Any  # (A, K, G, 2) wrong and right; (A, 0, G, 2) for many classes
-    confusion: Any  # (A, K, K); (A, 0, 0) if cells are listed
-    scores: Any  # (A, 2) NLL and Brier
+    classes: Any  # (R, K, B, 2); the number of pixels in the first bin is not filled in
+    hits: Any  # (R, K, B)
+    top: Any  # (R, B, 2, 2) wrong and right
+    predicted: Any  # (R, K, 2) wrong and right
+    fine: Any  # (F, 2, 2) wrong and right
+    class_fine: Any  # (K, G, 2) wrong and right; (0, G, 2) for many classes
+    confusion: Any  # (K, K); (0, 0) if cells are listed
+    scores: Any  # (2,) NLL and Brier
 
     @classmethod
-    def zeros(
-        cls, make: Callable[[tuple[int, ...]], Any], a: int, r: int, k: int, b: int
-    ) -> Tables:
+    def zeros(cls, make: Callable[[tuple[int, ...]], Any], r: int, k: int, b: int) -> Tables:
         """Empty tables of the arrays that `make` makes of a shape."""
         cells = (k, k) if k * k <= _MOST_CELLS else (0, 0)
         kept = k if k <= MOST_CLASSES else 0
-        shapes = [(a, r, k, b, 2), (a, r, k, b), (a, r, b, 2, 2), (a, r, k, 2)]
-        shapes += [(a, FINE_BINS, 2, 2), (a, kept, CLASS_BINS, 2), (a, *cells), (a, 2)]
+        shapes = [(r, k, b, 2), (r, k, b), (r, b, 2, 2), (r, k, 2)]
+        shapes += [(FINE_BINS, 2, 2), (kept, CLASS_BINS, 2), cells, (2,)]
         return cls(*map(make, shapes))
 
-    def of(self, group: int) -> Tables:
-        """The tables of one group, without that axis."""
-        return Tables(*(table[group] for table in self))
-
     def batch_sums(self, faults: Tensor, *, per_image: bool) -> BatchSums:
-        """What one group, given without its axis, adds to a meter, but for the number of images.
+        """What the batch adds to a meter, but for the number of images.
 
         Args:
             faults: (3,) as in `Sums`.
