@@ -3,8 +3,8 @@
 ax = segcal.viz.reliability_diagram(report)          # on new axes, or on `ax=`
 ax.figure.savefig("reliability.png", dpi=160)
 
-A function takes one report or several by name, and draws in the style that is set; `themed` sets
-the project's own. No global setting is changed.
+A function takes one report, or several by name. It draws on `ax`, or on the axes of a new figure,
+in the style that is set; `themed` sets the project's own. No global setting is changed.
 """
 
 from __future__ import annotations
@@ -208,13 +208,8 @@ def reliability_diagram(report: Reports, ax: Axes | None = None, *, counts: bool
     """Accuracy against confidence of the predicted class; on the diagonal it is calibrated.
 
     One report is drawn as bars. The gap between accuracy and mean confidence of a bin is shaded,
-    red if over-confident and blue if under-confident. Several reports are drawn as lines. A strip
-    above shows the share of pixels in each bin, on a logarithmic scale.
-
-    Args:
-        report: one report, or several by name.
-        ax: axes to draw on; those of a new figure if None.
-        counts: whether to draw the strip.
+    red if over-confident and blue if under-confident. Several reports are drawn as lines. With
+    `counts`, a strip above shows the share of pixels in each bin, on a logarithmic scale.
     """
     reports = _named(report)
     first = next(iter(reports.values()))
@@ -252,10 +247,6 @@ def confidence_histogram(report: Reports, ax: Axes | None = None) -> Axes:
 
     The dashed lines are mean confidence and accuracy. They lie apart if the network is over- or
     under-confident overall. Several reports are drawn as outlines, without these lines.
-
-    Args:
-        report: one report, or several by name.
-        ax: axes to draw on; those of a new figure if None.
     """
     reports = _named(report)
     first = next(iter(reports.values()))
@@ -281,12 +272,7 @@ def confidence_histogram(report: Reports, ax: Axes | None = None) -> Axes:
 
 
 def wrong_confidence(report: Reports, ax: Axes | None = None) -> Axes:
-    """Share of the wrong predictions against their confidence, which should be low.
-
-    Args:
-        report: one report, or several by name.
-        ax: axes to draw on; those of a new figure if None.
-    """
+    """Share of the wrong predictions against their confidence, which should be low."""
     reports = _named(report)
     ax = _axes(ax, list(reports))
     for index, (name, each) in enumerate(reports.items()):
@@ -439,10 +425,6 @@ def risk_coverage(report: Reports, ax: Axes | None = None) -> Axes:
     """Share of wrong predictions against the share accepted, most confident first.
 
     Operating points are marked at their measured risk and coverage, with intervals.
-
-    Args:
-        report: one report, or several by name.
-        ax: axes to draw on; those of a new figure if None.
     """
     reports = _named(report)
     ax = _axes(ax, list(reports), height=3.9)
@@ -476,12 +458,7 @@ def risk_coverage(report: Reports, ax: Axes | None = None) -> Axes:
 
 
 def risk_by_uncertainty(report: Report, ax: Axes | None = None) -> Axes:
-    """Share of wrong predictions against the share accepted, by each kind of uncertainty.
-
-    Args:
-        report: one whose `detection` is known.
-        ax: axes to draw on; those of a new figure if None.
-    """
+    """Share of wrong predictions against the share accepted, by each kind of uncertainty."""
     ax = _axes(ax, [UNCERTAINTIES[one.name].label for one in report.detection], height=3.9)
     for index, one in enumerate(report.detection):
         style = {**run_style(index), "marker": ""}
@@ -498,15 +475,9 @@ def risk_by_uncertainty(report: Report, ax: Axes | None = None) -> Axes:
 def convergence(
     history: History | Mapping[str, History], ax: Axes | None = None, *, score: str = "ece"
 ) -> Axes:
-    """A score on the hold-out against the epoch, from the lines of log.jsonl.
+    """A score on the hold-out against the epoch, from the lines of log.jsonl of one or more runs.
 
-    A ring marks the epoch whose weights were kept, which the log calls "best".
-
-    Args:
-        history: the lines of one run, or of several runs by name. Epochs without the score are
-            skipped.
-        ax: axes to draw on; those of a new figure if None.
-        score: a name in `metrics.scores.SCORES` that the log has.
+    Epochs without the score are skipped. A ring marks the epoch whose weights were kept, which the log calls "best".
     """
     if score not in SCORES:
         raise ValueError(f"Expected score to be one of {', '.join(SCORES)}, but got {score!r}")
@@ -532,13 +503,7 @@ def convergence(
 def severity_curve(
     means: Mapping[str, Mapping[int, float]], ax: Axes | None = None, *, score: str
 ) -> Axes:
-    """A score against severity, 0 being the clean images.
-
-    Args:
-        means: by name of the model, the fraction at each severity.
-        ax: axes to draw on; those of a new figure if None.
-        score: a name in `metrics.scores.SCORES`.
-    """
+    """A score against severity, 0 being the clean images: by model, the fraction at each."""
     ax = _axes(ax, "", height=3.2)
     for index, (name, values) in enumerate(means.items()):
         heights = [SCORES[score].scale * value for value in values.values()]
