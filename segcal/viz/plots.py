@@ -477,7 +477,8 @@ def convergence(
 ) -> Axes:
     """A score on the hold-out against the epoch, from the lines of log.jsonl of one or more runs.
 
-    Epochs without the score are skipped. A ring marks the epoch whose weights were kept, which the log calls "best".
+    Epochs without the score are skipped. A ring marks the epoch whose weights were kept, which the
+    log calls "best".
     """
     if score not in SCORES:
         raise ValueError(f"Expected score to be one of {', '.join(SCORES)}, but got {score!r}")
