@@ -378,12 +378,12 @@ def run(options: argparse.Namespace) -> None:
             if distributed.rank() == 0:
                 _say(evaluation)
                 if len(groups) == 1:
-                    _say_shifts(evaluations)
+                    _sum_up(evaluations)
                 show(page, browser=options.open and len(groups) == 1)
         if len(groups) > 1:
             page = write_comparison(evaluations, comparison)
             if distributed.rank() == 0:
-                _say_shifts(evaluations)
+                _sum_up(evaluations)
                 show(page, browser=options.open)
 
 
@@ -453,19 +453,21 @@ def _say(evaluation: Evaluation) -> None:
     from segcal.evaluation.evaluate import title
     from segcal.viz.tables import describe_report
 
-    for key, report in evaluation.reports.items():
-        method, shift = key if isinstance(key, tuple) else (key, "")
-        name = f"{evaluation.name}, {shift}" if shift else evaluation.name
-        print(f"{title(name, method)}: {describe_report(report)}")
+    for method in evaluation.methods:
+        report = evaluation.reports[method]
+        print(f"{title(evaluation.name, method)}: {describe_report(report)}")
     print(*evaluation.notes, sep="\n", end="\n" * bool(evaluation.notes))
     if evaluation.skipped:
         print(f"left out {len(evaluation.skipped)} files; the report lists them")
 
 
-def _say_shifts(evaluations: Sequence[Evaluation]) -> None:
-    """Print one table of all networks under shift, if there are shifts."""
+def _sum_up(evaluations: Sequence[Evaluation]) -> None:
+    """Print one table of all networks under shift, if there are shifts, and the main result."""
+    from segcal.evaluation.folder import compare
+    from segcal.viz.page import headline
     from segcal.viz.tables import CLEAN, shift_text
 
-    rows = [row for evaluation in evaluations for row in evaluation.rows() if row.shifts]
-    if rows:
-        print(f"\n{shift_text({row.name: {CLEAN: row.report, **row.shifts} for row in rows})}\n")
+    rows = [row for evaluation in evaluations for row in evaluation.rows()]
+    if shifted := {r.name: {CLEAN: r.report, **r.shifts} for r in rows if r.shifts}:
+        print(f"\n{shift_text(shifted)}\n")
+    print("".join(phrase.text for phrase in headline(rows, compare(evaluations))))

@@ -215,11 +215,13 @@ def compare_models(
     @cache
     def between(one: str, other: str) -> dict[str, Difference]:
         same = trainings is not None and [*trainings[one]] == [*trainings[other]]
+        # A calibrator of one network is judged on that network, whatever other trainings give.
+        network = same and len(models[one]) == 1
         return paired_differences(
             models[one],
             models[other],
             same_trainings=same,
-            fixed=fixed,
+            fixed=fixed or network,
             resamples=resamples,
             seed=seed,
         )

@@ -192,7 +192,7 @@ def test_headline_does_not_call_chance_a_result():
     meters = {"a": [measured(logits, labels)], "b": [measured(1.001 * logits, labels)]}
     rows = [PageRow(name, meter.compute()) for name, (meter,) in meters.items()]
     text = words_of(rows, compare_models(meters))
-    assert text.endswith("may be chance: see the differences.")
+    assert text.endswith("may be chance, of images or of trainings: see the differences.")
     page = render_page(rows, comparison=compare_models(meters))
     assert "Differences from a" in page and 'class="best"' not in page.split("<h2>Reliability")[0]
 

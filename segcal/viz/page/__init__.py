@@ -283,7 +283,8 @@ def _several(rows: Sequence[PageRow], comparison: Comparison | None) -> list[Phr
         phrases.append(Phrase(f" The ECE of {last.name} is the highest, {highest}."))
     if comparison is not None and best.name in comparison.seeds:
         if comparison.best.get("ece") != best.name:
-            phrases.append(Phrase(" Which ECE is the lowest may be chance: see the differences."))
+            text = " Which ECE is the lowest may be chance, of images or of trainings: "
+            phrases.append(Phrase(f"{text}see the differences."))
         return phrases
     interval = best.report.intervals.get("ece")
     rivals = [
