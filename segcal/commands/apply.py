@@ -6,12 +6,18 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from segcal.commands.options import add_input, add_network, at_least, data_options, names
+from segcal.commands.options import (
+    add_format,
+    add_input,
+    add_network,
+    at_least,
+    names,
+    network_options,
+    typed,
+)
 
 if TYPE_CHECKING:
     from segcal.sources import Source
-
-_FORMAT = ("kind", "layout", "axes")  # of saved predictions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,10 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_network(parser)
     add_input(parser.add_argument_group("any network", "docs/networks.md has examples."))
     group = parser.add_argument_group("saved predictions", "docs/predictions.md has the format.")
-    kinds = ("logits", "probs", "sigmoid_logits", "sigmoid_probs")
-    group.add_argument("--kind", choices=kinds, help="content of the files; default: by their keys")
-    group.add_argument("--layout", choices=("chw", "hwc"), help="order of the axes; default: chw")
-    group.add_argument("--axes", choices=("xyz", "zyx"), help="order of the axes of volumes")
+    add_format(group)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -82,16 +85,16 @@ def run(options: argparse.Namespace) -> None:
 
 def _open(options: argparse.Namespace, device: object, num_classes: int | None) -> Source:
     from segcal.sources import open_source
-    from segcal.sources.saved import PredictionFolder
+    from segcal.sources.network import RunSource
+    from segcal.sources.saved import PredictionFolder, PredictionFormat
 
     if options.predictions is not None:
-        stated = {key: getattr(options, key) for key in (*_FORMAT, "images", "skip_bad")}
+        stated = {**typed(options, PredictionFormat), "skip_bad": options.skip_bad}
         return PredictionFolder(options.predictions, labelled=False, **stated)
     if options.model is not None:
-        typed = {"num_classes": num_classes, **data_options(options)}
-        return open_source(options.model, unlabelled=options.images, device=device, **typed)
+        stated = {"num_classes": num_classes, **network_options(options), "device": device}
+        return open_source(options.model, unlabelled=options.images, **stated)
     if not options.run.is_dir():
         raise ValueError(f"{options.run} is no folder of a run; a network by name is --model SPEC")
-    keys = ("weights", "batch_size", "workers", "skip_bad")
-    stated = {key: getattr(options, key) for key in keys}
-    return open_source(options.run, unlabelled=options.images, device=device, **stated)
+    stated = {**typed(options, RunSource), "device": device}
+    return open_source(options.run, unlabelled=options.images, **stated)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from segcal.commands.options import (
     add_data,
+    add_format,
     add_members,
     add_network,
     add_page,
@@ -17,19 +18,16 @@ from segcal.commands.options import (
     add_resamples,
     at_least,
     checked,
-    data_options,
     names,
+    network_options,
     show,
+    typed,
 )
 
 if TYPE_CHECKING:
     from segcal.evaluation.evaluate import Evaluation
     from segcal.metrics.objects import ObjectRule
     from segcal.sources import Source
-
-# Options of saved predictions, which are fields of `segcal.sources.saved.PredictionFormat` too.
-_FORMAT: tuple[str, ...] = ("kind", "layout", "axes", "labels", "images", "num_classes")
-_FORMAT += ("class_names", "ignore_index", "align_corners")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -245,13 +243,7 @@ def _add_predictions(parser: argparse.ArgumentParser) -> None:
         default="segcal",
         help="format of the files; nnunet: of nnUNetv2_predict --save_probabilities, with --labels",
     )
-    add(
-        "--kind",
-        choices=("logits", "probs", "sigmoid_logits", "sigmoid_probs"),
-        help="content of the files, of a softmax or of K sigmoids; default: from the keys of .npz",
-    )
-    add("--layout", choices=("chw", "hwc"), help="order of the axes of an image; default: chw")
-    add("--axes", choices=("xyz", "zyx"), help="order of the axes of a volume's predictions")
+    add_format(group)
     add(
         "--labels",
         type=Path,
@@ -409,14 +401,15 @@ def _open(
     path: Path, options: argparse.Namespace, device: Any, labels: Path | None = None
 ) -> Source:
     from segcal.sources import open_source
-    from segcal.sources.network import LoaderSource
+    from segcal.sources.network import LoaderSource, RunSource
+    from segcal.sources.saved import PredictionFormat
 
     if str(path) in options.model or path in options.inputs:
-        keys = ("split", "weights", "batch_size", "workers", "skip_bad")
-        stated = {key: getattr(options, key) for key in keys}
         if str(path) in options.model:
-            stated = data_options(options)
-        source = open_source(str(path), device=device, **stated)
+            stated = {**network_options(options), "data": options.data}
+        else:
+            stated = typed(options, RunSource)
+        source = open_source(str(path), **{**stated, "device": device})
         if not (options.tta or options.mc_dropout):
             return source
         if isinstance(source, LoaderSource):
@@ -425,8 +418,8 @@ def _open(
         raise ValueError(
             "--tta and --mc-dropout need the network: pass a run or --model, not saved predictions"
         )
-    stated = {key: getattr(options, key) for key in (*_FORMAT, "skip_bad")}
-    stated["labels"] = labels or options.labels
+    stated = typed(options, PredictionFormat)
+    stated |= {"labels": labels or options.labels, "skip_bad": options.skip_bad}
     return open_source(path, format=options.format, **stated)
 
 

@@ -12,8 +12,9 @@ from segcal.commands.options import (
     add_posthoc,
     at_least,
     checked,
-    data_options,
+    network_options,
     size,
+    typed,
 )
 
 
@@ -73,12 +74,10 @@ def run(options: argparse.Namespace) -> None:
     device = choose_device(options.device)
     sources: list[NetworkSource] = []
     for path in options.run:
-        keys = ("weights", "batch_size", "workers")
-        settings = {key: getattr(options, key) for key in keys}
-        sources.append(RunSource(path, device=device, **settings))
+        sources.append(RunSource(path, **{**typed(options, RunSource), "device": device}))
     for model in options.model:
-        stated = data_options(options)
-        sources.append(open_network(model, stated.pop("data"), device=device, **stated))
+        stated = {**network_options(options), "device": device}
+        sources.append(open_network(model, options.data, **stated))
     source = sources[0]
     for other in sources[1:]:
         if not torch.equal(other.samples[0][0], source.samples[0][0]):

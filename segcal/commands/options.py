@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Callable, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -78,20 +79,6 @@ def add_network(parser: argparse._ActionsContainer) -> None:
     add("--workers", type=at_least(0), default=2, help="processes that read images; default: 2")
 
 
-_DATA: tuple[str, ...] = (
-    "data",
-    "holdout",
-    "holdout_fraction",
-    "group",
-    "input_size",
-    "mean",
-    "std",
-    "outputs",
-)
-_DATA += ("label_map", "classes", "tile", "overlap", "amp", "batch_size", "workers", "skip_bad")
-_DATA += ("num_classes", "ignore_index")
-
-
 def add_data(parser: argparse._ActionsContainer) -> None:
     """The options of a network by name: its data, and how images become its input."""
     add = parser.add_argument
@@ -137,10 +124,31 @@ def add_input(parser: argparse._ActionsContainer) -> None:
     add("--amp", action="store_true", help="run --model in half precision")
 
 
-def data_options(options: argparse.Namespace) -> dict[str, Any]:
-    """The options of `segcal.sources.named.open_network` that were typed."""
-    typed = {name: getattr(options, name, None) for name in _DATA}
-    return {name: value for name, value in typed.items() if value is not None}
+def add_format(parser: argparse._ActionsContainer) -> None:
+    """The options that say what files of saved predictions hold."""
+    add = parser.add_argument
+    add(
+        "--kind",
+        choices=("logits", "probs", "sigmoid_logits", "sigmoid_probs"),
+        help="content of the files, of a softmax or of K sigmoids; default: from the keys of .npz",
+    )
+    add("--layout", choices=("chw", "hwc"), help="order of the axes of an image; default: chw")
+    add("--axes", choices=("xyz", "zyx"), help="order of the axes of a volume's predictions")
+
+
+def typed(options: argparse.Namespace, taken_by: Callable[..., Any]) -> dict[str, Any]:
+    """The options that were typed and that a function or class takes, by name."""
+    names = signature(taken_by).parameters
+    return {name: value for name in names if (value := getattr(options, name, None)) is not None}
+
+
+def network_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The options of a network by name, for `segcal.open_source`."""
+    from segcal.sources.named import open_network
+
+    found = typed(options, open_network)
+    found.pop("images", None)  # of saved predictions, or a folder to predict
+    return found
 
 
 def size(text: str) -> tuple[int, int]:
