@@ -44,6 +44,8 @@ class CalibrationMetric(Metric):
         probs: predictions are probabilities, not logits. They must not be one-hot, as for MONAI's
             Dice: a one-hot prediction has no confidence.
         scores: names of the scores that `aggregate` gives; see docs/conventions.md.
+        include_background: False gives foreground_dice in place of dice, and foreground_ace in
+            place of image_ace: the means over classes without class 0.
         **options: of `segcal.CalibrationMeter`; with `multilabel` predictions are of C sigmoids.
     """
 
@@ -53,9 +55,15 @@ class CalibrationMetric(Metric):
         *,
         probs: bool = False,
         scores: Sequence[str] | None = None,
+        include_background: bool = True,
         **options: Any,
     ) -> None:
         self.probs, self.scores = probs, chosen_scores(scores)
+        if not include_background:
+            without = {"dice": "foreground_dice", "image_ace": "foreground_ace"}
+            usual = tuple(without) if options.get("per_image") else ("dice",)
+            names = self.scores if scores is not None else (*self.scores, *usual)
+            self.scores = tuple(without.get(name, name) for name in names)
         self.meter = CalibrationMeter(num_classes, **options)
 
     def __call__(self, y_pred: Tensor | Iterable[Tensor], y: Tensor | Iterable[Tensor]) -> None:

@@ -62,6 +62,7 @@ def image_statistics(
     resamples: int = 1000,
     seed: int = 0,
     raters: int = 1,
+    outside: Sequence[int] = (),
 ) -> ImageStatistics:
     """Statistics over images; those without pixels are left out.
 
@@ -75,8 +76,14 @@ def image_statistics(
         resamples: how often images are drawn to resample the signs of the gaps; 0 for no intervals.
         seed: seed of the draws.
         raters: R, whose labels are all in the sums; numbers of pixels are divided by it.
+        outside: classes that do not count; see `segcal.metrics.regions.classes_outside`.
     """
     names, sums = sorted_sums(images, names, groups)
+    sums["predicted"][:, outside] = 0
+    shown = sums["truth"] > 0  # (I, K)
+    ace = np.where(shown, sums["class_ace"], 0.0)
+    sums = {**sums, "shown": shown, "ace": ace}
+    first = int(images.pixels.ndim == 1)  # sigmoid outputs have no background
     units = unit_sums(sums)
     number = len(units["pixels"])
     unit = "group" if any(groups) else "image"
@@ -92,23 +99,30 @@ def image_statistics(
     elif number:
         withheld = dict.fromkeys(("accuracy", "miou", "ece", "sce"), f"there is only one {unit}")
     ends = {name: estimate.interval for name, estimate in found.items()}
-    pixels, num_classes = sums["pixels"], sums["truth"].shape[1]
+    by_class: dict[str, tuple[Interval, ...]] = {}
+    if found:
+        by_class["class_ece"] = tuple(ends[_class_key(c)] for c in range(sums["truth"].shape[1]))
+        more, of_classes = _overlap_and_ace(units, first)
+        ends, by_class = {**ends, **more}, {**by_class, **of_classes}
+        if "miou" in withheld:  # Dice for the same reason
+            missing = {"dice", "foreground_dice"} - more.keys()
+            withheld = {**withheld, **dict.fromkeys(sorted(missing), withheld["miou"])}
+    pixels = sums["pixels"]
     ece = np.abs(sums["top_gap"]).sum(1) / pixels  # (I,)
     worst = np.argsort(-ece, kind="stable")[:MOST_WORST]
-    shown = sums["truth"] > 0  # (I, K)
-    ace = np.where(shown, sums["class_ace"], 0.0)
     return ImageStatistics(
         ece=float(ece.mean()) if len(ece) else math.nan,
         ece_debiased=low["ece"],
         sce_debiased=low["sce"],
         ace=float(scores.ratio(ace.sum(), shown.sum())),
+        foreground_ace=float(scores.ratio(ace[:, first:].sum(), shown[:, first:].sum())),
         class_ace=tuple(scores.ratio(ace.sum(0), shown.sum(0)).tolist()),
         intervals={
             name: end
             for name, end in ends.items()
             if name in scores.SCORES and not math.isnan(end.low)
         },
-        class_ece_intervals=tuple(ends[_class_key(c)] for c in range(num_classes) if ends),
+        class_intervals=by_class,
         withheld=withheld if resamples > 0 else {},
         worst=tuple(ImageScore(names[i], float(ece[i]), round(pixels[i] / raters)) for i in worst),
         resamples=resamples,
@@ -117,6 +131,46 @@ def image_statistics(
         table=_image_table(sums, names, ece, raters),
         groups=number if any(groups) else None,
     )
+
+
+def _overlap_and_ace(
+    units: ImageArrays, first: int
+) -> tuple[dict[str, Interval], dict[str, tuple[Interval, ...]]]:
+    """The intervals of Dice and ACE: of the means over classes, and of each class.
+
+    Args:
+        units: the sums of images or groups, with "shown" images and their "ace".
+        first: the first class of the foreground.
+    """
+    hits, areas = 2.0 * units["intersection"], 1.0 * units["predicted"] + units["truth"]  # (I, K)
+    ace, shown = units["ace"], units["shown"].astype(np.float64)
+    counted = np.flatnonzero(areas.sum(0) > 0)
+    often = (shown > 0).sum(0) >= MIN_LABELLED  # (K,)
+
+    def interval(value: float, influence: Array, *, plain: bool) -> Interval:
+        (down,), (up,) = t_margins(influence, plain=plain)
+        return Estimate(value, value - down, value + up).interval
+
+    unknown = Interval(math.nan, math.nan, LEVEL)
+    dice, class_ace = [unknown] * len(often), [unknown] * len(often)
+    influences = {c: _ratio_influence(hits[None, :, c], areas[:, c]) for c in counted.tolist()}
+    values = scores.ratio(hits.sum(0), areas.sum(0))
+    for c in np.flatnonzero(often).tolist():
+        dice[c] = interval(values[c], influences[c], plain=True)
+        value = ace[:, c].sum() / shown[:, c].sum()
+        class_ace[c] = interval(value, _ratio_influence(ace[None, :, c], shown[:, c]), plain=False)
+    means = {}
+    for name, start in (("image_ace", 0), ("foreground_ace", first)):
+        total, number = ace[:, start:].sum(1), shown[:, start:].sum(1)
+        if (number > 0).sum() >= MIN_LABELLED:
+            influence = _ratio_influence(total[None], number)
+            means[name] = interval(total.sum() / number.sum(), influence, plain=False)
+    for name, start in (("dice", 0), ("foreground_dice", first)):
+        classes = counted[counted >= start]
+        if len(classes) and often[classes].all():
+            influence = np.mean([influences[c] for c in classes.tolist()], 0)
+            means[name] = interval(values[classes].mean(), influence, plain=True)
+    return means, {"class_dice": tuple(dice), "class_ace": tuple(class_ace)}
 
 
 def _bin_gaps(

@@ -17,6 +17,7 @@ from segcal import distributed
 from segcal.files import utf8
 from segcal.metrics.counting import count
 from segcal.metrics.intervals import image_statistics
+from segcal.metrics.regions import classes_outside
 from segcal.metrics.report import BinTable, ClassHistogram, FineHistogram, Protocol, Report
 from segcal.metrics.sums import (
     ImageSums,
@@ -226,6 +227,7 @@ class CalibrationMeter:
                 resamples=resamples,
                 seed=seed,
                 raters=s.raters,
+                outside=() if s.multilabel else classes_outside(s.region, s.num_classes),
             )
         sums = {n: t.numpy() for n, t in self._sums.to("cpu", copy=True).tensors().items()}
         if s.raters > 1:

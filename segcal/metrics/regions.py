@@ -96,6 +96,20 @@ def named_regions(
     return regions
 
 
+def classes_outside(region: str, num_classes: int) -> list[int]:
+    """The classes that no label in a region of `REGIONS` has: there they are only predicted.
+
+    They are no classes of the region, and their IoU and Dice, which would be 0, do not count.
+    """
+    kind, _, value = region.partition(":")
+    if region == "foreground":
+        return [0]
+    if kind != "classes":
+        return []
+    inside = value.split("+")
+    return [c for c in range(num_classes) if str(c) not in inside]
+
+
 def _of_each_class(region: Region) -> Region:
     return lambda labels: region(labels.flatten(0, 1)).view_as(labels)  # (N, K, *S)
 

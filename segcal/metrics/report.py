@@ -16,6 +16,7 @@ import numpy as np
 
 from segcal.files import atomic_write
 from segcal.metrics import scores
+from segcal.metrics.regions import classes_outside
 from segcal.metrics.scores import SCORES, Array, ScoreTable
 
 _FORMAT = "segcal-report"
@@ -216,9 +217,11 @@ class ImageStatistics:
         ece_debiased: the ECE over all pixels, estimated such that noise adds nothing to it.
         sce_debiased: the SCE, estimated likewise.
         ace: the mean ACE over the pairs of an image and a class that it shows.
+        foreground_ace: the same without class 0; of sigmoid outputs with all classes.
         class_ace: for each class, the mean ACE over the images that show it; NaN if none does.
-        intervals: by score name ("ece", "sce", "accuracy", "miou"), over images or their groups.
-        class_ece_intervals: for the class-j-ECE of each class; empty without intervals.
+        intervals: by score name, such as "ece" or "miou", over images or their groups.
+        class_intervals: by score name ("class_ece", "class_dice", "class_ace"), for each class;
+            empty without intervals, and NaN where a class is labelled in fewer than two images.
         withheld: by score name, why there is no interval.
         worst: the images with the largest ECE, worst first.
         resamples: how often images were drawn to resample the signs of the gaps.
@@ -232,9 +235,10 @@ class ImageStatistics:
     ece_debiased: float
     sce_debiased: float
     ace: float
+    foreground_ace: float
     class_ace: tuple[float, ...]
     intervals: Mapping[str, Interval]
-    class_ece_intervals: tuple[Interval, ...]
+    class_intervals: Mapping[str, tuple[Interval, ...]]
     withheld: Mapping[str, str]
     worst: tuple[ImageScore, ...]
     resamples: int
@@ -510,12 +514,19 @@ class Report(ScoreTable):
         return self.protocol.pixels > 0 and not self.classes.count.any()
 
     @property
+    def foreground(self) -> int:
+        """The first class of the foreground: 1, or 0 of sigmoid outputs: none is background."""
+        return 0 if self.protocol.multilabel else 1
+
+    @property
     def overlap(self) -> tuple[Array, Array, Array]:
         """(K,) pixels of each class: correctly predicted, predicted, and in the truth."""
         if self.protocol.multilabel:
             present = self.confusion[:, 1]  # (K, 2)
             return present[:, 1], self.confusion[:, :, 1].sum(1), present.sum(1)
-        return self.confusion.diagonal(), self.confusion.sum(0), self.confusion.sum(1)
+        predicted = self.confusion.sum(0)
+        predicted[classes_outside(self.protocol.region, self.protocol.num_classes)] = 0
+        return self.confusion.diagonal(), predicted, self.confusion.sum(1)
 
     @property
     def intervals(self) -> Mapping[str, Interval]:

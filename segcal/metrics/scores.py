@@ -541,6 +541,13 @@ class ScoreTable:
         "mean over the pairs of an image and a class that it shows of their ACE: the mean over "
         "the bins of p_c that are not empty of |mean p_c − frequency of c|, all bins alike",
         scope="images")
+    foreground_dice = Score("Dice without class 0", "%",
+        lambda r: float(mean_dice(*(x[r.foreground :] for x in r.overlap))),
+        "`dice` without class 0, which is background in medical data; of sigmoid outputs with all "
+        "classes", better="higher", dense=True)
+    foreground_ace = Score("ACE without class 0", "%",
+        lambda r: math.nan if r.images is None else r.images.foreground_ace,
+        "`image_ace` without class 0, likewise", scope="images")
     class_ece = Score("class-j-ECE", "%", lambda r: ece(*r.classes.sums),
         "`ece` of p_c against [label = c], for each class c", scope="classes")
     class_ace = Score("ACE of the class by image", "%", _class_ace,

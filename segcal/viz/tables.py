@@ -35,6 +35,7 @@ FEW_IMAGES = 20  # fewer may all lack what is rare
 LARGE_CLASS = 0.8  # a class with this share of the pixels decides scores over pixels
 _POSTHOC = (SCORES["sce"], SCORES["ece"])
 _DETECTION = tuple(SCORES[name] for name in DETECTION)
+_BACKGROUND = (SCORES["foreground_dice"], SCORES["foreground_ace"])  # to read beside much of it
 _PARTS = tuple(SCORES[name] for name in PROTOCOL_SCORES)
 _CLASS_SCORES = tuple(
     SCORES[name]
@@ -293,7 +294,10 @@ def score_tables(reports: Mapping[str, Report]) -> list[Table]:
 def _columns(reports: Mapping[str, Report], *, main: bool) -> list[Score]:
     kept = any(report.images is not None for report in reports.values())
     scopes = ("pixels", "images") if kept else ("pixels",)
-    return [s for s in SCORES.values() if s.scope in scopes and s.table == main]
+    in_main = [s for s in SCORES.values() if s.table]
+    if any(_large_class(report) == 0 for report in reports.values()):
+        in_main += _BACKGROUND
+    return [s for s in SCORES.values() if s.scope in scopes and (s in in_main) == main]
 
 
 def part_tables(report: Report) -> list[Table]:
@@ -456,13 +460,13 @@ def class_table(report: Report) -> Table:
     else:
         share = f"{counted(report)} (%)"
     values = [accuracy if s.name == "accuracy" else getattr(report, s.name) for s in _CLASS_SCORES]
-    intervals = () if report.images is None else report.images.class_ece_intervals
+    intervals = {} if report.images is None else report.images.class_intervals
     rows = []
     for c, name in enumerate(class_names(report)):
         cells = [Cell(str(c), value=c), score_cell(SCORES["accuracy"], float(truth[c] / total[c]))]
         for score, of_class in zip(_CLASS_SCORES, values, strict=True):
-            found = intervals[c] if intervals and score.name == "class_ece" else None
-            cells.append(score_cell(score, float(of_class[c]), found))
+            found = intervals.get(score.name)
+            cells.append(score_cell(score, float(of_class[c]), None if found is None else found[c]))
         rows.append((name, cells))
     return Table("Classes", ["class", "no.", share, *(s.heading for s in _CLASS_SCORES)], rows)
 
@@ -546,18 +550,30 @@ def above_interval(labels: Iterable[str]) -> str:
 
 def reading_notes(report: Report) -> list[str]:
     """Which scores to read where one class, such as background, has most of the pixels."""
+    largest = _large_class(report)
+    if largest is None:
+        return []
+    share = float(report.overlap[2][largest] / report.protocol.pixels)
+    found = [s for s in _BACKGROUND if not math.isnan(getattr(report, s.name))]
+    read = (
+        [f"{s.label} ({s.text(getattr(report, s.name))})" for s in found]
+        if largest == 0
+        else ["SCE", "mIoU"]
+    )
+    return [
+        f"{class_names(report)[largest]} is {SCORES['accuracy'].brief(share)} of "
+        f"the {counted(report)}, so accuracy, ECE and NLL mostly describe this class: for the "
+        f"others read {', '.join(read)} and the table of classes."
+    ]
+
+
+def _large_class(report: Report) -> int | None:
+    """The class that most pixels have, if scores over all pixels mostly describe it."""
     p = report.protocol
     if p.multilabel or not p.pixels or (p.num_classes < 3 and counted(report) == "samples"):
-        return []
-    share = report.overlap[2] / p.pixels
-    largest = int(share.argmax())
-    if share[largest] < LARGE_CLASS:
-        return []
-    return [
-        f"{class_names(report)[largest]} is {SCORES['accuracy'].brief(float(share[largest]))} of "
-        f"the {counted(report)}, so accuracy, ECE and NLL mostly describe this class: for the "
-        "others read SCE, mIoU and the table of classes."
-    ]
+        return None
+    largest = int(report.overlap[2].argmax())
+    return largest if report.overlap[2][largest] >= LARGE_CLASS * p.pixels else None
 
 
 # Differences ------------------------------------------------------------------------------------

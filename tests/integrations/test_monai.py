@@ -5,7 +5,7 @@ import torch
 from monai.data import DataLoader, Dataset, MetaTensor, decollate_batch
 from monai.engines import SupervisedEvaluator
 from monai.inferers import SlidingWindowInferer
-from monai.metrics import CalibrationErrorMetric
+from monai.metrics import CalibrationErrorMetric, DiceMetric
 from monai.networks import one_hot
 from monai.networks.nets import UNet
 
@@ -108,6 +108,21 @@ def test_an_evaluator_of_a_random_unet_with_sliding_windows():
     assert found["nll"] == pytest.approx(report.nll, rel=1e-6)
     assert found["image_ece"] == pytest.approx(report.image_ece, rel=1e-6)
     assert handler.metric.report().protocol.images == 3
+
+
+def test_without_background_is_the_dice_of_monai():
+    ((logits, labels),) = batches(1, size=SIZE)
+    y = labels.where(labels != 255, 0)[:1, None]
+    metric = CalibrationMetric(CLASSES, include_background=False, per_image=True)
+    metric(logits[:1], y)
+    dice = DiceMetric(include_background=False)  # of one image, so over all its voxels
+    dice(one_hot(logits[:1].argmax(1, keepdim=True), CLASSES), one_hot(y, CLASSES))
+    found = metric.aggregate()
+    assert found["foreground_dice"] == pytest.approx(dice.aggregate().item(), rel=1e-6)
+    assert found["foreground_ace"] == pytest.approx(
+        sum(metric.report().class_ace[1:]) / (CLASSES - 1)
+    )
+    assert "dice" not in found and {"ece", "sce"} <= found.keys()
 
 
 def test_a_batch_without_channels_is_one_line():

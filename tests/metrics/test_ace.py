@@ -41,6 +41,8 @@ def test_ace_is_its_definition():
     assert len(found) == 2 + 0 + 3 + 3
     report = measured(logits, labels)
     assert report.image_ace == pytest.approx(np.mean(list(found.values())), rel=1e-12)
+    expected = np.mean([value for (_, label), value in found.items() if label > 0])
+    assert report.foreground_ace == pytest.approx(expected, rel=1e-12)
     for c in range(K):
         expected = np.mean([value for (_, label), value in found.items() if label == c])
         assert report.class_ace[c] == pytest.approx(expected, rel=1e-12)

@@ -53,7 +53,8 @@ def test_interval_of_a_mean_of_models():
     first, second = (measured(*seen, names=names) for seen in models)
     for meters in ([first], [first, first], [[first, first]]):
         found = mean_intervals(meters)
-        for name, interval in first.compute().intervals.items():
+        for name in SCORES:
+            interval = first.compute().intervals[name]
             ends = (found[name].low, found[name].high)
             assert ends == pytest.approx((interval.low, interval.high), abs=1e-12)
     both = mean_intervals([first, second])

@@ -194,8 +194,9 @@ def test_a_group_is_one_large_image():
     assert (report.images.groups, alone.images.groups) == (12, None)
     assert report.images.ece_debiased == pytest.approx(stitched.images.ece_debiased, abs=1e-12)
     for name, interval in stitched.intervals.items():
-        found = report.intervals[name]
-        assert (found.low, found.high) == pytest.approx((interval.low, interval.high), abs=1e-12)
+        if not name.endswith("ace"):  # which is of each image, not of the group
+            low, high = report.intervals[name].low, report.intervals[name].high
+            assert (low, high) == pytest.approx((interval.low, interval.high), abs=1e-12)
     assert report.images.table == alone.images.table
     assert report.images.worst == alone.images.worst
     assert grouped(reversed(range(24))).images == report.images
@@ -236,10 +237,10 @@ def test_miou_needs_two_images_of_each_class():
     assert "miou" not in measured(logits, labels).compute().intervals  # class 2 is predicted
     labels[3, 0] = 2
     report = measured(logits, labels).compute()
-    assert set(report.intervals) == {"ece", "sce", "accuracy"}
+    assert set(report.intervals) == {"ece", "sce", "accuracy", "image_ace", "foreground_ace"}
     why = "class 2 is labelled in only one image"
-    assert report.images.withheld == {"miou": why}
-    assert f"no interval for mIoU: {why}" in interval_notes(report)
+    assert report.images.withheld == dict.fromkeys(["miou", "dice", "foreground_dice"], why)
+    assert f"no interval for mIoU, Dice, Dice without class 0: {why}" in interval_notes(report)
     assert Report.from_dict(report.to_dict()) == report
     labels[4, 0] = 2
     assert "miou" in measured(logits, labels).compute().intervals
@@ -273,9 +274,20 @@ def test_an_error_above_its_interval_is_explained():
 def test_classes_and_regions_have_intervals():
     logits, labels = images(12, torch.Generator().manual_seed(10))
     report = measured(logits, labels).compute()
-    assert len(report.images.class_ece_intervals) == K
-    for interval, value in zip(report.images.class_ece_intervals, report.class_ece, strict=True):
+    assert len(report.images.class_intervals["class_ece"]) == K
+    for interval, value in zip(
+        report.images.class_intervals["class_ece"], report.class_ece, strict=True
+    ):
         assert 0 <= interval.low <= value and interval.low < interval.high < 1
+    assert report.foreground_dice == pytest.approx(np.mean(report.class_dice[1:]))
+    for score in ("dice", "foreground_dice", "image_ace", "foreground_ace"):
+        interval = report.intervals[score]
+        assert interval.low < getattr(report, score) < interval.high
+    for score in ("class_dice", "class_ace"):
+        for interval, value in zip(
+            report.images.class_intervals[score], getattr(report, score), strict=True
+        ):
+            assert interval.low < value < interval.high
     part = labels.masked_fill(~class_group([0, 1])(labels), 255)
     region = measured(logits, part).compute()
     assert region.intervals["ece"] != report.intervals["ece"]

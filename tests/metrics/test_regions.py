@@ -41,6 +41,24 @@ def test_constant_labels_have_no_boundary():
     assert not boundary(3)(torch.full((1, 8, 8), 7)).any()
 
 
+def test_a_class_outside_the_region_is_no_class_of_it():
+    """Of 8 pixels of classes 1 and 2, all right but two that are predicted as background."""
+    labels = torch.tensor([0, 0, 1, 1, 1, 1, 2, 2, 2, 2])
+    logits = torch.nn.functional.one_hot(labels.clone(), 3) * 4.0
+    logits[2], logits[6], logits[0] = torch.tensor([[4.0, 0, 0], [4.0, 0, 0], [0, 4.0, 0]])
+    for name, ious in (("foreground", [3 / 4, 3 / 4]), ("classes:1", [3 / 4])):
+        meter = CalibrationMeter(3, per_image=True, region=name)
+        inside = named_regions([name], 3)[name](labels)
+        for _ in range(2):
+            image = logits.T[None, :, None], labels.where(inside, 255)[None, None]
+            meter.update(*image)
+        report = meter.compute()
+        assert report.miou == pytest.approx(sum(ious) / len(ious))
+        assert torch.tensor(report.class_iou).isnan().sum() == 3 - len(ious)
+        for score in ("miou", "dice"):  # both images are alike
+            assert report.intervals[score].low == pytest.approx(getattr(report, score))
+
+
 def test_regions_add_up_to_all():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 4, 12, 16, generator=generator, dtype=torch.float64)

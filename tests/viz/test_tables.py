@@ -21,6 +21,7 @@ from segcal.viz.tables import (
     posthoc_table,
     ranked_cells,
     reading_notes,
+    score_tables,
     shift_csv,
     shift_records,
     shift_tables,
@@ -62,12 +63,14 @@ def test_markdown_by_hand():
         "| AUPR of errors (%) | AUPR of successes (%) | FPR at 95 % TPR (%) | PRR (%) "
         "| AURC (1e-3) | AUGRC (1e-3) "
         "| risk at 80 % coverage (%) | risk at 90 % coverage (%) | risk at 95 % coverage (%) "
-        "| coverage at 1 % risk (%) | coverage at 5 % risk (%) |",
-        "|---|" + 18 * "---:|",
+        "| coverage at 1 % risk (%) | coverage at 5 % risk (%) | Dice without class 0 (%) |",
+        "|---|" + 19 * "---:|",
         "| sure | 30.00 | 20.00 | 20.00 | 20.00 | 0.00 | 90.00 | +20.00 "
-        "| 30.00 | 70.00 | 100.00 | 0.00 | 300.00 | 165.00 | 30.00 | 30.00 | 30.00 | 0.00 | 0.00 |",
+        "| 30.00 | 70.00 | 100.00 | 0.00 | 300.00 | 165.00 | 30.00 | 30.00 | 30.00 | 0.00 | 0.00 "
+        "| 0.00 |",
         "| a\\|b c | 30.00 | **0.00** | **0.00** | **0.00** | 0.00 | 70.00 | 0.00 "
-        "| 30.00 | 70.00 | 100.00 | 0.00 | 300.00 | 165.00 | 30.00 | 30.00 | 30.00 | 0.00 | 0.00 |",
+        "| 30.00 | 70.00 | 100.00 | 0.00 | 300.00 | 165.00 | 30.00 | 30.00 | 30.00 | 0.00 | 0.00 "
+        "| 0.00 |",
         "",
         "Pixel-averaged over 10 pixels of 1 image, region all, 2 classes, 15 equal bins (lo, hi], "
         f"label 255 ignored; segcal {SURE.protocol.version}.",
@@ -174,7 +177,11 @@ def test_a_large_class_is_named_with_the_scores_to_read():
     labels = (torch.arange(100) >= 90).long().view(1, 10, 10)
     meter.update(torch.randn(1, 3, 10, 10), labels)
     (note,) = reading_notes(meter.compute())
-    assert note.startswith("background is 90.0 % of the pixels") and "SCE" in note
+    assert (
+        note.startswith("background is 90.0 % of the pixels") and "Dice without class 0 (" in note
+    )
+    assert "Dice without class 0 (%)" in score_tables({"a": meter.compute()})[0].columns
+    assert "Dice without class 0 (%)" in score_tables({"a": SURE})[1].columns
     assert reading_notes(SURE) == []  # 70 %
 
 
