@@ -288,9 +288,10 @@ def read_class_mask(path: Path, *, num_classes: int, ignore_index: int) -> np.nd
     if bad.size:
         values = np.unique(bad)
         shown = ", ".join(map(str, values[:_MAX_LISTED])) + ", …" * (len(values) > _MAX_LISTED)
+        advice = f"; if {shown} means ignored, state --ignore-index {shown}"
         raise BadFile(
             f"{path}: Expected mask values in 0..{num_classes - 1} or "
-            f"ignore_index={ignore_index}, but got {shown}"
+            f"ignore_index={ignore_index}, but got {shown}" + advice * (len(values) == 1)
         )
     return mask.astype(np.uint8 if max(num_classes - 1, ignore_index) < 256 else np.uint16)
 

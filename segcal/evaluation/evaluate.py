@@ -6,6 +6,7 @@ region. The trainer, the commands, sweeps and adapters call it.
 
 from __future__ import annotations
 
+import copy
 import logging
 import sys
 import time
@@ -21,6 +22,7 @@ from tqdm import tqdm
 
 from segcal import distributed
 from segcal.metrics import CalibrationMeter, Report, update_together
+from segcal.metrics.intervals import looks_like_sequence
 from segcal.metrics.objects import ObjectCounter, ObjectRule
 from segcal.metrics.protocols import (
     FOREGROUND,
@@ -585,6 +587,9 @@ def evaluate_source(
             )
         if holdout.top_only != source.top_only:
             raise ValueError("hold-out and test must both have all classes, or both the top one")
+        if source.group and not holdout.group:
+            holdout = copy.copy(holdout)
+            holdout.group = source.group
         with choosing.recorded(holdout, methods, progress=progress) as recording:
             calibrators = choosing.fit(methods, recording)
             chosen = choosing.choose(
@@ -648,6 +653,13 @@ def evaluate_source(
     notes = []
     if chosen is not None:
         notes = choosing.notes(chosen, reports, measured[NONE][WHOLE_IMAGE], calibrators)
+    dense = reports[NONE].protocol.pixels > reports[NONE].protocol.images
+    if dense and resamples and not source.group and looks_like_sequence(source.names):
+        notes.append(
+            f"Names such as {source.names[0]} and {source.names[1]} look like frames of a video or "
+            "slices of a patient. If they are, the intervals are too short: --group REGEX (group= "
+            "of the source) makes what belongs together one unit."
+        )
     if found_sums := source.score_sums:
         mean = sum(found_sums.values()) / len(found_sums)
         low, high = (end(found_sums, key=found_sums.__getitem__) for end in (min, max))

@@ -33,6 +33,7 @@ from segcal.evaluation.evaluate import (
 )
 from segcal.evaluation.objects import fit_objects
 from segcal.metrics import CalibrationMeter, Report
+from segcal.metrics.intervals import sorted_sums, unit_sums
 from segcal.metrics.objects import ObjectCounter
 from segcal.metrics.scores import SCORES
 from segcal.metrics.triage import (
@@ -73,6 +74,7 @@ class Recording(Source):
         self.num_classes, self.class_names = source.num_classes, source.class_names
         self.ignore_index, self.multilabel = source.ignore_index, source.multilabel
         self.num_images, self.raters = source.num_images, source.raters
+        self.group = source.group
         self._folder, self._batches, self._device = folder, batches, device
 
     def __iter__(self) -> Iterator[Batch]:
@@ -193,19 +195,20 @@ def calibrate_members(members: Members, method: str, holdout: Members | None = N
 
 
 class _Pairs:
-    """A source as batches of (logits, labels) or (logits, labels, images), as fits take them."""
+    """A source as the batches that fits take: logits, labels, images and groups, where known."""
 
     def __init__(self, source: Source, method: str) -> None:
         self._source, self._method, self._read, self._minutes = source, method, 0, Minutes()
 
-    def __iter__(self) -> Iterator[tuple[Tensor | None, ...]]:
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
         for batch in self._source:
             self._read += len(batch.values)
             self._minutes.say(f"fitting {self._method.upper()}: {self._read} images read")
             if self._source.raters > 1:
                 batch = batch.with_each_rater()
-            pair = batch.logits, batch.labels
-            yield pair if batch.images is None else (*pair, batch.images)
+            groups = self._source.groups_of(batch.names)
+            pair = [batch.logits, batch.labels, batch.images, groups]
+            yield tuple(part for part in pair if part is not None)
             del batch, pair  # before the next is read
 
 
@@ -375,20 +378,20 @@ def notes(
 
 
 def _fractions(meter: CalibrationMeter) -> dict[str, tuple[float, float]]:
-    """Accuracy, mean confidence and their difference, each with its standard error over images."""
-    sums = meter.image_sums()
-    pixels = sums.pixels.sum(1) if meter.settings.multilabel else sums.pixels
-    held = pixels > 0
-    if int(held.sum()) < 2:
+    """Accuracy, mean confidence and their difference, with standard errors over images.
+
+    Images that have groups count by group.
+    """
+    sums = unit_sums(sorted_sums(meter.image_sums(), meter.names, meter.groups)[1])
+    pixels, gap, hits = sums["pixels"], sums["top_gap"].sum(1), sums["hits"].astype(np.float64)
+    if len(pixels) < 2:
         return {}
-    gap, hits = sums.top_gap.sum(1), sums.intersection.sum(1).double()
     totals = {"bias": gap}
     if not meter.settings.multilabel:
         totals |= {"accuracy": hits, "mean_confidence": gap + hits}
     found = {}
     for name, total in totals.items():
-        fraction = total[held].sum() / pixels[held].sum()
-        off = total[held] - fraction * pixels[held]
-        variance = (off**2).sum() * len(off) / (len(off) - 1)
-        found[name] = float(fraction), float(variance.sqrt() / pixels[held].sum())
+        fraction = total.sum() / pixels.sum()
+        variance = ((total - fraction * pixels) ** 2).sum() * len(total) / (len(total) - 1)
+        found[name] = float(fraction), float(np.sqrt(variance) / pixels.sum())
     return found

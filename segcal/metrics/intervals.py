@@ -249,7 +249,8 @@ def looks_like_sequence(names: Sequence[str]) -> bool:
     """Whether most names are a common stem and a counter of regular steps, as frames of a video.
 
     `0016E5_07959.png, 0016E5_07989.png, …` and `patient3_slice_01, patient3_slice_02, …` do;
-    `2007_000032, 2007_000129, …` of VOC and plain numbers do not.
+    `2007_000032, 2007_000129, …` of VOC, plain numbers, and one stem that is numbered from 0 or 1
+    on (`img000, img001, …`), as any folder of images may be, do not.
     """
     counters = defaultdict(list)
     for name in names:
@@ -261,6 +262,8 @@ def looks_like_sequence(names: Sequence[str]) -> bool:
         steps = Counter(b - a for a, b in pairwise(sorted(numbers)))
         if len(numbers) > 2 and 2 * max(steps.values()) > len(numbers):
             regular += len(numbers)
+    if len(counters) == 1 and regular and min(numbers) < 2 and max(numbers) <= len(names):
+        return False
     return 2 * regular > len(names)
 
 

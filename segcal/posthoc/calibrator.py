@@ -101,7 +101,9 @@ class Calibrator(nn.Module):
 
         Args:
             batches: logits (N, C, *S) with their `labels`, or, without `labels`, a re-iterable
-                (list, DataLoader, …) of (logits, labels) or (logits, labels, images).
+                (list, DataLoader, …) of (logits, labels) or (logits, labels, images). A list of
+                N names may come last: images of one name, such as slices of a patient, are never
+                on both sides when a fit is checked on images that it has not seen.
             labels: (N, *S).
             images: (N, channels, *), for calibrators that read images.
 
@@ -252,11 +254,13 @@ class HoldoutBatch:
     Attributes:
         logits: (N, C, *S) as given.
         images: (N, channels, *) as given, or None.
+        groups: N names of what the images belong to, or None.
         pixels: logits and labels, flat; K sigmoid outputs are folded into two-class problems.
     """
 
     logits: Tensor
     images: Tensor | None
+    groups: Sequence[str] | None
     pixels: Pixels
 
     @property
@@ -308,7 +312,10 @@ class Holdout:
 
     def __iter__(self) -> Iterator[HoldoutBatch]:
         self.passes += 1
-        for item in self._batches:
+        for given in self._batches:
+            item, groups = given, None
+            if isinstance(given, Sequence) and len(given) > 2 and isinstance(given[-1], list):
+                *item, groups = given
             if (
                 isinstance(item, Tensor)
                 or not isinstance(item, Sequence)
@@ -322,7 +329,10 @@ class Holdout:
                 )
             logits, labels = countable(item[0].detach(), item[1])
             pixels = flatten(logits, labels, self._ignore_index, multilabel=self.multilabel)
-            yield HoldoutBatch(logits, item[2].detach() if len(item) == 3 else None, pixels)
+            images = item[2].detach() if len(item) == 3 else None
+            if groups is not None and len(groups) != len(logits):
+                raise ValueError(f"Expected {len(logits)} groups, but got {len(groups)}")
+            yield HoldoutBatch(logits, images, groups, pixels)
 
     def survey(self, visit: Callable[[HoldoutBatch], None]) -> None:
         """The first pass: check everything, and show every batch to `visit`.
@@ -434,7 +444,10 @@ class Sample:
         self.limit = torch.inf  # rows with larger numbers are not drawn
 
     def numbers(self, batch: HoldoutBatch, length: int) -> tuple[Tensor, Tensor]:
-        """(N, length) numbers in 0..1 for the rows of each image, and (N,) the images' keys."""
+        """(N, length) numbers in 0..1 for the rows of each image, and (N, 2) keys.
+
+        The keys are of the image, and of its group.
+        """
         images = []
         for labels in batch.labels.cpu().numpy():
             digest = blake2b(labels.tobytes(), digest_size=16).digest()
@@ -445,10 +458,14 @@ class Sample:
         generator, numbers = torch.Generator(), torch.zeros(len(images), length).double()
         for image, row in zip(images, numbers, strict=True):
             row.uniform_(generator=generator.manual_seed((image + self._seed) % 2**63))
-        return numbers, torch.tensor(images, dtype=torch.int64)
+        groups = images
+        if batch.groups is not None:
+            hashes = (blake2b(name.encode(), digest_size=7).digest() for name in batch.groups)
+            groups = [int.from_bytes(key, "big") for key in hashes]
+        return numbers, torch.tensor([images, groups], dtype=torch.int64).T
 
     def offer(self, numbers: Tensor, images: Tensor, *columns: Tensor) -> None:
-        """Take in rows: their numbers, the keys of their images, and what is wanted of them."""
+        """Take in rows: their numbers, their (rows, 2) keys, and what is wanted of them."""
         self._rows.append((numbers, images, *columns))
         self._held += len(numbers)
         if self._held > 1.25 * self.size:
@@ -457,8 +474,8 @@ class Sample:
     def finish(self) -> tuple[Tensor, ...]:
         """(fold, *columns) of the rows of all ranks, in the order of their numbers.
 
-        fold (rows,) is the part of the hold-out, 0..2, that a row belongs to. Rows of one image
-        belong to one fold, unless there is only one image.
+        fold (rows,) is the part of the hold-out, 0..2, that a row belongs to. Rows of one group
+        belong to one fold; of one image, if there is only one group; any, if only one image.
         """
         self._keep_smallest(self.size)
         own = self._rows[0][0].cpu() if self._held else torch.zeros(0, dtype=torch.float64)
@@ -469,11 +486,12 @@ class Sample:
             device = columns[0].device if columns else torch.device("cpu")
             shares = self._holdout.everyone(tuple(column.cpu() for column in columns))
             columns = tuple(torch.cat(c).to(device) for c in zip(*filter(len, shares), strict=True))
-        numbers, images, *wanted = columns
+        numbers, keys, *wanted = columns
         order = numbers.argsort(stable=True)
-        kinds, place = images[order].unique(return_inverse=True)
-        if len(kinds) == 1:
-            place = torch.arange(len(order), device=place.device)
+        place = torch.arange(len(order), device=order.device)
+        for key in (keys[order, 0], keys[order, 1]):  # of images, of groups
+            kinds, found = key.unique(return_inverse=True)
+            place = found if len(kinds) > 1 else place
         return place % _FOLDS, *(column[order] for column in wanted)
 
     def _keep_smallest(self, count: int) -> None:

@@ -13,7 +13,7 @@ from segcal.evaluation.evaluate import evaluate_source
 from segcal.evaluation.holdout import Recording, fit, recorded
 from segcal.sources.saved import PredictionFolder
 from tests.support.networks import Network, network_source
-from tests.support.saved import CLASSES, SIDE, save_folder
+from tests.support.saved import CLASSES, SIDE, logits_and_labels, save_folder
 
 
 def test_the_network_runs_once_for_all_methods(tmp_path, monkeypatch):
@@ -45,6 +45,31 @@ def test_a_recording_is_what_was_recorded(method, images):
                     torch.testing.assert_close(kept.images, batch.images)
         with recorded(recording) as again:
             assert again is recording
+
+
+def test_groups_of_the_test_images_hold_for_the_hold_out_too(tmp_path, monkeypatch):
+    for place in ("test", "fit"):
+        (tmp_path / place).mkdir()
+        for i in range(8):
+            logits, labels = logits_and_labels(i)
+            name = f"patient{i // 4}_slice{i % 4}"
+            np.savez(tmp_path / place / f"{name}.npz", logits=logits, labels=labels)
+    seen = []
+    fitting = segcal.TemperatureScaling.fit
+
+    def spy(self, batches):
+        seen.extend(batch[-1] for batch in batches)
+        return fitting(self, batches)
+
+    monkeypatch.setattr(segcal.TemperatureScaling, "fit", spy)
+    source, held = (PredictionFolder(tmp_path / place) for place in ("test", "fit"))
+    hint = evaluate_source(source, overlays="none").notes
+    assert len(hint) == 1 and "--group" in hint[0] and "patient0_slice0" in hint[0]
+    source.group = "^[^_]+"
+    found = evaluate_source(source, holdout=held, posthoc=["ts"], overlays="none")
+    assert seen == [[f"patient{i // 4}"] for i in range(8)] and held.group == ""
+    assert found.reports["none"].images.groups == 2
+    assert not any("--group" in note for note in found.notes)
 
 
 def test_saved_predictions_recover_the_temperature_they_were_made_with(tmp_path):

@@ -145,7 +145,7 @@ def test_holdouts_that_teach_nothing_are_refused():
         "at least 2 classes, but all 512 valid pixels are of class 3": [(z, torch.full_like(y, 3))],
         "no batches": [],
         r"but a batch is Tensor": z,
-        r"but a batch is \['Tensor', 'Tensor', 'list'\]": [(z, y, ["name"] * len(z))],
+        r"but a batch is \['Tensor', 'Tensor', 'str'\]": [(z, y, "name")],
         "labels of shape": [(z, y[:, :-1])],
         "the same classes": [(z, y), (torch.cat([z, z], 1), y)],
         "labels in 0..4": [(z, y.masked_fill(y == 4, 7))],
@@ -347,6 +347,24 @@ def test_the_pixels_of_an_image_are_validated_together():
         assert np.bincount(folds).tolist() == expected
     (z, y), *_ = random_holdout(1, n=1, size=(9, 9), ignored=0)
     assert drawn([(z, y)], 10**6).fold.bincount().tolist() == [27, 27, 27]  # of a single image
+
+
+def test_the_images_of_a_group_are_validated_together():
+    z, y = whole(random_holdout(1, n=12, size=(9, 9), ignored=0))
+    z[:, 0] = torch.arange(12).view(-1, 1, 1)  # the first logit says which image
+    z[:, 1] = 0
+
+    def folds(groups):
+        batches = [(z[i : i + 4], y[i : i + 4], groups[i : i + 4]) for i in (0, 4, 8)]
+        sample = drawn(batches, 10**6)
+        image = (sample.x[0] - sample.x[1]).round().long()
+        return [sample.fold[image == i].unique().item() for i in range(12)]
+
+    by_group = np.reshape(folds([f"patient {i // 2}" for i in range(12)]), (6, 2))
+    assert np.ptp(by_group, 1).max() == 0 and np.bincount(by_group[:, 0]).tolist() == [2, 2, 2]
+    assert np.bincount(folds(["all"] * 12)).tolist() == [4, 4, 4]  # one group: by image
+    with pytest.raises(ValueError, match="12 groups"):
+        drawn([(z, y, ["a"])], 10**6)
 
 
 def test_images_of_the_same_labels_are_different_images():
