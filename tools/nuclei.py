@@ -2,7 +2,7 @@
 
 python tools/nuclei.py stage1_train data/nuclei
 
-stage1_train has a folder for each image, with images/NAME.png and a mask for each nucleus in masks/.
+stage1_train has a folder for each image, with images/NAME.png and a mask of each nucleus in masks/.
 The result has the layout `masks` (classes background and nucleus) and, beside images and masks, the
 instance maps for `--object-labels`. The hash of its name says where an image belongs: 400 of the
 670 images are for training, 100 are the hold-out and 170 the test.

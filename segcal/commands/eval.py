@@ -140,24 +140,25 @@ def _add_objects(parser: argparse.ArgumentParser) -> None:
     add("--objects", metavar="classes:A,B", help="evaluate the objects of these classes too")
     add(
         "--object-match",
-        choices=("iou", "overlap", "centre"),
-        help="when a predicted object is real: IoU with a true one (default), any overlap, or its "
-        "centre inside",
+        metavar="HOW",
+        help="when a predicted object is real: iou (default), overlap with a true one, or centre "
+        "inside it",
     )
     add("--object-iou", type=float, metavar="T", help="least IoU of a real object; default: 0.5")
     add(
         "--object-confidence",
-        choices=("mean", "min", "border", "score"),
-        help="confidence of an object: mean or least probability of its pixels, the mean on its "
-        "border, or `scores` of --object-maps; default: mean",
+        metavar="RULE",
+        help="mean (default) or min of the probability in the object, its mean on the border, or "
+        "the score in --object-maps",
     )
     add(
         "--object-min-size", type=at_least(1), metavar="N", help="leave out objects of fewer pixels"
     )
     add(
         "--object-calibrate",
-        choices=("ts", "beta", "isotonic"),
-        help="fit a map from confidence to probability on the objects of the hold-out",
+        metavar="METHOD",
+        help="fit a map from confidence to probability on the objects of the hold-out: ts, beta or "
+        "isotonic",
     )
     for name, what in (("labels", "true"), ("maps", "predicted")):
         add(
@@ -427,9 +428,11 @@ def _rule(options: argparse.Namespace) -> ObjectRule | None:
     """The rule of --objects with the other options of objects that were typed."""
     from segcal.metrics.objects import ObjectRule
 
-    names = ("match", "iou", "confidence", "min_size", "calibrate", "labels", "maps")
-    typed = {name: getattr(options, f"object_{name}") for name in names}
-    stated = {name: value for name, value in typed.items() if value is not None}
+    stated = {
+        name.removeprefix("object_"): value
+        for name, value in vars(options).items()
+        if name.startswith("object_") and value is not None
+    }
     if options.objects is None and stated:
         option = next(iter(stated)).replace("_", "-")
         raise ValueError(f"--object-{option} needs --objects, such as --objects classes:1")

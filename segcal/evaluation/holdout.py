@@ -285,6 +285,8 @@ def choose(
     if misses and holdout.multilabel:
         raise ValueError("class sets need one class per pixel, but these are sigmoid outputs")
     ignore, multilabel = holdout.ignore_index, holdout.multilabel
+    if not (of_objects or any(counter.rule.calibrate for counter in objects.values())):
+        objects = {}  # nothing is chosen on them
     maps: dict[str, Calibrator | None] = {NONE: None}
     if targets or misses or objects:
         maps |= calibrators

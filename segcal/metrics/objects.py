@@ -53,7 +53,7 @@ CONFIDENCES = {
 CALIBRATORS = ("ts", "beta", "isotonic")  # post-hoc methods that are monotone
 GALLERY = 12  # false objects, and missed ones, that are kept to be drawn
 _LARGEST = 2**24  # number of an object in an instance map
-_SUFFIXES = (".npz", ".png", ".npy", ".nii.gz", ".nii", ".tif", ".tiff")
+_SUFFIXES = (".npz", ".png", ".npy", ".nii.gz", ".nii")
 
 
 @dataclass(frozen=True)
@@ -191,8 +191,7 @@ def match_objects(
         rows["number"] = np.flatnonzero(sizes)
         rows["size"] = rows["rank"] = sizes[sizes > 0]
     if rule.confidence == "score":
-        if scores is None or len(scores) < len(size) - 1:
-            raise ValueError(f"it has no score for each of its {len(size) - 1} objects")
+        assert scores is not None
         mine["rank"] = scores[mine["number"] - 1]
     elif rule.confidence == "min":
         least = np.ones(len(size))
@@ -298,6 +297,8 @@ class ObjectCounter:
             self._units.append(name if groups is None else groups[n])
             truth_map, _ = _read_map(self.rule.labels, name, p.shape[1:])
             map_, scores = _read_map(self.rule.maps, name, p.shape[1:])
+            if self.rule.confidence == "score" and scores is None:
+                raise BadFile(f"the predicted instance map of {name} has no scores")
             for c in self.rule.classes:
                 of_class = y[c] if self._multilabel else y
                 valid, mask = of_class != self._ignore_index, p[c] > 0.5
@@ -311,10 +312,7 @@ class ObjectCounter:
                         ids * (np.bincount(ids.ravel()) >= self.rule.min_size)[ids]
                         for ids in (truth, predicted)
                     )
-                try:
-                    mine, theirs = match_objects(predicted, truth, p[c], self.rule, scores)
-                except ValueError as error:
-                    raise BadFile(f"the predicted instance map of {name}: {error}") from None
+                mine, theirs = match_objects(predicted, truth, p[c], self.rule, scores)
                 for objects, rows, kept, ids in (
                     (mine, self._predicted, self.false, predicted),
                     (theirs, self._true, self.missed, truth),
@@ -380,7 +378,7 @@ class ObjectCounter:
         parts = []
         for text, field, least, most in groups:
             some, of = (x[(x[field] > least) & (x[field] <= most)] for x in (predicted, true))
-            if len(of):
+            if len(some) or len(of):
                 parts.append(_scores(text, some, of, self._unit, num_bins))
         edges = fine_edges().numpy()
         place = np.searchsorted(edges[1:-1], predicted["rank"])
@@ -536,6 +534,9 @@ def _read_map(
         ids = ids.astype(np.int64)
     if ids.dtype.kind not in "biu" or ids.min() < 0 or ids.max() >= _LARGEST:
         raise BadFile(f"{path}: an instance map holds whole numbers from 0 to {_LARGEST - 1}")
-    if scores is not None and not (scores.ndim == 1 and ((scores >= 0) & (scores <= 1)).all()):
-        raise BadFile(f"{path}: scores must be (M,) numbers from 0 to 1")
+    most = int(ids.max())
+    if scores is not None and (
+        scores.ndim != 1 or len(scores) < most or not ((scores >= 0) & (scores <= 1)).all()
+    ):
+        raise BadFile(f"{path}: expected ({most},) scores from 0 to 1, but got {scores.shape}")
     return ids.astype(np.int64), scores

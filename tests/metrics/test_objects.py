@@ -216,7 +216,7 @@ def test_instance_maps_and_their_scores(tmp_path):
     with pytest.raises(BadFile, match="no instance map of b"):
         counter.update(*map(torch.tensor, (probabilities(predicted), truth[None])), ["b"])
     write_maps(tmp_path / "maps", mask("22233311"), np.array([0.1, 0.2]))
-    with pytest.raises(BadFile, match="no score"):
+    with pytest.raises(BadFile, match="scores"):
         counter.update(*map(torch.tensor, (probabilities(predicted), truth[None])), ["a"])
 
 
