@@ -342,6 +342,7 @@ def make_overlay(
 
 _WIDTH, _TALLEST = 430, 860  # pixels of a picture; three in a row
 _GAP, _LINE = 18, 24  # between pictures; height of a line of text
+_KEY = 190  # width of a class in the key
 _FEW_PIXELS = 200  # images with shorter sides are drawn without smoothing
 _SHOWN_CLASSES = 14
 
@@ -379,11 +380,13 @@ def _draw_panel(overlay: Overlay) -> bytes:
         for c in sorted(most.tolist())
         if count[c]
     ]
-    width, height = _fitted(labels.shape)
+    rows, columns = labels.shape
+    scale = min(_WIDTH / columns, _TALLEST / rows)
+    width, height = max(1, round(columns * scale)), max(1, round(rows * scale))
     column = width + _GAP
     total = 3 * column - _GAP
-    rows = _flow([text for _, text in key], total)
-    second = 2 * _LINE + height + len(rows) * _LINE
+    across = max(1, total // _KEY)
+    second = 2 * _LINE + height + -(-len(key) // across) * _LINE
     third = second + 2 * _LINE + height + 2 * _LINE
     bottom = third + _LINE if len(pictures) == 6 else third + 2 * _LINE + height
     canvas, draw = _canvas(total + 2 * _GAP, bottom)
@@ -393,11 +396,9 @@ def _draw_panel(overlay: Overlay) -> bytes:
         draw.text((left, top - 4), title, LIGHT["ink"], _font(16), anchor="ls")
         if picture is not None:
             _paste(canvas, picture, (left, top), (width, height))
-    swatch = 0
-    for line, places in enumerate(rows):
-        for left in places:
-            _swatch(draw, (_GAP + left, _LINE + height + 8 + line * _LINE), *key[swatch])
-            swatch += 1
+    for index, (color, text) in enumerate(key):
+        place = _GAP + index % across * _KEY, _LINE + height + 8 + index // across * _LINE
+        _swatch(draw, place, color, text)
     below = second + _LINE + height + 8
     ramp = np.linspace(0, 255, width).astype(np.uint8)[None, :, None]
     signed = _gap_colors(np.linspace(-_LIMIT, _LIMIT, width)[None], np.full((1, 1, 1), _GROUND))
@@ -412,10 +413,9 @@ def _draw_panel(overlay: Overlay) -> bytes:
             texts, (0, width // 2, width), ("lt", "mt", "rt"), strict=True
         ):
             draw.text((left + place, below + 18), text, LIGHT["quiet"], _font(14), anchor=anchor)
-    place = _GAP + column
-    for color, text in ((WRONG, "wrong"), (RIGHT, "right"), ("#c6c6c6", "not counted")):
-        _swatch(draw, (place, below), color, text)
-        place += 40 + round(_font(14).getlength(text))
+    verdicts = ((WRONG, "wrong"), (RIGHT, "right"), ("#c6c6c6", "not counted"))
+    for index, (shade, text) in enumerate(verdicts):
+        _swatch(draw, (_GAP + column + 100 * index, below), shade, text)
     return _png(canvas)
 
 
@@ -476,13 +476,6 @@ def _tile(crop: Crop, image: NDArray[np.uint8] | None, marked: str) -> Image.Ima
     return square
 
 
-def _fitted(shape: Sequence[int]) -> tuple[int, int]:
-    """The width and height of a picture of (H, W) pixels in a panel."""
-    height, width = shape
-    scale = min(_WIDTH / width, _TALLEST / height)
-    return max(1, round(width * scale)), max(1, round(height * scale))
-
-
 def _canvas(width: int, height: int) -> tuple[Image.Image, ImageDraw.ImageDraw]:
     canvas = Image.new("RGB", (width, height), LIGHT["paper"])
     return canvas, ImageDraw.Draw(canvas)
@@ -501,20 +494,6 @@ def _swatch(draw: ImageDraw.ImageDraw, place: tuple[int, int], color: Any, text:
     left, top = place
     draw.rectangle((left, top, left + 14, top + 14), color, "#c4c8ce")
     draw.text((left + 21, top + 7), text, LIGHT["ink"], _font(14), anchor="lm")
-
-
-def _flow(texts: Sequence[str], width: int) -> list[list[int]]:
-    """Where swatches with these texts begin, line by line."""
-    rows: list[list[int]] = []
-    left = width
-    for text in texts:
-        needed = 40 + round(_font(14).getlength(text))
-        if left + needed > width or not rows:
-            rows.append([])
-            left = 0
-        rows[-1].append(left)
-        left += needed
-    return rows
 
 
 @cache
