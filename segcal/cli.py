@@ -72,7 +72,13 @@ def _run(words: Sequence[str], name: str, prog: str) -> int:
         return module.run(words, prog) or 0
     parser = Parser(prog, module.__doc__ or "")
     module.add_arguments(parser)
-    return module.run(parser.parse(words)) or 0
+    options = parser.parse(words)
+    if getattr(options, "units", "paper") == "paper":
+        return module.run(options) or 0
+    from segcal.metrics.scores import in_percent
+
+    with in_percent():
+        return module.run(options) or 0
 
 
 def _explain(error: Exception) -> tuple[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from segcal.commands.options import add_resamples
+from segcal.commands.options import add_resamples, add_units
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare under each shift and in the mean; STATE is a folder of `segcal eval --shift`",
     )
     add_resamples(parser, low=1)
+    add_units(parser)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -16,6 +16,7 @@ from segcal.commands.options import (
     add_page,
     add_posthoc,
     add_resamples,
+    add_units,
     at_least,
     checked,
     names,
@@ -128,6 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--num-overlays", type=at_least(0), default=4, help="how many images to draw; default: 4")
     add_page(parser)
+    add_units(parser)
     _add_objects(parser)
     _add_models(parser)
     _add_members(parser)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from segcal.commands.options import add_page, add_resamples, show
+from segcal.commands.options import add_page, add_resamples, add_units, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, metavar="FILE", help="file of the merged state, .npz")
     add("--report", type=Path, metavar="DIR", help="folder of the page and tables")
     add_page(parser)
+    add_units(parser)
     add_resamples(parser)
 
 

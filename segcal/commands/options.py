@@ -218,6 +218,16 @@ def add_resamples(parser: argparse._ActionsContainer, low: int = 0) -> None:
     )
 
 
+def add_units(parser: argparse._ActionsContainer) -> None:
+    """The option --units, which `segcal.cli` reads."""
+    parser.add_argument(
+        "--units",
+        choices=("paper", "percent"),
+        default="paper",
+        help="print SCE and AURC in 1e-3 as papers do, or every fraction in %%; default: paper",
+    )
+
+
 def show(page: Path, *, browser: bool) -> None:
     """Print where a page is, and open it if asked."""
     print(f"report: {page}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from segcal.commands.options import add_page, show
+from segcal.commands.options import add_page, add_units, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, help="folder to write; default: comparison, beside the first input"
     )
     add_page(parser)
+    add_units(parser)
 
 
 def run(options: argparse.Namespace) -> None:

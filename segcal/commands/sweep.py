@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from segcal.commands.options import at_least, checked
+from segcal.commands.options import add_units, at_least, checked
 
 if TYPE_CHECKING:
     from segcal.sweep.definition import Tuning
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--small", action="store_true", help="run the version that the file calls small"
     )
     add_grid(parser, Path("runs/sweep"))
+    add_units(parser)
 
 
 def add_grid(parser: argparse.ArgumentParser, out: Path) -> None:

@@ -13,7 +13,8 @@ attribute, and report.json, tables, page, log and docs/conventions.md follow.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, overload
 
@@ -317,6 +318,19 @@ UNITS = {
     "nats": Unit(1.0, ""),
     "0-2": Unit(1.0, ""),  # a range, for a score that is not a fraction
 }
+
+
+@contextmanager
+def in_percent() -> Iterator[None]:
+    """Inside, scores whose unit is 1e-3 are printed in %, with a digit more."""
+    changed = [score for score in SCORES.values() if score.unit == "1e-3"]
+    for score in changed:
+        vars(score).update(unit="%", digits=score.digits + 1)
+    try:
+        yield
+    finally:
+        for score in changed:
+            vars(score).update(unit="1e-3", digits=score.digits - 1)
 
 
 def number(value: float, digits: int) -> str:

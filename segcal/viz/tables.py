@@ -45,7 +45,6 @@ SHIFT_SCORES = tuple(
     SCORES[name]
     for name in ("ece", "sce", "accuracy", "overconfidence", "underconfidence", "mean_confidence")
 )
-_MEANINGS = {score.heading: score.definition for score in SCORES.values()}
 
 
 class Cell(NamedTuple):
@@ -98,8 +97,9 @@ class Table:
             sortable: whether a click on a heading sorts, for pages with sort.js.
             tall: whether a long table scrolls inside the page.
         """
+        meanings = {score.heading: score.definition for score in SCORES.values()}
         return render_template(
-            "table.html", table=self, sortable=sortable, tall=tall, meanings=_MEANINGS
+            "table.html", table=self, sortable=sortable, tall=tall, meanings=meanings
         )
 
 

@@ -9,13 +9,14 @@ import torch
 
 from segcal.metrics import CalibrationMeter, paired_differences
 from segcal.metrics.compare import ONE_SEED
-from segcal.metrics.scores import SCORES
+from segcal.metrics.scores import SCORES, in_percent
 from segcal.viz.tables import (
     CLEAN,
     Cell,
     Number,
     Table,
     class_table,
+    describe_report,
     difference_table,
     distinct_names,
     posthoc_table,
@@ -153,6 +154,15 @@ def test_html_escapes_and_carries_the_numbers():
     assert '<td data-value="-1.5" class="best">−1.50' in page and "[−2, 1]" in page
     assert "<td>within</td><td>–</td>" in page
     assert SCORES["ece"].definition.split("·")[0] in page  # the heading explains itself
+
+
+def test_every_fraction_in_percent():
+    before = to_markdown({"a": SURE})
+    with in_percent():
+        table, text = to_markdown({"a": SURE}), to_csv({"a": SURE})
+        assert "1e-3" not in table + text and "| 20.000 |" in table and "SCE (%)" in text
+        assert "SCE 20.000 %" in describe_report(SURE)
+    assert to_markdown({"a": SURE}) == before
 
 
 def test_no_reports_is_said():
