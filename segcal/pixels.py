@@ -24,8 +24,7 @@ class Pixels:
     """Logits and labels with the spatial axes folded into one, and ignored pixels masked.
 
     The logits keep the memory layout they came in, so building a `Pixels` copies nothing of size
-    (N, C, L) and never waits for a device. `logits` and `labels` are the compact view: valid
-    pixels only, one row per pixel.
+    (N, C, L) and never waits for a device.
 
     Attributes:
         dense: (N, C, L) logits as given; L = 1 for classification.
@@ -49,16 +48,6 @@ class Pixels:
     def num_classes(self) -> int:
         """C, the number of classes; 2 for a multi-label batch."""
         return self.dense.shape[1]
-
-    @property
-    def logits(self) -> Tensor:
-        """(P, C) logits of the valid pixels, in (N, *S) order. Copies, and waits for the device."""
-        return self.dense.movedim(1, 2)[self.valid]
-
-    @property
-    def labels(self) -> Tensor:
-        """(P,) labels of the valid pixels, in (N, *S) order. Copies, and waits for the device."""
-        return self.target[self.valid]
 
     def problem(self, row: Tensor) -> Tensor:
         """Which problem a row of the batch belongs to: its class in a multi-label batch, else 0."""
@@ -160,14 +149,6 @@ def flatten(
     return Pixels(dense, target, valid, outside, spatial, problems)
 
 
-def expected_labels(num_classes: int, ignore_index: int) -> str:
-    """How every error about a label's value begins."""
-    return (
-        f"Expected labels in 0..{num_classes - 1} ({num_classes} classes) "
-        f"or ignore_index={ignore_index}"
-    )
-
-
 def _explain_labels(
     target: Tensor, c: int, ignore_index: int, sides: Sequence[int], problems: int | None
 ) -> str:
@@ -177,9 +158,9 @@ def _explain_labels(
     number = int(bad.sum())
     advice = f"; if label {values[0]} means ignored, state --ignore-index {values[0]}"
     return (
-        f"{expected_labels(c, ignore_index)}, but got {shown} in {number} "
-        f"pixel{'' if number == 1 else 's'}, first at {_place(bad, sides, problems)}"
-        + (advice if len(values) == 1 else "")
+        f"Expected labels in 0..{c - 1} ({c} classes) or ignore_index={ignore_index}, "
+        f"but got {shown} in {number} pixel{'' if number == 1 else 's'}, "
+        f"first at {_place(bad, sides, problems)}" + (advice if len(values) == 1 else "")
     )
 
 
@@ -439,13 +420,10 @@ def as_rows(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return values, labels.reshape(shape[0], *values.shape[2:])
 
 
-def cut(shape: Sequence[int], pixels: int, *, most_images: int | None = None) -> list[Cut]:
-    """Cut an (N, K, rows, *) batch into pieces: rows of one image, or several whole images.
+def cut(shape: Sequence[int], pixels: int) -> list[Cut]:
+    """Cut an (N, K, rows, *) batch into rows of one image, or several whole images.
 
-    Args:
-        shape: of the batch.
-        pixels: the most that a piece may have; it has more only if a single row does.
-        most_images: the most that a piece may have; None for any number.
+    A piece has at most so many `pixels`; more only if a single row has.
     """
     images, rows, length = shape[0], shape[2], math.prod(shape[2:])
     if not length:
@@ -454,5 +432,5 @@ def cut(shape: Sequence[int], pixels: int, *, most_images: int | None = None) ->
         step = max(pixels * rows // length, 1)
         starts = range(0, rows, step)
         return [(slice(i, i + 1), slice(s, s + step)) for i in range(images) for s in starts]
-    step = max(min(pixels // length, images if most_images is None else most_images), 1)
+    step = max(min(pixels // length, images), 1)
     return [(slice(i, min(i + step, images)), slice(0, rows)) for i in range(0, images, step)]

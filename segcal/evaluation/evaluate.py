@@ -204,12 +204,14 @@ def measure(
     }
     for batch in with_progress(source, progress):
         assert batch.labels is not None  # `with_progress` has looked
-        inside = [None, *(region(batch.labels) for region in regions.values())]
+        labels = batch.labels
         if raters:
-            each = [torch.stack([*map(region, batch.labels)]) for region in regions.values()]
-            number = torch.arange(len(raters), device=batch.labels.device)
-            number = number.view(-1, *[1] * (batch.labels.ndim - 1)).expand_as(batch.labels)
-            inside = [None, *each, *(number == r for r in range(len(raters)))]
+            inside = [None, *(torch.stack([*map(region, labels)]) for region in regions.values())]
+            number = torch.arange(len(raters), device=labels.device)
+            number = number.view(-1, *[1] * (labels.ndim - 1)).expand_as(labels)
+            inside += [number == r for r in range(len(raters))]
+        else:
+            inside = [None, *(region(labels) for region in regions.values())]
         for name, calibrator in calibrators.items():
             found = calibrated(batch, calibrator)
             groups = source.groups_of(batch.names)
@@ -619,13 +621,13 @@ def evaluate_source(
     reports: dict[Key, Report] = {}
     meters: dict[Key, CalibrationMeter] = {}
     keys: dict[Key, str] = {}
+    raters = None if agreement is None else agreement.compute()
     for method, found in measured.items():
         report = require_pixels(report_of(found, protocols, resamples=resamples), source.name)
+        report = replace(report, raters=raters)
         if method in detection:
             found_errors = detection[method].compute(resamples=resamples, raters=source.raters)
             report = replace(report, detection=found_errors)
-        if agreement is not None:
-            report = replace(report, raters=agreement.compute())
         if rule:
             found_objects = object_reports(
                 counted[method],
@@ -683,13 +685,12 @@ def evaluate_source(
         history=source.history,
         notes=notes,
     )
-    if agreement is not None:
-        found_raters, accuracy = agreement.compute(), SCORES["accuracy"]
+    if raters is not None:
+        share = SCORES["accuracy"].text
         evaluation.notes.append(
-            f"All {source.raters} raters give one label to "
-            f"{accuracy.text(found_raters.agreement)} of the pixels. The accuracy of one rater "
-            f"against the others is {accuracy.text(found_raters.ceiling)}: a network above it "
-            "agrees with the raters more than they do with each other."
+            f"All {source.raters} raters give one label to {share(raters.agreement)} of the pixels."
+            f" The accuracy of one rater against the others is {share(raters.ceiling)}: a network "
+            "above it agrees with the raters more than they do with each other."
         )
     if distributed.rank() == 0:
         indices = drawing.choose(overlays, num_overlays, source, reports[NONE])

@@ -119,12 +119,20 @@ def paired_differences(
     # In a bin where the models of a pair are equal, they differ by exactly 0, whatever the images.
     apart = not (same_trainings or fixed) and len(models) > 2
     pairs = [models] if apart or len(first) != len(second) else np.stack(parts, 1)
-    equal = all(_same_predictions([sums[m] for m in at]) for pair in pairs for at in pair.T)
+    equal = all(
+        np.array_equal(sums[m][name], sums[at[0]][name])
+        for pair in pairs
+        for at in pair.T
+        for m in at
+        for name in ("intersection", "predicted")
+    )
     for pair in pairs:
         for at_shift in pair.T.tolist():
-            differing = _differing_bins([sums[m] for m in at_shift])
-            for m, kept in zip(at_shift, differing, strict=True):
-                sums[m] = kept
+            for name in ("top_gap", "class_gap"):
+                gaps = [sums[m][name] for m in at_shift]
+                differs = np.any([(gap != gaps[0]).any(0) for gap in gaps], 0)
+                for m, gap in zip(at_shift, gaps, strict=True):
+                    sums[m] = {**sums[m], name: gap * differs}
     trainings = [part.tolist() for part in parts]
     if same_trainings:
         trainings = [np.hstack(parts).tolist()]
@@ -264,41 +272,20 @@ def _by_seed(seeds: Sequence[Seed]) -> tuple[list[ImageArrays], Array, str]:
         say_once("images without names: they are matched in the order in which they were counted")
     models = np.arange(len(found)).reshape(len(nested), -1)
     for at_shift in models.T.tolist():
-        _require_same_labels([found[m][1] for m in at_shift], names)
+        for label in ("truth", "class_pixels"):  # (I, K) of each class
+            alike = [found[m][1][label] for m in at_shift]
+            for i in np.flatnonzero(np.any([(m != alike[0]).any(1) for m in alike], 0)).tolist():
+                which = (
+                    repr(names[i])
+                    if names[i]
+                    else f"number {i + 1}, without a name to match it by,"
+                )
+                raise ValueError(
+                    f"Expected meters that counted the same pixels, but image {which} has other "
+                    "labels"
+                )
     sums = [unit_sums(each) for _, each in found]
     number, unit = len(sums[0]["pixels"]), "image" if sums[0] is first else "group"
     if number < 2:
         raise ValueError(f"Expected at least two {unit}s to resample, but got {number}")
     return sums, models, unit
-
-
-def _require_same_labels(models: Sequence[ImageArrays], names: Sequence[str]) -> None:
-    """Raise a ValueError unless every image has the same number of pixels of each class."""
-    labels = ("truth", "class_pixels")
-    differing = np.any(
-        [(m[name] != models[0][name]).any(1) for m in models for name in labels], 0
-    )  # (I,)
-    for i in np.flatnonzero(differing).tolist():
-        which = repr(names[i]) if names[i] else f"number {i + 1}, without a name to match it by,"
-        raise ValueError(
-            f"Expected meters that counted the same pixels, but image {which} has other labels"
-        )
-
-
-def _same_predictions(models: Sequence[ImageArrays]) -> bool:
-    names = ("intersection", "predicted")
-    return all(np.array_equal(m[name], models[0][name]) for m in models for name in names)
-
-
-def _differing_bins(models: Sequence[ImageArrays]) -> list[ImageArrays]:
-    """The sums without the gaps of bins in which all models are equal, for a difference of 0."""
-
-    def cleared(gaps: Sequence[Array]) -> list[Array]:
-        differs = np.any([(gap != gaps[0]).any(0) for gap in gaps], 0)
-        return [gap * differs for gap in gaps]
-
-    top, classes = (cleared([m[name] for m in models]) for name in ("top_gap", "class_gap"))
-    return [
-        {**model, "top_gap": t, "class_gap": c}
-        for model, t, c in zip(models, top, classes, strict=True)
-    ]

@@ -362,33 +362,25 @@ class ImageScores:
         }
         self.linear: dict[str, Array] = {}
         self.withheld: dict[str, str] = {}
-        self._add_accuracy(sums)
-        self._add_miou(sums, unit)
-
-    def _add_accuracy(self, sums: ImageArrays) -> None:
-        hits = sums["hits"].astype(np.float64)
-        value = float(hits.sum() / self._pixels.sum())
-        self.ranges["accuracy"] = Estimate(value, value, value)
-        self.linear["accuracy"] = _ratio_influence(hits[None], self._pixels)
-
-    def _add_miou(self, sums: ImageArrays, unit: str) -> None:
-        """A class has an IoU, a ratio of sums, too; how it varies takes two images to tell."""
+        right = sums["hits"].astype(np.float64)
+        accuracy = float(right.sum() / self._pixels.sum())
+        self.ranges["accuracy"] = Estimate(accuracy, accuracy, accuracy)
+        self.linear["accuracy"] = _ratio_influence(right[None], self._pixels)
+        # A class has an IoU, a ratio of sums, too; how it varies takes two images to tell.
         hits, truth = (sums[name].astype(np.float64) for name in ("intersection", "truth"))
         union = sums["predicted"] + truth - hits  # (I, K)
-        counted = union.sum(0) > 0
-        value = float(scores.miou(hits.sum(0), sums["predicted"].sum(0), truth.sum(0)))
-        self.ranges["miou"] = Estimate(value, value, value)
+        miou = float(scores.miou(hits.sum(0), sums["predicted"].sum(0), truth.sum(0)))
+        self.ranges["miou"] = Estimate(miou, miou, miou)
         shown = (truth > 0).sum(0)  # (K,) images that show the class
-        rare = np.flatnonzero(counted & (shown < MIN_LABELLED))
-        if len(rare):
+        counted = np.flatnonzero(union.sum(0))
+        rare = [c for c in counted if shown[c] < MIN_LABELLED]
+        if rare:
             number = f"only one {unit}" if shown[rare[0]] else f"no {unit}"
             others = f", and {len(rare) - 1} more like it" if len(rare) > 1 else ""
             self.withheld["miou"] = f"class {rare[0]} is labelled in {number}{others}"
-            return
-        by_class = [
-            _ratio_influence(hits[None, :, c], union[:, c]) for c in np.flatnonzero(counted)
-        ]
-        self.linear["miou"] = np.mean(by_class, 0)
+        else:
+            by_class = [_ratio_influence(hits[None, :, c], union[:, c]) for c in counted]
+            self.linear["miou"] = np.mean(by_class, 0)
 
     def influences(self, weights: Array, *, classes: bool) -> Iterator[tuple[str, Array]]:
         """Names and (R, I) influences on the calibration errors, with the signs of R resamples.

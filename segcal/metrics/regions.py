@@ -116,13 +116,9 @@ def _of_each_class(region: Region) -> Region:
 
 def _decisions_of(classes: Iterable[int]) -> Region:
     group = sorted(set(classes))
-
-    def inside(labels: Tensor) -> Tensor:
-        mask = torch.zeros_like(labels, dtype=torch.bool)
-        mask[:, group] = True
-        return mask
-
-    return inside
+    return lambda labels: torch.zeros_like(labels, dtype=torch.bool).index_fill(
+        1, torch.tensor(group, device=labels.device), True
+    )
 
 
 def _window_max(values: Tensor, width: int) -> Tensor:

@@ -175,34 +175,23 @@ class Sums(_Tensors):
         multilabel: bool = False,
     ) -> Sums:
         """No pixels yet; tensors that can be changed in and out of inference mode."""
-        k, b, f = num_classes, num_bins, FINE_BINS
+        k, b = num_classes, num_bins
         by_class = (k if k <= MOST_CLASSES else 0, CLASS_BINS)
-
-        def count(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.int64, device=device)
-
-        def total(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.float64, device=device)
-
+        counts: dict[str, tuple[int, ...]] = {
+            **{"class_count": (k, b), "class_hits": (k, b), "top_count": (b,), "top_hits": (b,)},
+            **{"confusion": (k, 2, 2) if multilabel else (k, k), "images": (), "faults": (3,)},
+            **{"fine_correct": (FINE_BINS,), "fine_wrong": (FINE_BINS,)},
+            **{"class_fine_correct": by_class, "class_fine_wrong": by_class},
+        }
+        totals: dict[str, tuple[int, ...]] = {
+            **{"class_confidence": (k, b), "top_confidence": (b,), "nll": (), "brier": ()},
+            "fine_confidence": (FINE_BINS,),
+        }
         with torch.inference_mode(False):
-            return cls(
-                class_count=count(k, b),
-                class_hits=count(k, b),
-                class_confidence=total(k, b),
-                top_count=count(b),
-                top_hits=count(b),
-                top_confidence=total(b),
-                confusion=count(k, 2, 2) if multilabel else count(k, k),
-                fine_correct=count(f),
-                fine_wrong=count(f),
-                fine_confidence=total(f),
-                class_fine_correct=count(*by_class),
-                class_fine_wrong=count(*by_class),
-                nll=total(),
-                brier=total(),
-                images=count(),
-                faults=count(3),
-            )
+            found = {n: torch.zeros(s, dtype=torch.int64, device=device) for n, s in counts.items()}
+            for n, s in totals.items():
+                found[n] = torch.zeros(s, dtype=torch.float64, device=device)
+            return cls(**{field.name: found[field.name] for field in fields(cls)})
 
     def add_(self, other: Sums) -> None:
         """Add `other` in place; an empty confusion matrix adds nothing."""

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 import segcal
+from segcal.metrics.regions import boundary
 from segcal.metrics.scores import SCORES
 from segcal.pixels import each_rater
 
@@ -133,7 +134,7 @@ def test_saved_predictions_of_several_raters(tmp_path):
         posthoc=["ts"],
         operate=["coverage=0.5"],
         conformal=["miss=0.6"],
-        regions=["boundary:1"],
+        regions=["boundary:1", "foreground"],
         uncertainty=True,
         overlays="random",
         num_overlays=1,
@@ -210,3 +211,15 @@ def test_one_hot_labels_are_not_raters(tmp_path):
     with pytest.raises(ValueError, match="one-hot"):
         segcal.open_source(_save(tmp_path / "a", logits, one_hot))[0]
     assert math.isnan(segcal.CalibrationMeter(K, raters=R).compute().ece)
+
+
+def test_volumes_of_several_raters(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 2, 4, 5, 6, generator=generator)
+    labels = torch.randint(2, (R, 1, 4, 5, 6), generator=generator)
+    source = segcal.open_source(_save(tmp_path / "a", logits, labels))
+    report = segcal.evaluate_source(source, regions=["boundary:1"], resamples=0).reports["none"]
+    inside = [boundary(1)(one) for one in labels]
+    assert report.regions["boundary:1"].protocol.pixels == round(
+        float(sum(map(torch.sum, inside))) / R
+    )

@@ -85,7 +85,9 @@ def test_derivatives_are_those_of_autograd(dtype):
             pixels = flatten(dense, y)
             beta = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
             value = torch.nn.functional.cross_entropy(
-                beta * pixels.logits.double(), pixels.labels, reduction="sum"
+                beta * pixels.dense.movedim(1, 2)[pixels.valid].double(),
+                pixels.target[pixels.valid],
+                reduction="sum",
             )
             (first,) = torch.autograd.grad(value, beta, create_graph=True)
             (second,) = torch.autograd.grad(first, beta)
@@ -99,10 +101,11 @@ def test_blocks_cover_every_pixel_once(monkeypatch):
     monkeypatch.setattr(module, "_BLOCK_VALUES", 64)
     for size in [(), (3,), (5, 7), (2, 3, 4)]:
         (z, y), *_ = random_holdout(1, n=9, size=size)
-        found = [*module._blocks(flatten(z, y))]
+        pixels = flatten(z, y)
+        found = [*module._blocks(pixels)]
         assert max(dense.numel() for dense, *_ in found) <= 64
         parts = torch.cat([dense.movedim(1, 2)[valid] for dense, _, valid in found])
-        torch.testing.assert_close(parts, flatten(z, y).logits)
+        torch.testing.assert_close(parts, pixels.dense.movedim(1, 2)[pixels.valid])
 
 
 @given(
