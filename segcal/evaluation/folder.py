@@ -3,7 +3,7 @@
 report.json               the report of the network as it is, and what the page says besides
 report.html               the page
 table.md  table.csv       the numbers as tables
-shift.json .md .csv       the scores under shift
+shift.md  shift.csv       the scores under shift
 objects.png               false and missed objects; objects.safetensors calibrates objects
 figures/                  the diagrams
 state.npz                 the sums behind report.json, for `segcal merge` and `segcal compare`
@@ -184,7 +184,7 @@ def _replacing(folder: Path, *, pages_alone: bool = False) -> Iterator[Path]:
 
 def _pages(folder: Path) -> set[Path]:
     """The files of pages and tables, by name."""
-    shift = [f"shift.{ending}" for ending in ("json", "md", "csv")]
+    shift = ["shift.md", "shift.csv"]
     figures = {path.relative_to(folder) for path in (folder / "figures").rglob("*.*")}
     return {Path(name) for name in (PAGE, "table.md", "table.csv", *shift)} | figures
 
@@ -225,8 +225,6 @@ def write_pages(
         if row.shifts
     }
     if shifted:
-        scores = to_plain({"scores": tables.shift_records(shifted)})
-        (folder / "shift.json").write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
         text = "\n".join(table.markdown() for table in tables.shift_tables(shifted))
         (folder / "shift.md").write_text(text, encoding="utf-8")
         (folder / "shift.csv").write_text(tables.shift_csv(shifted), encoding="utf-8")

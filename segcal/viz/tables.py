@@ -710,30 +710,18 @@ def shift_tables(models: ShiftedReports) -> list[Table]:
     return tables
 
 
-def shift_records(models: ShiftedReports) -> list[dict[str, Any]]:
-    """The scores of every model, clean, under each shift, and in the mean; fractions."""
-    records: list[dict[str, Any]] = []
+def shift_csv(models: ShiftedReports) -> str:
+    """CSV: a row per model and shift, and their mean; scores in the units of the header."""
+    rows: list[list[object]] = []
     for model, reports in models.items():
         for shift in [CLEAN, *shifts_of({model: reports})]:
             grade = severity(shift)
             name = shift if grade is None else shift.partition(":")[0]
-            scores = {s.name: getattr(reports[shift], s.name) for s in SHIFT_SCORES}
-            records.append({"model": model, "shift": name, "severity": grade, **scores})
-        means = {s.name: mean_over_shifts(reports, s.name) for s in SHIFT_SCORES}
-        records.append({"model": model, "shift": MEAN, "severity": None, **means})
-    return records
-
-
-def shift_csv(models: ShiftedReports) -> str:
-    """CSV: one row per model and shift, the scores in the units of the header."""
-    return csv_text(
-        ["model", "shift", "severity", *(score.heading for score in SHIFT_SCORES)],
-        [
-            [record["model"], record["shift"], record["severity"]]
-            + [record[score.name] * score.scale for score in SHIFT_SCORES]
-            for record in shift_records(models)
-        ],
-    )
+            values = [getattr(reports[shift], s.name) * s.scale for s in SHIFT_SCORES]
+            rows.append([model, name, grade, *values])
+        means = [mean_over_shifts(reports, s.name) * s.scale for s in SHIFT_SCORES]
+        rows.append([model, MEAN, None, *means])
+    return csv_text(["model", "shift", "severity", *(s.heading for s in SHIFT_SCORES)], rows)
 
 
 def shift_text(models: ShiftedReports) -> str:

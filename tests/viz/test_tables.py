@@ -24,7 +24,6 @@ from segcal.viz.tables import (
     reading_notes,
     score_tables,
     shift_csv,
-    shift_records,
     shift_tables,
     shift_text,
     tell_apart,
@@ -238,16 +237,19 @@ REPORTS = [synthetic_report(sharpness=s, images=1, side=16) for s in (2.0, 3.0, 
 
 def test_the_mean_over_shifts_is_plain_and_without_the_clean_images():
     names = (CLEAN, "fog:5", "fog:1", "rotation:45")
-    records = shift_records({"a": dict(zip(names, [CLEAR, *REPORTS], strict=True))})
-    assert [(r["shift"], r["severity"]) for r in records] == [
-        *((CLEAN, 0), ("fog", 1), ("fog", 5), ("rotation:45", None)),
-        ("mean over shifts", None),
+    models = {"a": dict(zip(names, [CLEAR, *REPORTS], strict=True))}
+    rows = list(csv.DictReader(io.StringIO(shift_csv(models))))
+    assert [(row["shift"], row["severity"]) for row in rows] == [
+        *((CLEAN, "0"), ("fog", "1"), ("fog", "5"), ("rotation:45", "")),
+        ("mean over shifts", ""),
     ]
-    for score in ("ece", "sce", "accuracy", "overconfidence", "underconfidence", "mean_confidence"):
-        values = [getattr(report, score) for report in (REPORTS[1], REPORTS[0], REPORTS[2])]
-        assert [record[score] for record in records[1:4]] == values
-        assert records[4][score] == pytest.approx(sum(values) / 3)
-        assert records[0][score] == getattr(CLEAR, score)
+    for name in ("ece", "sce", "accuracy", "overconfidence", "underconfidence", "mean_confidence"):
+        score = SCORES[name]
+        values = [getattr(r, name) * score.scale for r in (REPORTS[1], REPORTS[0], REPORTS[2])]
+        found = [float(row[score.heading]) for row in rows]
+        assert found[1:4] == pytest.approx(values)
+        assert found[4] == pytest.approx(sum(values) / 3)
+        assert found[0] == pytest.approx(getattr(CLEAR, name) * score.scale)
 
 
 def test_shift_tables_have_every_model_and_shift():
