@@ -551,7 +551,7 @@ def evaluate_source(
     """
     from segcal.evaluation import holdout as choosing
     from segcal.evaluation import overlays as drawing
-    from segcal.evaluation.objects import draw_objects, object_reports
+    from segcal.evaluation.objects import draw_objects, object_note, object_reports
     from segcal.evaluation.shifts import evaluate_shift, open_shifts
 
     methods = [method for method in dict.fromkeys(posthoc) if method != NONE]
@@ -692,6 +692,8 @@ def evaluate_source(
             f" The accuracy of one rater against the others is {share(raters.ceiling)}: a network "
             "above it agrees with the raters more than they do with each other."
         )
+    if rule:
+        evaluation.notes.append(object_note(reports[NONE].objects))
     if distributed.rank() == 0:
         indices = drawing.choose(overlays, num_overlays, source, reports[NONE])
         evaluation.overlays = drawing.draw(source, indices, maps)

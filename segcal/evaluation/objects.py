@@ -14,7 +14,7 @@ from segcal import posthoc
 from segcal.evaluation.overlays import grey
 from segcal.metrics.objects import ObjectCounter
 from segcal.metrics.report import ObjectReport
-from segcal.metrics.scores import Array
+from segcal.metrics.scores import SCORES, Array
 from segcal.metrics.triage import Target, choose_threshold
 from segcal.posthoc import NONE, Calibrator
 from segcal.sources.source import Source
@@ -103,6 +103,17 @@ def object_reports(
             points.append(test.point(str(target), threshold, chosen_on, confidence))
         reports.append(replace(report, points=tuple(points)))
     return tuple(reports)
+
+
+def object_note(objects: Sequence[ObjectReport]) -> str:
+    """How many objects are shown and are real, and how sure the network is of them."""
+    share, whole = SCORES["accuracy"].text, objects[0].whole
+    sure = [f"{share(of.whole.confidence)} after {of.calibration}" for of in objects[1:]]
+    return (
+        f"{whole.predicted:,} objects are shown in place of {whole.truth:,}, and "
+        f"{share(whole.precision)} of them are real. Their mean confidence is "
+        f"{', '.join([share(whole.confidence), *sure])}."
+    )
 
 
 def draw_objects(counter: ObjectCounter, source: Source) -> bytes | None:

@@ -91,15 +91,19 @@ class ObjectRule:
                     f"The {name} of objects is {getattr(self, name)!r}, but must be one of "
                     f"{', '.join(filter(None, words))}"
                 )
-        for good, what in (
-            (self.classes and min(self.classes) >= 0, f"such classes: {self.classes}"),
-            (self.min_size >= 1, f"a least size of {self.min_size}: it is 1 or more"),
-            (0 < self.iou <= 1, f"an IoU of {self.iou}: it is above 0 and at most 1"),
-            (self.maps or self.confidence != "score", "scores without predicted instance maps"),
-            *((Path(f).is_dir(), f"a folder {f}") for f in (*self.labels, *self.maps)),
+        folders = [folder for folder in (*self.labels, *self.maps) if not Path(folder).is_dir()]
+        for wrong, message in (
+            (
+                not self.classes or min(self.classes) < 0,
+                f"Expected classes, but got {self.classes}",
+            ),
+            (self.min_size < 1, f"The least size must be at least 1, but is {self.min_size}"),
+            (not 0 < self.iou <= 1, f"The IoU must be above 0 and at most 1, but is {self.iou}"),
+            (self.confidence == "score" and not self.maps, "The score needs predicted maps"),
+            (folders, f"There is no folder of instance maps at {''.join(map(str, folders[:1]))}"),
         ):
-            if not good:
-                raise ValueError(f"There are no objects with {what}")
+            if wrong:
+                raise ValueError(f"{message} (objects)")
 
     @classmethod
     def parse(cls, text: str, **options: Any) -> ObjectRule:
@@ -262,7 +266,9 @@ class ObjectCounter:
         multilabel: bool = False,
     ) -> None:
         if max(rule.classes) >= num_classes:
-            raise ValueError(f"Objects need classes below {num_classes}, but got {rule.classes}")
+            raise ValueError(
+                f"objects need classes below {num_classes}, but got {max(rule.classes)}"
+            )
         self.rule, self._multilabel = rule, multilabel
         self._ignore_index = resolve_ignore_index(ignore_index, 2 if multilabel else num_classes)
         self._units: list[str] = []  # of each image: its name, or that of its group

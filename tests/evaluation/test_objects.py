@@ -57,6 +57,7 @@ def test_the_calibrated_confidence_of_objects_is_nearer_to_the_truth(evaluation)
 
 
 def test_objects_are_saved_with_the_page(evaluation, tmp_path):
+    assert "of them are real" in evaluation.notes[-1] and "after beta" in evaluation.notes[-1]
     page = evaluation.save(tmp_path / "out").read_text(encoding="utf-8")
     assert 'id="objects"' in page and "object-threshold" in page
     again = load_evaluation(tmp_path / "out")
