@@ -253,8 +253,11 @@ class TileSampler:
             count = max(2, self._pixels // (self._side[0] * self._side[1]))
             self._sample = Sample(self._holdout, count, self._seed)
         labels = batch.labels.reshape(n, height, width)
-        # Valid pixels are finite, but they have neighbours.
-        layers = logits.nan_to_num(0, 0, 0), _image_planes(batch.images, logits), labels
+        planes = _image_planes(batch.images, logits)
+        # Valid pixels are finite, but they have neighbours. The largest logit is 0: a constant
+        # common to all pixels would add up its rounding errors over the steps of the training.
+        logits = logits.nan_to_num(0, 0, 0)
+        layers = logits - logits.amax(1, keepdim=True), planes, labels
         corners = [
             (y, x) for y in _starts(height, self._side[0]) for x in _starts(width, self._side[1])
         ]
