@@ -46,11 +46,13 @@ class Corruption:
             the same shape, which may leave 0..1.
         large: five tuples of numbers, one per severity, for images of `LARGE` pixels.
         small: the same for images of `SMALL` pixels.
+        family: noise, blur, weather or digital: corruptions of one family are alike.
     """
 
     apply: Callable[..., np.ndarray]
     large: tuple[tuple[float, ...], ...]
     small: tuple[tuple[float, ...], ...]
+    family: str
 
 
 def corrupt(image: np.ndarray, name: str, severity: int, *, key: str, seed: int = 0) -> np.ndarray:
@@ -198,31 +200,37 @@ CORRUPTIONS: dict[str, Corruption] = {
         gaussian_noise,
         large=((0.08,), (0.12,), (0.18,), (0.26,), (0.38,)),
         small=((0.04,), (0.06,), (0.08,), (0.09,), (0.10,)),
+        family="noise",
     ),
     "shot_noise": Corruption(
         shot_noise,
         large=((60,), (25,), (12,), (5,), (3,)),
         small=((500,), (250,), (100,), (75,), (50,)),
+        family="noise",
     ),
     "impulse_noise": Corruption(
         impulse_noise,
         large=((0.03,), (0.06,), (0.09,), (0.17,), (0.27,)),
         small=((0.01,), (0.02,), (0.03,), (0.05,), (0.07,)),
+        family="noise",
     ),
     "defocus_blur": Corruption(
         defocus_blur,
         large=((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5)),
         small=((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)),
+        family="blur",
     ),
     "motion_blur": Corruption(
         motion_blur,
         large=((10, 3), (15, 5), (15, 8), (15, 12), (20, 15)),
         small=((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)),
+        family="blur",
     ),
     "fog": Corruption(
         fog,
         large=((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4)),
         small=((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)),
+        family="weather",
     ),
     "snow": Corruption(
         snow,
@@ -240,31 +248,37 @@ CORRUPTIONS: dict[str, Corruption] = {
             (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
             (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
         ),
+        family="weather",
     ),
     "frost": Corruption(
         frost,
         large=((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75)),
         small=((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)),
+        family="weather",
     ),
     "brightness": Corruption(
         brightness,
         large=((0.1,), (0.2,), (0.3,), (0.4,), (0.5,)),
         small=((0.05,), (0.1,), (0.15,), (0.2,), (0.3,)),
+        family="weather",
     ),
     "contrast": Corruption(
         contrast,
         large=((0.4,), (0.3,), (0.2,), (0.1,), (0.05,)),
         small=((0.75,), (0.5,), (0.4,), (0.3,), (0.15,)),
+        family="digital",
     ),
     "jpeg": Corruption(
         jpeg,
         large=((25,), (18,), (15,), (10,), (7,)),
         small=((80,), (65,), (58,), (50,), (40,)),
+        family="digital",
     ),
     "pixelate": Corruption(
         pixelate,
         large=((0.6,), (0.5,), (0.4,), (0.3,), (0.25,)),
         small=((0.95,), (0.9,), (0.85,), (0.75,), (0.65,)),
+        family="digital",
     ),
 }
 

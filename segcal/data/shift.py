@@ -56,6 +56,11 @@ class Shift:
         return int(self.value) if self.name in CORRUPTIONS else None
 
     @property
+    def family(self) -> str:
+        """The family of a corruption; other shifts are one by themselves."""
+        return CORRUPTIONS[self.name].family if self.name in CORRUPTIONS else self.name
+
+    @property
     def folder(self) -> str:
         """What a folder of its results is called."""
         return re.sub(r"[^\w.+-]+", "-", f"{self.name}-{_shown(self)}")

@@ -88,6 +88,11 @@ class LoaderSource(Source):
         self._pad_to, self._padded = pad_to, padded
 
     def __iter__(self) -> Iterator[Batch]:
+        for batch in self.inputs():
+            yield self.pooled(*batch)
+
+    def inputs(self) -> Iterator[tuple[Tensor, Tensor, Sequence[str] | None]]:
+        """What the network is given, batch by batch: inputs, labels, and names if there are any."""
         seen = 0
         for batch in self._loader:
             if not isinstance(batch, Sequence) or len(batch) not in (2, 3):
@@ -99,7 +104,7 @@ class LoaderSource(Source):
             if self._batch_names is not None:
                 names = self._batch_names[seen : seen + len(labels)]
             seen += len(labels)
-            yield self.pooled(inputs, labels, names)
+            yield inputs, labels, names
 
     def with_views(self, tta: str = "", mc_dropout: int = 0) -> LoaderSource:
         """The same source, whose predictions are the mean over views of the network.
@@ -238,14 +243,16 @@ class NetworkSource(LoaderSource):
         """The same network on images that a shift changes, or brings."""
         from segcal.data.splits import shifted
 
-        if self.data_config is None or self.split != "test":
-            raise ValueError("a shift changes the test images of a data set, and no others")
+        if self.data_config is None or (shift.brings_images and self.split != "test"):
+            raise ValueError(f"{shift} needs the test images of a data set, and there is none")
         other = copy.copy(self)
-        other.splits = shifted(self.splits, self.data_config, shift)
-        other.name, other._cuts = f"{self.name}, {shift}", ()
+        other.splits = shifted(replace(self.splits, test=self.samples), self.data_config, shift)
+        other.name, other.split = f"{self.name}, {shift}", "test"
         other._read(other.splits.test)
-        for how, numbers in self._cuts:
-            other = other._cut(how, *numbers)
+        if shift.brings_images:
+            other._cuts = ()
+            for how, numbers in self._cuts:
+                other = other._cut(how, *numbers)
         return other
 
     def on_images(self, folder: str | Path, *, skip_bad: bool = False) -> NetworkSource:
