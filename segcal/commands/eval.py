@@ -73,6 +73,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_posthoc(parser, "METHODS", "post-hoc methods to fit on the hold-out, separated by commas")
     add(
+        "--fit-shift",
+        metavar="SHIFTS",
+        help="for --posthoc ts@shift and ts@set (and any other method @shift): changes of the "
+        "hold-out to fit on; default: all:1,3. The family of a corruption that is tested is left "
+        "out: noise, blur, weather or digital",
+    )
+    add(
+        "--fit-ood",
+        type=Path,
+        metavar="DIR",
+        help="for ts@ood: a folder of images of something else, where predictions should be unsure",
+    )
+    add(
+        "--fit-target",
+        type=Path,
+        metavar="DIR",
+        help="for ts@target and ts@set: a folder of unlabelled images like those to come; default: "
+        "the test images, whose labels are not looked at",
+    )
+    add(
         "--out",
         type=Path,
         help="folder of the results; default: eval in the folder of the run; for several inputs, "
@@ -280,6 +300,7 @@ def run(options: argparse.Namespace) -> None:
     from segcal.evaluation.evaluate import evaluate_source
     from segcal.evaluation.folder import load_evaluation, require_writable, write_comparison
     from segcal.evaluation.holdout import calibrate_members
+    from segcal.posthoc import label
     from segcal.sources.members import Members
     from segcal.sources.readers import name_of
     from segcal.viz.tables import distinct_names
@@ -349,13 +370,16 @@ def run(options: argparse.Namespace) -> None:
                     source = calibrate_members(source, posthoc[0], fit)
                     if fit is not None:
                         fit = Members(fit_on, pool=options.pool, calibrators=source.calibrators)
-                    name, posthoc = f"{name}, members + {posthoc[0].upper()}", ()
+                    name, posthoc = f"{name}, members + {label(posthoc[0])}", ()
             source.name, source.group = name, options.group or source.group
             evaluation = evaluate_source(
                 _part(source, options),
                 holdout=fit,
                 posthoc=posthoc,
                 shifts=[*options.shift, *(Shift("data", str(root)) for root in options.shift_data)],
+                fit_shift=options.fit_shift,
+                fit_ood=options.fit_ood,
+                fit_target=options.fit_target,
                 regions=options.regions,
                 protocols=options.protocol,
                 operate=options.operate,

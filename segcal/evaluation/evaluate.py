@@ -34,7 +34,7 @@ from segcal.metrics.raters import RaterAgreement
 from segcal.metrics.regions import Region, any_present, foreground, named_regions
 from segcal.metrics.scores import NEED_ALL_CLASSES, SCORES
 from segcal.metrics.uncertainty import ErrorDetection
-from segcal.posthoc import NONE, Calibrator
+from segcal.posthoc import NONE, Calibrator, label
 from segcal.sources.source import Batch, Source
 
 if TYPE_CHECKING:
@@ -202,6 +202,8 @@ def measure(
         }
         for name in calibrators
     }
+    for name, calibrator in calibrators.items():
+        measured[name][WHOLE_IMAGE].changed = None if calibrator is None else 0
     for batch in with_progress(source, progress):
         assert batch.labels is not None  # `with_progress` has looked
         labels = batch.labels
@@ -212,8 +214,13 @@ def measure(
             inside += [number == r for r in range(len(raters))]
         else:
             inside = [None, *(region(labels) for region in regions.values())]
+        mask = batch.mask if any(calibrators.values()) else None
         for name, calibrator in calibrators.items():
             found = calibrated(batch, calibrator)
+            whole = measured[name][WHOLE_IMAGE]
+            if whole.changed is not None:
+                valid = batch.labels != source.ignore_index
+                whole.changed += int(((found.mask != mask) & valid).sum())
             groups = source.groups_of(batch.names)
             count_batch([*measured[name].values()], found, inside, groups=groups)
             found = found.with_each_rater() if raters else found
@@ -224,7 +231,7 @@ def measure(
                 detection[name].update(found.probs, found.labels, found.spread)
             if name in objects:
                 objects[name].update(found.probs, batch.labels, batch.names, groups)
-        del batch, inside, found  # before the next batch is made
+        del batch, inside, found, mask  # before the next batch is made
     if distributed.is_distributed():  # every process shall know what any of them left out
         parts: list[Any] = [None] * distributed.world_size()
         dist.all_gather_object(parts, (source.skipped, source.score_sums))
@@ -496,7 +503,7 @@ class Evaluation:
 
 def title(name: str, method: str) -> str:
     """What tables call a network after a post-hoc method."""
-    return name if method == NONE else f"{name} + {method.upper()}"
+    return name if method == NONE else f"{name} + {label(method)}"
 
 
 def evaluate_source(
@@ -505,6 +512,9 @@ def evaluate_source(
     holdout: Source | None = None,
     posthoc: Sequence[str] = (),
     shifts: Sequence[str | Shift] = (),
+    fit_shift: str | None = None,
+    fit_ood: str | Path | Source | None = None,
+    fit_target: str | Path | Source | None = None,
     regions: Sequence[str] = (),
     protocols: Sequence[str] = (),
     operate: Sequence[Any] = (),
@@ -527,8 +537,14 @@ def evaluate_source(
         source: the predictions to evaluate.
         holdout: the predictions that calibrators, operating points and class sets are chosen on;
             by default the source's own hold-out.
-        posthoc: short names of post-hoc methods; "none" is always there.
+        posthoc: short names of post-hoc methods, such as "ts" or "ts@shift"; "none" is always
+            there. See `segcal.evaluation.ways` for the ways to fit them.
         shifts: shifts to evaluate under as well, such as "fog:3"; they need a network.
+        fit_shift: the changes of the hold-out that ts@shift and ts@set are fitted on; by default
+            "all:1,3". The family of a corruption that is tested is left out.
+        fit_ood: images of anything else, for ts@ood: a folder, or a source.
+        fit_target: unlabelled images, for ts@target and ts@set: a folder, or a source. By default
+            the test images, clean or under the shift, without their labels.
         regions: names of regions, such as "boundary:3"; see `segcal.metrics.regions`.
         protocols: other ways to average, such as "image"; see `segcal.metrics.protocols`.
         operate: targets of operating points, such as "accuracy=0.99".
@@ -553,6 +569,7 @@ def evaluate_source(
     from segcal.evaluation import overlays as drawing
     from segcal.evaluation.objects import draw_objects, object_note, object_reports
     from segcal.evaluation.shifts import evaluate_shift, open_shifts
+    from segcal.evaluation.ways import fit_ways
 
     methods = [method for method in dict.fromkeys(posthoc) if method != NONE]
     if source.top_only and (methods or conformal or uncertainty):
@@ -563,7 +580,8 @@ def evaluate_source(
     shifted = open_shifts(source, shifts)
     drawing.require_images(overlays, source)
     settings: dict[str, Any] = {"num_bins": num_bins, "progress": progress}
-    calibrators: dict[str, Calibrator] = {}
+    fitted: dict[str, dict[str, Calibrator]] = {"": {}, **{shift: {} for shift in shifted}}
+    ways: dict[str, Any] = {"fit_shift": fit_shift, "fit_ood": fit_ood, "fit_target": fit_target}
     chosen = None
     rule = ObjectRule.parse(objects) if isinstance(objects, str) else objects
     if rule and (source.top_only or source.raters > 1):
@@ -593,13 +611,15 @@ def evaluate_source(
             holdout = copy.copy(holdout)
             holdout.group = source.group
         with choosing.recorded(holdout, methods, progress=progress) as recording:
-            calibrators = choosing.fit(methods, recording)
+            fitted = fit_ways(methods, recording, holdout, source, shifted, **ways)
             chosen = choosing.choose(
-                recording, calibrators, operate, conformal, on_holdout, **settings
+                recording, fitted[""], operate, conformal, on_holdout, **settings
             )
-    maps: dict[str, Calibrator | None] = {NONE: None, **calibrators}
+    calibrators = fitted[""]
+    maps: dict[str, dict[str, Calibrator | None]]
+    maps = {shift: {NONE: None, **found} for shift, found in fitted.items()}
     uncertainty = source.pools if uncertainty is None else uncertainty
-    detection = new_detection(source, maps, resamples) if uncertainty else {}
+    detection = new_detection(source, maps[""], resamples) if uncertainty else {}
     observers: dict[str, Sequence[Any]] = {}
     if chosen is not None:
         observers |= chosen.observers()
@@ -609,7 +629,7 @@ def evaluate_source(
         observers[NONE] = [*observers.get(NONE, ()), agreement]
     measured = measure(
         source,
-        maps,
+        maps[""],
         detection=detection,
         objects=counted,
         regions=named_regions(regions, source.num_classes, multilabel=source.multilabel),
@@ -640,12 +660,13 @@ def evaluate_source(
             report = replace(report, objects=found_objects)
         reports[method] = report if chosen is None else chosen.complete(method, report)
         meters[method] = found[WHOLE_IMAGE]
+    cache = None if cache is None else Path(cache)
     for shift, changed in shifted.items():
         for method, (report, meter, key) in evaluate_shift(
             changed,
             shift,
-            maps,
-            None if cache is None else Path(cache),
+            maps[shift],
+            cache,
             resamples,
             uncertainty=uncertainty,
             **settings,
@@ -696,7 +717,7 @@ def evaluate_source(
         evaluation.notes.append(object_note(reports[NONE].objects))
     if distributed.rank() == 0:
         indices = drawing.choose(overlays, num_overlays, source, reports[NONE])
-        evaluation.overlays = drawing.draw(source, indices, maps)
+        evaluation.overlays = drawing.draw(source, indices, maps[""])
         if rule and num_overlays and overlays != "none":
             evaluation.object_overlay = draw_objects(counted[NONE], source)
         which = "random" if overlays == "worst" else overlays  # in the worst, a shift does little

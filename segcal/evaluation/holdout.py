@@ -97,7 +97,8 @@ def recorded(
     if isinstance(source, PredictionFolder | Recording):
         yield source
         return
-    images = any(posthoc.CALIBRATORS[method].reads_images for method in methods)
+    names = {method.partition("@")[0] for method in methods}
+    images = any(posthoc.CALIBRATORS[name].reads_images for name in names & {*posthoc.METHODS})
     with tempfile.TemporaryDirectory(prefix="segcal-") as name:
         folder, device = Path(name), torch.device("cpu")
         batches: list[tuple[Any, Sequence[str] | None]] = []
@@ -152,26 +153,32 @@ def fit(methods: Sequence[str], holdout: Source) -> dict[str, Calibrator]:
         methods: short names, without "none".
         holdout: the predictions to fit on; a network runs over them once.
     """
-    options = {"ignore_index": holdout.ignore_index, "multilabel": holdout.multilabel}
-    calibrators = {}
     for method in methods:
         if method not in posthoc.METHODS:
             raise ValueError(
                 f"{method!r} is no post-hoc method; choose from {', '.join(posthoc.METHODS)}"
             )
-        calibrators[method] = posthoc.CALIBRATORS[method](**options)
     if not methods:
-        return calibrators
+        return {}
     with recorded(holdout, methods) as recording:
-        for method, calibrator in calibrators.items():
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                calibrator.fit(_Pairs(recording, method))
-            for warning in caught:
-                log.warning("%s", warning.message)
+        calibrators = fit_on(methods, [recording])
     if holdout.skipped:
         log.warning("left out %d files of the hold-out that cannot be used", len(holdout.skipped))
     return calibrators
+
+
+def fit_on(methods: Sequence[str], sources: Sequence[Source]) -> dict[str, Calibrator]:
+    """The same, fitted on all of several sources; what a method has after @ is not looked at."""
+    options = {"ignore_index": sources[0].ignore_index, "multilabel": sources[0].multilabel}
+    names = {method: method.partition("@")[0] for method in methods}
+    found = {method: posthoc.CALIBRATORS[name](**options) for method, name in names.items()}
+    for method, calibrator in found.items():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            calibrator.fit(_Pairs(sources, method))
+        for warning in caught:
+            log.warning("%s", warning.message)
+    return found
 
 
 def calibrate_members(members: Members, method: str, holdout: Members | None = None) -> Members:
@@ -188,28 +195,35 @@ def calibrate_members(members: Members, method: str, holdout: Members | None = N
         if fit_on is None:
             raise ValueError(f"{member.name} has no hold-out to fit a calibrator on")
         calibrators += fit([method], fit_on).values()
-    name = f"{members.name}, members + {method.upper()}"
+    name = f"{members.name}, members + {posthoc.label(method)}"
     found = Members(members.members, pool=members.pool, calibrators=calibrators, name=name)
     found.group = members.group
     return found
 
 
 class _Pairs:
-    """A source as the batches that fits take: logits, labels, images and groups, where known."""
+    """Sources as the batches that fits take: logits, labels, images and groups, where known.
 
-    def __init__(self, source: Source, method: str) -> None:
-        self._source, self._method, self._read, self._minutes = source, method, 0, Minutes()
+    Of several sources, images of one name are copies of one image, which belong together.
+    """
+
+    def __init__(self, sources: Sequence[Source], method: str) -> None:
+        self._sources, self._method, self._read, self._minutes = sources, method, 0, Minutes()
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        for batch in self._source:
-            self._read += len(batch.values)
-            self._minutes.say(f"fitting {self._method.upper()}: {self._read} images read")
-            if self._source.raters > 1:
-                batch = batch.with_each_rater()
-            groups = self._source.groups_of(batch.names)
-            pair = [batch.logits, batch.labels, batch.images, groups]
-            yield tuple(part for part in pair if part is not None)
-            del batch, pair  # before the next is read
+        for source in self._sources:
+            for batch in source:
+                self._read += len(batch.values)
+                name = posthoc.label(self._method)
+                self._minutes.say(f"fitting {name}: {self._read} images read")
+                if source.raters > 1:
+                    batch = batch.with_each_rater()
+                groups = source.groups_of(batch.names)
+                if groups is None and len(self._sources) > 1 and batch.names is not None:
+                    groups = list(batch.names)
+                pair = [batch.logits, batch.labels, batch.images, groups]
+                yield tuple(part for part in pair if part is not None)
+                del batch, pair  # before the next is read
 
 
 @dataclass
@@ -340,20 +354,23 @@ def notes(
             for name, value in calibrator.state_dict().items()
             if not value.ndim
         )
-        line = f"{method.upper()} was fitted on {holdout.protocol.images} hold-out images"
+        way, label = method.partition("@")[2], posthoc.label(method)
+        line = f"{label} was fitted on {holdout.protocol.images} hold-out images"
+        if way:
+            line = f"{label} was fitted on {posthoc.WAYS[way]}"
         if not calibrator.improved_:
-            line += " and improved nothing there, so it leaves the logits as they are"
+            line += ", where it improved nothing, so it leaves the logits as they are"
         elif fitted:
             line += f": {fitted}"
         lines.append(f"{line}.")
         found = reports[method]
         if found.nll > test.nll + 1e-6:
             lines.append(
-                f"{method.upper()} makes the NLL of the test images worse: "
+                f"{label} makes the NLL of the test images worse: "
                 f"{nll.text(found.nll)} instead of {nll.text(test.nll)}."
             )
     for method, calibrator in choices.of_objects.items():
-        after = "" if method == NONE else f" after {method.upper()}"
+        after = "" if method == NONE else f" after {posthoc.label(method)}"
         line = f"The calibration of objects{after} ({calibrator.name}) was fitted on the hold-out"
         worth = "" if calibrator.improved_ else " and improved nothing, so it changes nothing"
         lines.append(f"{line}{worth}.")

@@ -127,23 +127,25 @@ def draw_shifts(
     clean: Source,
     shifted: Mapping[str, Source],
     index: int,
-    calibrators: Mapping[str, LogitMap | None],
+    calibrators: Mapping[str, Mapping[str, LogitMap | None]],
 ) -> dict[str, list[Overlay]]:
     """One image, clean and under some of the shifts, by name of calibrator; see `draw`.
 
-    Of a corruption only the middle severity is drawn.
+    `calibrators` are by shift ("" for clean images) and name. Of a corruption only the middle
+    severity is drawn.
     """
     kinds: dict[str, list[str]] = {}
     for shift in shifted:
         kind, _, value = shift.partition(":")
         kinds.setdefault(kind if value.isdecimal() else shift, []).append(shift)
     chosen = [sorted(same)[len(same) // 2] for same in kinds.values()]
-    drawn: dict[str, list[Overlay]] = {method: [] for method in calibrators}
+    drawn: dict[str, list[Overlay]] = {method: [] for method in calibrators[""]}
     name = clean.names[index]
     sources = {"clean": clean, **{shift: shifted[shift] for shift in chosen[:_SHOWN_SHIFTS]}}
     for shift, source in sources.items() if shifted else ():
         if name in source.names and name not in source.skipped:
-            found = draw(source, [list(source.names).index(name)], calibrators)
+            maps = calibrators.get(shift, calibrators[""])
+            found = draw(source, [list(source.names).index(name)], maps)
             for method, some in found.items():
                 drawn[method] += [replace(o, name=f"{o.name}, {shift}", of="") for o in some]
     return drawn

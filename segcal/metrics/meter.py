@@ -118,6 +118,8 @@ class CalibrationMeter:
         self._groups: list[str] = []
         self._synced = False
         self._like_probs: Tensor | None = None  # () bool of the first logits, once there were
+        # Pixels whose predicted class a calibrator changed; None where nobody counts them.
+        self.changed: int | None = None
 
     def update(
         self,
@@ -267,6 +269,7 @@ class CalibrationMeter:
             brier_sum=float(sums["brier"]),
             class_names=None if s.class_names is None else tuple(map(utf8, s.class_names)),
             images=images,
+            changed=None if self.changed is None else self.changed / s.raters,
         )
 
     @property
@@ -308,6 +311,8 @@ class CalibrationMeter:
         merged._names = self._names + other._names
         merged._groups = self._groups + other._groups
         merged._synced = self._synced or other._synced
+        if self.changed is not None and other.changed is not None:
+            merged.changed = self.changed + other.changed
         return merged
 
     def sync(self) -> CalibrationMeter:
@@ -321,6 +326,10 @@ class CalibrationMeter:
         device = distributed.communication_device()
         self._sums = self._sums.to(device)
         distributed.sum_(*self._sums.tensors().values())
+        if self.changed is not None:
+            total = torch.tensor(self.changed, device=device)
+            distributed.sum_(total)
+            self.changed = int(total)
         if self.settings.per_image:
             images = self.image_sums().tensors().items()
             self._images = [
@@ -339,6 +348,8 @@ class CalibrationMeter:
         state["names"] = encode_names(self._names)
         state["groups"] = encode_names(self._groups)
         state["synced"] = torch.tensor(self._synced)
+        known = [] if self.changed is None else [self.changed]
+        state["changed"] = torch.tensor(known, dtype=torch.int64)
         state["settings"] = encode_settings(self.settings)
         return state
 
@@ -355,6 +366,7 @@ class CalibrationMeter:
         self._names = decode_names(state["names"])
         self._groups = decode_names(state["groups"])
         self._synced = bool(state["synced"])
+        self.changed = int(state["changed"]) if len(state["changed"]) else None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state as npz (no pickle inside); `path` is never half-written."""

@@ -480,6 +480,7 @@ class Report(ScoreTable):
         detection: how well each kind of uncertainty finds errors, if that was counted.
         raters: how far several raters agree; None for one.
         objects: the scores of objects, if they were counted: as they are, and calibrated.
+        changed: pixels whose predicted class a calibrator changed; None without one.
     """
 
     protocol: Protocol
@@ -499,6 +500,7 @@ class Report(ScoreTable):
     detection: tuple[Detection, ...] = ()
     raters: Raters | None = None
     objects: tuple[ObjectReport, ...] = ()
+    changed: float | None = None
 
     def __post_init__(self) -> None:
         _freeze(self, confusion=np.int64)
@@ -506,7 +508,8 @@ class Report(ScoreTable):
     @property
     def scores(self) -> dict[str, float]:
         """Every score of all pixels by name, as fractions."""
-        return {name: getattr(self, name) for name, s in SCORES.items() if s.scope == "pixels"}
+        scopes = ["pixels", *["calibrator"][: self.changed is not None]]
+        return {name: getattr(self, name) for name, s in SCORES.items() if s.scope in scopes}
 
     @property
     def top_only(self) -> bool:
@@ -547,8 +550,10 @@ class Report(ScoreTable):
         """The main scores and the protocol, as notebooks show a report."""
         p = self.protocol
         rows = []
+        known = {"pixels": True, "images": self.images is not None}
+        known["calibrator"] = self.changed is not None
         for score in SCORES.values():
-            if score.table and (score.scope == "pixels" or self.images is not None):
+            if score.table and known.get(score.scope):
                 value, interval = getattr(self, score.name), self.intervals.get(score.name)
                 ends = (
                     f"{score.number(interval.low)} to {score.number(interval.high)}"

@@ -362,7 +362,8 @@ class Score(Generic[Value]):
         brief_digits: the same in sentences and diagrams, if fewer.
         signed: whether it is a difference, printed with its sign.
         scope: "pixels" for one number of all pixels, "classes" for (K,) numbers, "images" for a
-            number that exists only where the sums of each image were kept.
+            number that exists only where the sums of each image were kept, "calibrator" for one
+            that exists only after a calibrator.
         dense: whether it is left out of lines about classification, where a label is one number.
         table: whether the first table has a column for it; the others are in a second one.
         log: its place in the lines of the training log; 0 if it is not logged.
@@ -377,7 +378,7 @@ class Score(Generic[Value]):
     digits: int = 2
     brief_digits: int | None = None
     signed: bool = False
-    scope: Literal["pixels", "classes", "images"] = "pixels"
+    scope: Literal["pixels", "classes", "images", "calibrator"] = "pixels"
     dense: bool = False
     table: bool = False
     log: int = 0
@@ -492,6 +493,10 @@ class ScoreTable:
     smece = Score("smECE", "%", lambda r: smece(*r.fine.sums),
         "the integral of |confidence − correctness| after smoothing by a reflected Gaussian of "
         "width σ = smECE; from the fine histogram", table=True)
+    mask_changed = Score("changes the mask", "%",
+        lambda r: float(ratio(math.nan if r.changed is None else r.changed, r.protocol.pixels)),
+        "fraction of pixels whose predicted class a calibrator changes; NaN without a calibrator",
+        scope="calibrator", table=True)
     rms_ce = Score("RMS-CE", "%", lambda r: float(rms_ce(*r.top.sums)),
         "root of Σ_b n_b/n · (accuracy_b − confidence_b)²")
     ks = Score("KS error", "%", lambda r: ks(*r.fine.sums),

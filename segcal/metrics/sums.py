@@ -435,7 +435,8 @@ def check_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor], settings
         raise ValueError(f"Expected the state of a CalibrationMeter, but {odd} do not match")
     settings.require_equal(_decode_settings(state["settings"]))
     for name, tensor in own.items():
-        text = name in ("names", "groups", "settings")  # of any length; so is the number of images
+        # Of any length, as the number of images is.
+        text = name in ("names", "groups", "settings", "changed")
         free = 1 if text or name.startswith("image.") else 0
         got = state[name]
         if (

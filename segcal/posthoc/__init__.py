@@ -51,13 +51,22 @@ METHODS: dict[str, Method] = {
     "selective": Method("selective", "SelectiveScaling", "selective scaling"),
 }
 NONE = "none"  # the predictions as they are, among the names of methods
+# Other ways to fit a method than on the hold-out: ts@shift and so on, and what it is fitted on.
+WAYS = {
+    "shift": "the hold-out as it is and corrupted",
+    "ood": "the hold-out, and unrelated images with labels at random",
+    "target": "pairs of unlabelled test images that are mixed (PseudoCal)",
+    "set": "statistics of the unlabelled test images",
+}
 
 __all__ = [
     "CALIBRATORS",
     "METHODS",
     "NONE",
+    "WAYS",
     "Calibrator",
     "Method",
+    "label",
     "load_calibrator",
     "method_names",
     *(method.cls for method in METHODS.values()),
@@ -65,14 +74,23 @@ __all__ = [
 
 
 def method_names(text: str) -> tuple[str, ...]:
-    """The methods in a text such as none,ts,dc, in the order of `METHODS` and without "none"."""
+    """The methods in a text such as none,ts,ts@shift, by `METHODS` and `WAYS`, without "none"."""
     names = [name.strip().lower() for name in text.split(",")]
+    ways = {name: [name, *(f"{name}@{way}" for way in WAYS)] for name in METHODS}
+    known = [each for some in ways.values() for each in some]
     for name in names:
-        if name not in (NONE, *METHODS):
+        if name not in (NONE, *known):
             raise ValueError(
-                f"{name!r} is no post-hoc method; choose from {', '.join([NONE, *METHODS])}"
+                f"{name!r} is no post-hoc method; choose from {', '.join([NONE, *METHODS])}, "
+                f"or fit one in another way, such as {', '.join(ways['ts'][1:])}"
             )
-    return tuple(name for name in METHODS if name in names)
+    return tuple(name for name in known if name in names)
+
+
+def label(method: str) -> str:
+    """What tables call a method: "TS", "TS@shift"."""
+    name, at, way = method.partition("@")
+    return name.upper() + at + way
 
 
 def __getattr__(name: str) -> Any:

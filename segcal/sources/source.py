@@ -88,6 +88,13 @@ class Batch:
         }
         return replace(self, values=values, labels=labels, spread=maps or None)
 
+    @property
+    def mask(self) -> Tensor:
+        """(N, *S) predicted classes; of sigmoids (N, C, *S) whether each class is present."""
+        if self.multilabel:
+            return self.values > (0.5 if self.are_probs else 0)
+        return self.values.argmax(1)
+
     def with_logits(self, logits: Tensor) -> Batch:
         """The same batch with other (N, C, *S) logits."""
         kind: Kind = "sigmoid_logits" if self.multilabel else "logits"
@@ -187,6 +194,10 @@ class Source(ABC):
     def shifted(self, shift: Shift) -> Source:
         """The same network on images that a shift changes."""
         raise ValueError("--shift needs the network: pass a run or --model, not saved predictions.")
+
+    def on_images(self, folder: str | Path, *, skip_bad: bool = False) -> Source:
+        """The same network on the images of a folder, which have no labels."""
+        raise ValueError(f"{folder} needs a network to run on it: pass a run or --model.")
 
     def holdout(self) -> Source | None:
         """The predictions to fit calibrators on, where the source has a hold-out of its own."""

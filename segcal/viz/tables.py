@@ -181,7 +181,11 @@ def describe_scores(scores: Mapping[str, Any], prefix: str = "") -> str:
 def describe_report(report: Report) -> str:
     """The scores of a report in one line."""
     dense = report.protocol.pixels > report.protocol.images  # not one label per image
-    return describe_scores({n: v for n, v in report.scores.items() if dense or not SCORES[n].dense})
+    text = describe_scores({n: v for n, v in report.scores.items() if dense or not SCORES[n].dense})
+    if report.changed is not None:
+        score = SCORES["mask_changed"]
+        text += f", {score.label} by {score.text(report.mask_changed)}"
+    return text
 
 
 def counted(report: Report) -> str:
@@ -292,12 +296,13 @@ def score_tables(reports: Mapping[str, Report]) -> list[Table]:
 
 
 def _columns(reports: Mapping[str, Report], *, main: bool) -> list[Score]:
-    kept = any(report.images is not None for report in reports.values())
-    scopes = ("pixels", "images") if kept else ("pixels",)
+    every = reports.values()
+    scopes = {"pixels": True, "images": any(report.images is not None for report in every)}
+    scopes["calibrator"] = any(report.changed is not None for report in every)
     in_main = [s for s in SCORES.values() if s.table]
-    if any(_large_class(report) == 0 for report in reports.values()):
+    if any(_large_class(report) == 0 for report in every):
         in_main += _BACKGROUND
-    return [s for s in SCORES.values() if s.scope in scopes and (s in in_main) == main]
+    return [s for s in SCORES.values() if scopes.get(s.scope) and (s in in_main) == main]
 
 
 def part_tables(report: Report) -> list[Table]:

@@ -68,7 +68,27 @@ def test_one_pass_measures_every_calibrator(tmp_path):
     source = PredictionFolder(save_folder(tmp_path))
     found = reports(source, {"none": None, "half": Halve()})
     assert found["none"] == everything()
-    assert found["half"] == everything(scale=0.5)
+    assert found["half"] == replace(everything(scale=0.5), changed=0)
+
+
+def test_pixels_whose_class_a_calibrator_changes_are_counted(tmp_path):
+    class Rotate(torch.nn.Module):
+        """Every class becomes the next one where the first logit is positive."""
+
+        def forward(self, logits, images=None):
+            return torch.where(logits[:, :1] > 0, logits.roll(1, 1), logits)
+
+    source = PredictionFolder(save_folder(tmp_path))
+    meters = measure(source, {"none": None, "rotated": Rotate()})
+    pairs = [map(torch.from_numpy, logits_and_labels(index)) for index in range(6)]
+    expected = sum(int(((z[0] > 0) & (y != 255)).sum()) for z, y in pairs)
+    report = report_of(meters["rotated"])
+    assert report.changed == expected
+    assert report.mask_changed == pytest.approx(expected / report.protocol.pixels)
+    assert np.isnan(report_of(meters["none"]).mask_changed)
+    meter = meters["rotated"]["all"]
+    meter.save(tmp_path / "state")
+    assert (meter + segcal.CalibrationMeter.load(tmp_path / "state")).changed == 2 * expected
 
 
 def test_probabilities_are_counted_as_such_and_scaled_through_their_logarithm(tmp_path):

@@ -164,7 +164,7 @@ def test_shifts_that_cannot_be(digits, seg):
     with pytest.raises(ValueError, match="nowhere"):
         evaluate_source(seg, shifts=[Shift("data", "/nowhere")])
     with pytest.raises(ValueError, match="test images"):
-        evaluate_source(seg.holdout(), shifts=["fog"])
+        evaluate_source(seg.holdout(), shifts=[Shift("data", "elsewhere")])
     with pytest.raises(ValueError, match="one folder"):
         shifting.open_shifts(
             type("Any", (), {"shifted": lambda self, shift: shift})(),
