@@ -14,6 +14,7 @@ from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
 from segcal.metrics import CalibrationMeter
+from segcal.metrics.objects import ObjectCounter, ObjectRule
 from segcal.metrics.report import ImageTable, OperatingPoint
 from segcal.metrics.scores import SCORES
 from segcal.metrics.sums import CLASS_STEP
@@ -35,11 +36,13 @@ def report_of(sharpness):
     """Over-confident the more, the sharper; every image with its own difficulty."""
     generator = torch.Generator().manual_seed(0)
     meter = CalibrationMeter(len(NAMES), class_names=NAMES, per_image=True)
+    objects = ObjectCounter(ObjectRule((1, 2)), len(NAMES))
     for i, name in enumerate(IMAGES):
         logits = (1 + i % 5) * torch.randn(1, len(NAMES), 12, 12, generator=generator)
         flat = logits.softmax(1).movedim(1, -1).reshape(-1, len(NAMES))
         labels = torch.multinomial(flat, 1, generator=generator).view(1, 12, 12)
         meter.update(sharpness * logits, labels, names=[name])
+        objects.update((sharpness * logits).softmax(1), labels, [name])
     report = meter.compute(resamples=100)
     threshold = choose_threshold(report.fine, Target("accuracy", 0.9))
     found = accepted(report.fine, threshold)
@@ -49,6 +52,7 @@ def report_of(sharpness):
         regions={"boundary:3": synthetic_report(4, sharpness=sharpness, names=NAMES)},
         protocols={"image": {"accuracy": 0.1, "miou": 0.2, "ece": 0.3, "sce": 0.04}},
         operating_points=(point,),
+        objects=(replace(objects.compute(resamples=0), points=(point,)),),
     )
 
 
@@ -537,3 +541,20 @@ def test_page_of_ten_thousand_images_is_small_and_usable(browser, rows, tmp_path
     assert len(cells(browser, "image-table")) == 50
     element(browser, '#find [name="word"]').send_keys("_012")
     assert element(browser, "#image-count").text.startswith("100 of 10,000 images")
+
+
+def test_the_objects_above_a_threshold_are_counted(opened, rows):
+    slider, percent = "#object-threshold", SCORES["accuracy"].number
+    for keys, pressed in ((Keys.HOME, 0), (Keys.ARROW_RIGHT, 40)):
+        press(opened, slider, *[keys] * max(pressed, 1))
+        threshold = float(element(opened, "#object-value").text)
+        for row, found in zip(rows, cells(opened, "object-table"), strict=True):
+            of = row.report.objects[0]
+            at = of.fine.edges[np.abs(of.fine.edges - threshold).argmin()]
+            kept = of.fine.edges[:-1] >= at
+            real, false = of.fine.correct[kept].sum(), of.fine.wrong[kept].sum()
+            assert found[1:4] == [f"{real + false:,}", *map(percent, of.above(at))]
+            assert float(found[4]) == pytest.approx(false / of.images, abs=0.006)
+    element(opened, "#object-points button").click()
+    chosen = rows[0].report.objects[0].points[0].threshold
+    assert element(opened, "#object-value").text == threshold_text(chosen)
