@@ -27,7 +27,7 @@ from segcal.metrics.intervals import (
 )
 from segcal.metrics.meter import CalibrationMeter, say_once
 from segcal.metrics.report import Interval
-from segcal.metrics.scores import SCORES, Array, Score
+from segcal.metrics.scores import SCORES, Array
 
 _SCORES = ("ece", "sce", "accuracy", "miou")
 _ROUNDING = 1e-12  # what sums of equal numbers in another order may differ by
@@ -63,13 +63,6 @@ class Difference:
         """Whether the interval excludes 0 and holds all the chance that the claim is subject to."""
         excludes = self.low > _ROUNDING or self.high < -_ROUNDING
         return excludes and self.note != ONE_SEED
-
-    def texts(self, score: Score) -> tuple[str, str]:
-        """The difference and its interval as `score` is printed, with a star if it is `sure`."""
-        ends = (self.value, self.low, self.high)
-        value, low, high = map(score.difference, ends)
-        interval = "no interval" if self.withheld else f"{low} to {high}"
-        return f"{value}{'*' if self.sure else ''}", interval
 
 
 def paired_differences(

@@ -77,21 +77,6 @@ def underconfidence(count: Array, hits: Array, confidence: Array) -> Array:
     return ratio(np.maximum(hits - confidence, 0).sum(-1), count.sum(-1))
 
 
-def accuracy(count: Array, hits: Array) -> Array:
-    """Σ hits / n of the top-label table."""
-    return ratio(hits.sum(-1), count.sum(-1))
-
-
-def mean_confidence(count: Array, confidence: Array) -> Array:
-    """Σ confidence / n of the top-label table."""
-    return ratio(confidence.sum(-1), count.sum(-1))
-
-
-def class_bias(count: Array, hits: Array, confidence: Array) -> Array:
-    """(..., K) Σ (confidence − hits) / n of the class tables."""
-    return ratio((confidence - hits).sum(-1), count.sum(-1))
-
-
 def class_iou(intersection: Array, predicted: Array, truth: Array) -> Array:
     """(..., K) intersection over union; NaN for a class neither predicted nor in the truth."""
     return ratio(intersection, predicted + truth - intersection)
@@ -105,11 +90,6 @@ def miou(intersection: Array, predicted: Array, truth: Array) -> Array:
 def class_dice(intersection: Array, predicted: Array, truth: Array) -> Array:
     """(..., K) Dice, 2 intersection / (predicted + truth); NaN for a class in neither."""
     return ratio(2 * intersection, predicted + truth)
-
-
-def mean_dice(intersection: Array, predicted: Array, truth: Array) -> Array:
-    """Mean Dice over the classes that are predicted or in the truth; others do not count."""
-    return mean_of_known(class_dice(intersection, predicted, truth))
 
 
 def mean_of_known(values: Array) -> Array:
@@ -299,6 +279,10 @@ def _class_ace(report: Report) -> Array:
     return np.array(kept) if kept else np.full(report.protocol.num_classes, np.nan)
 
 
+def _mean(total: ArrayLike, count: Array) -> float:
+    return float(ratio(np.sum(total), count.sum()))
+
+
 def _cumulate(values: Array) -> Array:
     """(F + 1,) cumulative sums as float64, starting at 0."""
     return np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
@@ -469,7 +453,7 @@ class ScoreTable:
 
     # A score takes two to four lines, so that the table is read at once.
     # fmt: off
-    accuracy = Score("accuracy", "%", lambda r: float(accuracy(r.top.count, r.top.hits)),
+    accuracy = Score("accuracy", "%", lambda r: _mean(r.top.hits, r.top.count),
         "fraction of pixels whose predicted class is the label",
         better="higher", brief_digits=1, table=True, log=1)
     error = Score("test error", "%", lambda r: 1 - r.accuracy,
@@ -477,7 +461,7 @@ class ScoreTable:
     miou = Score("mIoU", "%", lambda r: float(miou(*r.overlap)),
         "mean of `class_iou` over the classes that occur in prediction or truth",
         better="higher", dense=True, table=True, log=2)
-    dice = Score("Dice", "%", lambda r: float(mean_dice(*r.overlap)),
+    dice = Score("Dice", "%", lambda r: float(mean_of_known(class_dice(*r.overlap))),
         "mean of `class_dice` over the classes that occur in prediction or truth",
         better="higher", dense=True, table=True)
     ece = Score("ECE", "%", lambda r: float(ece(*r.top.sums)),
@@ -507,14 +491,14 @@ class ScoreTable:
     underconfidence = Score("under-confidence", "%", lambda r: float(underconfidence(*r.top.sums)),
         "the part of `ece` from bins with confidence below accuracy")
     mean_confidence = Score("mean confidence", "%",
-        lambda r: float(mean_confidence(r.top.count, r.top.confidence_sum)),
+        lambda r: _mean(r.top.confidence_sum, r.top.count),
         "mean probability of the predicted class", better="neither", brief_digits=1)
     bias = Score("confidence − accuracy", "points", lambda r: r.mean_confidence - r.accuracy,
         "`mean_confidence` − `accuracy`: above 0 if the network is over-confident overall",
         better="neither", brief_digits=1, signed=True)
-    nll = Score("NLL", "nats", lambda r: float(ratio(r.nll_sum, r.top.count.sum())),
+    nll = Score("NLL", "nats", lambda r: _mean(r.nll_sum, r.top.count),
         "mean −log p_y", digits=4, table=True, log=3)
-    brier = Score("Brier", "0-2", lambda r: float(ratio(r.brier_sum, r.top.count.sum())),
+    brier = Score("Brier", "0-2", lambda r: _mean(r.brier_sum, r.top.count),
         "mean Σ_c (p_c − [y = c])²", digits=4, table=True)
     auroc = Score("error AUROC", "%", lambda r: auroc(r.fine.correct, r.fine.wrong),
         "probability that a correct prediction has higher confidence than a wrong one; from the "
@@ -561,7 +545,7 @@ class ScoreTable:
         "the bins of p_c that are not empty of |mean p_c − frequency of c|, all bins alike",
         scope="images")
     foreground_dice = Score("Dice without class 0", "%",
-        lambda r: float(mean_dice(*(x[r.foreground :] for x in r.overlap))),
+        lambda r: float(mean_of_known(class_dice(*r.overlap)[r.foreground :])),
         "`dice` without class 0, which is background in medical data; of sigmoid outputs with all "
         "classes", better="higher", dense=True)
     foreground_ace = Score("ACE without class 0", "%",
@@ -572,7 +556,8 @@ class ScoreTable:
     class_ace = Score("ACE of the class by image", "%", _class_ace,
         "mean over the images that show the class of their ACE, as in `image_ace`; NaN where the "
         "sums of each image were not kept", scope="classes")
-    class_bias = Score("bias", "points", lambda r: class_bias(*r.classes.sums),
+    class_bias = Score("bias", "points",
+        lambda r: ratio((r.classes.confidence_sum - r.classes.hits).sum(1), r.classes.count.sum(1)),
         "mean p_c − frequency of the label c, for each class c",
         better="neither", signed=True, scope="classes")
     class_iou = Score("IoU", "%", lambda r: class_iou(*r.overlap),

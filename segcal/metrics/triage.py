@@ -127,10 +127,6 @@ class ImageCounts:
         own = torch.cat([none, *(part.to(device) for part in self._counts)])
         self._counts = [distributed.concatenate(own)]
 
-    def add(self, other: ImageCounts) -> None:
-        """Add the counts of other images at the same threshold."""
-        self._counts += other._counts
-
     def counts(self) -> Array:
         """(I, width) counts of the images that have labelled pixels."""
         counts = np.concatenate([part.cpu().numpy() for part in self._counts])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from segcal import distributed
 from segcal.metrics.intervals import resampled_weights
-from segcal.metrics.report import Detection, FineHistogram, Interval
+from segcal.metrics.report import Detection, Interval
 from segcal.metrics.scores import SCORES, Array
 from segcal.metrics.sums import CLASS_STEP, FINE_BINS, fine_edges
 from segcal.pixels import flatten, multilabel_labels
@@ -125,45 +125,25 @@ class ErrorDetection:
         spread = spread or {}
         for first in range(0, len(probs), _MOST_IMAGES):
             some = slice(first, first + _MOST_IMAGES)
-            self._update(probs[some], labels[some], {k: v[some] for k, v in spread.items()})
-
-    def _update(self, probs: Tensor, labels: Tensor, spread: Mapping[str, Tensor]) -> None:
-        edges = fine_edges()[1:-1].to(probs.device)
-        pixels = flatten(probs, labels, self.ignore_index)
-        n = len(probs)
-        image = 2 * FINE_BINS * torch.arange(n, device=probs.device)[:, None]
-        wrong = pixels.dense.argmax(1) != pixels.target  # (N, L)
-        for name, kind in UNCERTAINTIES.items():
-            if kind.of is not None:
-                found = kind.of(pixels.dense)
-            elif name in spread:
-                found = spread[name].to(probs.device).reshape(wrong.shape)
-            else:
-                continue
-            certain = 1 - found.double() / kind.most(self.num_classes)
-            cell = image + torch.bucketize(certain, edges) * 2 + wrong
-            counts = torch.bincount(cell[pixels.valid], minlength=n * 2 * FINE_BINS)
-            counts = counts.view(n, FINE_BINS, 2)
-            self._add(name, counts.sum(0), [_coarser(counts)] if self.per_image else [])
-
-    def _add(self, name: str, counts: Tensor, images: list[Tensor]) -> None:
-        known = self._counts.get(name)
-        self._counts[name] = counts if known is None else known + counts.to(known.device)
-        self._images.setdefault(name, []).extend(images)
-
-    def __add__(self, other: ErrorDetection) -> ErrorDetection:
-        """The counts of both."""
-        settings = ("num_classes", "ignore_index", "multilabel", "per_image")
-        if any(getattr(self, name) != getattr(other, name) for name in settings):
-            raise ValueError(
-                "histograms of other classes, ignored labels or images cannot be added"
-            )
-        total = ErrorDetection(self.num_classes, self.ignore_index, per_image=self.per_image)
-        total.multilabel = self.multilabel
-        for part in (self, other):
-            for name, counts in part._counts.items():
-                total._add(name, counts, part._images[name])
-        return total
+            pixels = flatten(probs[some], labels[some], self.ignore_index)
+            n = len(pixels.target)
+            image = 2 * FINE_BINS * torch.arange(n, device=probs.device)[:, None]
+            wrong = pixels.dense.argmax(1) != pixels.target  # (N, L)
+            edges = fine_edges()[1:-1].to(probs.device)
+            for name, kind in UNCERTAINTIES.items():
+                if kind.of is not None:
+                    found = kind.of(pixels.dense)
+                elif name in spread:
+                    found = spread[name][some].to(probs.device).reshape(wrong.shape)
+                else:
+                    continue
+                certain = 1 - found.double() / kind.most(self.num_classes)
+                cell = image + torch.bucketize(certain, edges) * 2 + wrong
+                counts = torch.bincount(cell[pixels.valid], minlength=n * 2 * FINE_BINS)
+                counts = counts.view(n, FINE_BINS, 2)
+                self._counts[name] = self._counts.get(name, 0) + counts.sum(0)
+                if self.per_image:
+                    self._images.setdefault(name, []).append(_coarser(counts))
 
     def sync(self) -> None:
         """Sum over all ranks."""
@@ -180,16 +160,6 @@ class ErrorDetection:
             if counts.any():
                 self._counts[name], self._images[name] = counts, [images]
 
-    def histograms(self) -> dict[str, FineHistogram]:
-        """The histogram of each uncertainty, as that of a confidence: certain pixels are last."""
-        edges = fine_edges().numpy()
-        found = {}
-        for name, counts in self._counts.items():
-            right, wrong = counts.cpu().numpy().T
-            middle = (edges[1:] + edges[:-1]) / 2
-            found[name] = FineHistogram(edges, right, wrong, (right + wrong) * middle)
-        return found
-
     def compute(
         self, *, resamples: int = 1000, seed: int = 0, raters: int = 1
     ) -> tuple[Detection, ...]:
@@ -204,12 +174,12 @@ class ErrorDetection:
             raters: R, whose labels were all counted; numbers of pixels are divided by it.
         """
         found = []
-        for name, fine in self.histograms().items():
-            correct, wrong = fine.correct / raters, fine.wrong / raters
+        for name, counts in self._counts.items():
+            correct, wrong = counts.cpu().numpy().T / raters
             scores = _scores(correct, wrong)
             intervals: dict[str, Interval] = {}
             held = np.zeros((0, 1, 2))
-            if self._images[name] and resamples:
+            if self._images.get(name) and resamples:
                 held = torch.cat(self._images[name]).cpu().numpy() / raters
                 held = held[held.sum((1, 2)) > 0]
             if len(held) > 1:

@@ -28,8 +28,6 @@ def test_bin_scores_by_hand():
     assert scores.rms_ce(*table) == pytest.approx(np.sqrt((4 * 0.05**2 + 6 * 0.1**2) / 10))
     assert scores.underconfidence(*table) == pytest.approx((0.2 + 0.6) / 10)
     assert scores.overconfidence(*table) == 0
-    assert scores.accuracy(COUNT, HITS) == pytest.approx(0.7)
-    assert scores.mean_confidence(COUNT, CONFIDENCE) == pytest.approx(0.62)
 
 
 def test_signed_parts_add_up_to_ece():
@@ -49,8 +47,7 @@ def test_nothing_is_nan():
     bins = (scores.ece, scores.mce, scores.rms_ce, scores.overconfidence, scores.underconfidence)
     for score in (*bins, scores.smece, scores.ks):
         assert np.isnan(score(none, none, none.astype(float)))
-    for score in (scores.miou, scores.mean_dice):
-        assert np.isnan(score(none, none, none))
+    assert np.isnan(scores.miou(none, none, none))
     for score in (scores.risk_at_coverage, scores.coverage_at_risk):
         assert np.isnan(score(none, none, 0.5))
     assert np.isnan(scores.augrc(none, none))
@@ -65,7 +62,7 @@ def test_absent_classes_are_left_out_of_miou():
     assert scores.class_iou(intersection, predicted, truth)[:2].tolist() == [0.75, 0]
     assert scores.miou(intersection, predicted, truth) == pytest.approx(0.375)
     assert scores.class_dice(intersection, predicted, truth)[:2].tolist() == [6 / 7, 0]
-    assert scores.mean_dice(intersection, predicted, truth) == pytest.approx(3 / 7)
+    assert scores.mean_of_known([6 / 7, 0, np.nan]) == pytest.approx(3 / 7)
 
 
 FIVE = np.array([0, 1, 1, 1]), np.array([1, 0, 1, 0])  # (correct, wrong) of five pixels
