@@ -226,7 +226,8 @@ def measure(
             found = found.with_each_rater() if raters else found
             assert found.labels is not None
             for observer in observers.get(name, ()):
-                observer.update(found.values if source.top_only else found.logits, found.labels)
+                values = found.values if source.top_only else found.logits
+                observer.update(values, found.labels, groups)
             if name in detection:
                 detection[name].update(found.probs, found.labels, found.spread)
             if name in objects:

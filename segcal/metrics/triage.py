@@ -13,7 +13,9 @@ whatever the network. Images are exchangeable and pixels are not, so the promise
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -118,19 +120,41 @@ class ImageCounts:
     width: int  # how many counts an image has
 
     def __init__(self) -> None:
-        self._counts: list[Tensor] = []
+        self._counts: list[Tensor] = []  # (N, width + 1), the last column the key of the group
+
+    def _keep(self, counts: Tensor, groups: Sequence[str] | None) -> None:
+        keys = [0] * len(counts)
+        if groups is not None:
+            hashes = (blake2b(name.encode("utf-8", "replace"), digest_size=7) for name in groups)
+            keys = [int.from_bytes(found.digest(), "big") for found in hashes]
+        self._counts.append(torch.cat([counts, counts.new_tensor(keys).unsqueeze(1)], 1))
 
     def sync(self) -> None:
         """Gather the counts of all ranks."""
         device = distributed.communication_device()
-        none = torch.zeros(0, self.width, dtype=torch.int64, device=device)
+        none = torch.zeros(0, self.width + 1, dtype=torch.int64, device=device)
         own = torch.cat([none, *(part.to(device) for part in self._counts)])
         self._counts = [distributed.concatenate(own)]
 
     def counts(self) -> Array:
         """(I, width) counts of the images that have labelled pixels."""
+        return self._held()[:, :-1]
+
+    def _held(self) -> Array:
         counts = np.concatenate([part.cpu().numpy() for part in self._counts])
         return counts[counts[:, 0] > 0]
+
+    def by_group(self, values: Array) -> Array:
+        """(U, n) sums over groups of (I, n) values of the images of `counts`.
+
+        Groups are the units of intervals, and an image without one is a unit by itself.
+        """
+        keys = self._held()[:, -1]
+        own = np.where(keys == 0, -1 - np.arange(len(keys)), keys)
+        kinds, unit = np.unique(own, return_inverse=True)
+        sums = np.zeros((len(kinds), values.shape[1]))
+        np.add.at(sums, unit, values)
+        return sums
 
 
 class AcceptedPixels(ImageCounts):
@@ -158,7 +182,7 @@ class AcceptedPixels(ImageCounts):
         self._above = math.inf if threshold is None else threshold
         self._ignore_index = ignore_index
 
-    def update(self, logits: Tensor, labels: Tensor) -> None:
+    def update(self, logits: Tensor, labels: Tensor, groups: Sequence[str] | None = None) -> None:
         """Count a batch: (N, C, *S) logits and (N, *S) labels; (N, C, *S) of sigmoid outputs."""
         logits, labels = countable(logits, labels)
         pixels = flatten(logits, labels, self._ignore_index, multilabel=self._multilabel)
@@ -167,7 +191,7 @@ class AcceptedPixels(ImageCounts):
         taken = pixels.valid & (confidence.double() > self._above)
         right = taken & (predicted == pixels.target)
         counts = torch.stack([x.sum(1) for x in (pixels.valid, taken, right)], 1)
-        self._counts.append(counts.view(len(logits), -1, 3).sum(1))
+        self._keep(counts.view(len(logits), -1, 3).sum(1), groups)
 
     def point(self, target: Target, holdout: FineHistogram, holdout_images: int) -> OperatingPoint:
         """What the threshold gives here, beside what it gave on the hold-out.
@@ -177,7 +201,7 @@ class AcceptedPixels(ImageCounts):
             holdout: the fine histogram of the hold-out.
             holdout_images: its images.
         """
-        pixels, taken, right = self.counts().T
+        pixels, taken, right = self.by_group(self.counts()).T
         coverage, accuracy = accepted(holdout, self.threshold)
         found = {"coverage": (taken, pixels), "accuracy": (right, taken)}
         intervals = {name: fraction_interval(*sums) for name, sums in found.items()}
@@ -215,8 +239,8 @@ class MissRates:
         self._total = torch.zeros(len(self._grid), dtype=torch.float64)
         self._images = torch.zeros((), dtype=torch.float64)
 
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch: (N, C, *S) logits and (N, *S) labels."""
+    def update(self, logits: Tensor, labels: Tensor, groups: Sequence[str] | None = None) -> None:
+        """Count a batch: (N, C, *S) logits and (N, *S) labels; groups change nothing."""
         logits, labels = countable(logits, labels)
         size = len(self._grid) + 1
         step = max(_MOST_CELLS // size, 1)
@@ -286,27 +310,28 @@ class SetCounts(ImageCounts):
         self.lam = lam
         self._ignore_index = ignore_index
 
-    def update(self, logits: Tensor, labels: Tensor) -> None:
+    def update(self, logits: Tensor, labels: Tensor, groups: Sequence[str] | None = None) -> None:
         """Count a batch: (N, C, *S) logits and (N, *S) labels."""
         pixels = flatten(*countable(logits, labels), self._ignore_index)
         held = probabilities(pixels.dense) >= 1 - self.lam  # (N, C, L)
         missed = ~held.gather(1, pixels.target.unsqueeze(1)).squeeze(1)
         sizes = held.sum(1)  # (N, L)
         parts = (torch.ones_like(sizes), missed, sizes, sizes == 0)
-        self._counts.append(torch.stack([(x * pixels.valid).sum(1) for x in parts], 1))
+        self._keep(torch.stack([(x * pixels.valid).sum(1) for x in parts], 1), groups)
 
     def sets(self, alpha: float, holdout_images: int, holdout_miss: float) -> ClassSets:
         """What the sets are here, beside what they were on the hold-out."""
         pixels, missed, sizes, empty = self.counts().T
         total = max(int(pixels.sum()), 1)
         rates = missed / pixels
+        each = self.by_group(np.stack([rates, np.ones(len(rates))], 1))
         return ClassSets(
             miss=alpha,
             lam=self.lam,
             holdout_images=holdout_images,
             holdout_miss=holdout_miss,
             miss_rate=float(rates.mean()) if len(rates) else math.nan,
-            interval=fraction_interval(rates, np.ones(len(rates)), trials=math.inf),
+            interval=fraction_interval(*each.T, trials=math.inf),
             set_size=float(sizes.sum() / total),
             empty=float(empty.sum() / total),
         )

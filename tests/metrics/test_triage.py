@@ -97,6 +97,24 @@ def test_shapes_and_batches_do_not_matter():
     assert flat.counts().sum(0).tolist() == one.counts().sum(0).tolist()
 
 
+def test_groups_are_the_units_of_the_intervals():
+    logits, labels = images(8, torch.Generator().manual_seed(0), pixels=12)
+    names = ["a", "b", "c", "d"] * 2
+    counts, sets = AcceptedPixels(0.4), SetCounts(0.7)
+    for part in (slice(0, 3), slice(3, 8)):
+        counts.update(logits[part], labels[part], names[part])
+        sets.update(logits[part], labels[part], names[part])
+    pixels, taken, right = counts.counts().reshape(2, 4, 3).sum(0).T
+    fine = FineHistogram(*(np.arange(3) / 2, *np.ones((3, 2))))
+    found = counts.point(Target("accuracy", 0.9), fine, 1)
+    assert found.intervals["coverage"] == fraction_interval(taken, pixels)
+    assert found.intervals["accuracy"] == fraction_interval(right, taken)
+    rates = sets.counts()[:, 1] / sets.counts()[:, 0]
+    expected = fraction_interval(rates.reshape(2, 4).sum(0), np.full(4, 2.0), trials=math.inf)
+    assert sets.sets(0.1, 1, 0.1).interval.low == pytest.approx(expected.low)
+    assert sets.sets(0.1, 1, 0.1).interval.high == pytest.approx(expected.high)
+
+
 @pytest.mark.parametrize("hits", [0, 1, 60, 199, 200])
 def test_interval_of_independent_trials_is_the_exact_one(hits):
     trials = (np.arange(200) < hits).astype(int)
