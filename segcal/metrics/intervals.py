@@ -50,7 +50,7 @@ class Estimate(NamedTuple):
     @property
     def interval(self) -> Interval:
         """The range, of which only 0 to 1 is possible."""
-        low, high = (min(max(end, 0.0), 1.0) for end in (self.low, self.high))
+        low, high = (float(min(max(end, 0.0), 1.0)) for end in (self.low, self.high))
         return Interval(low, high, LEVEL)
 
 

@@ -575,6 +575,6 @@ SCORES: dict[str, Score] = {
 LOGGED = tuple(sorted((s for s in SCORES.values() if s.log), key=lambda s: s.log))
 # What the predicted class and its probability do not tell.
 NEED_ALL_CLASSES = (
-    *("sce", "nll", "brier", "sce_debiased", "image_ace"),
+    *("sce", "nll", "brier", "sce_debiased", "image_ace", "foreground_ace"),
     *("class_ece", "class_ace", "class_bias"),
 )
