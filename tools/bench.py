@@ -7,6 +7,7 @@ python tools/bench.py metrics     the meter against one softmax, numpy, torchmet
 python tools/bench.py objects     the objects of an image against labelling its components
 python tools/bench.py eval        `segcal eval` on saved predictions: import, read, count, draw
 python tools/bench.py scale       1,000 images of 1024×2048 through one meter: pixels/s and memory
+python tools/bench.py members     members pooled, against their forwards alone: time and memory
 python tools/bench.py volumes     `segcal eval` on saved volumes of 128³: seconds and memory
 python tools/bench.py page P.html a report page in Chromium: size, and time until it is interactive
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 BENCHMARKS = (
     "eval",
     "losses",
+    "members",
     "metrics",
     "objects",
     "page",

@@ -224,7 +224,8 @@ def _add_members(parser: argparse.ArgumentParser) -> None:
         type=at_least(0),
         default=0,
         metavar="N",
-        help="mean over N passes with the dropout layers at work",
+        help="mean over N passes with the dropout layers at work: modules such as nn.Dropout; "
+        "dropout that a network calls as a function, as inside attention, stays off",
     )
     add(
         "--uncertainty",

@@ -59,6 +59,7 @@ class Dropped(nn.Module):
     """The network with its dropout layers at work, and everything else as in evaluation.
 
     The masks of an image depend on its pixels and on `sample`, not on the batch that it is in.
+    Layers are modules such as `nn.Dropout`; dropout as a function, as in attention, stays off.
     """
 
     def __init__(self, network: nn.Module, sample: int) -> None:

@@ -35,7 +35,7 @@ FEW_IMAGES = 20  # fewer may all lack what is rare
 LARGE_CLASS = 0.8  # a class with this share of the pixels decides scores over pixels
 _POSTHOC = (SCORES["sce"], SCORES["ece"])
 _DETECTION = tuple(SCORES[name] for name in DETECTION)
-_BACKGROUND = (SCORES["foreground_dice"], SCORES["foreground_ace"])  # to read beside much of it
+BACKGROUND = (SCORES["foreground_dice"], SCORES["foreground_ace"])  # to read beside much of it
 _PARTS = tuple(SCORES[name] for name in PROTOCOL_SCORES)
 _CLASS_SCORES = tuple(
     SCORES[name]
@@ -299,10 +299,9 @@ def _columns(reports: Mapping[str, Report], *, main: bool) -> list[Score]:
     every = reports.values()
     scopes = {"pixels": True, "images": any(report.images is not None for report in every)}
     scopes["calibrator"] = any(report.changed is not None for report in every)
-    in_main = [s for s in SCORES.values() if s.table]
-    if any(_large_class(report) == 0 for report in every):
-        in_main += _BACKGROUND
-    return [s for s in SCORES.values() if scopes.get(s.scope) and (s in in_main) == main]
+    first = BACKGROUND if any(large_class(report) == 0 for report in every) else ()
+    columns = [*first, *(s for s in SCORES.values() if s not in first)]
+    return [s for s in columns if scopes.get(s.scope) and (s.table or s in first) == main]
 
 
 def part_tables(report: Report) -> list[Table]:
@@ -555,24 +554,21 @@ def above_interval(labels: Iterable[str]) -> str:
 
 def reading_notes(report: Report) -> list[str]:
     """Which scores to read where one class, such as background, has most of the pixels."""
-    largest = _large_class(report)
+    largest = large_class(report)
     if largest is None:
         return []
     share = float(report.overlap[2][largest] / report.protocol.pixels)
-    found = [s for s in _BACKGROUND if not math.isnan(getattr(report, s.name))]
-    read = (
-        [f"{s.label} ({s.text(getattr(report, s.name))})" for s in found]
-        if largest == 0
-        else ["SCE", "mIoU"]
-    )
+    read = [SCORES["sce"], SCORES["miou"]]
+    if largest == 0:
+        read = [s for s in BACKGROUND if not math.isnan(getattr(report, s.name))]
     return [
         f"{class_names(report)[largest]} is {SCORES['accuracy'].brief(share)} of "
         f"the {counted(report)}, so accuracy, ECE and NLL mostly describe this class: for the "
-        f"others read {', '.join(read)} and the table of classes."
+        f"others read {', '.join(score.label for score in read)} and the table of classes."
     ]
 
 
-def _large_class(report: Report) -> int | None:
+def large_class(report: Report) -> int | None:
     """The class that most pixels have, if scores over all pixels mostly describe it."""
     p = report.protocol
     if p.multilabel or not p.pixels or (p.num_classes < 3 and counted(report) == "samples"):

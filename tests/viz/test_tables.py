@@ -187,7 +187,7 @@ def test_a_large_class_is_named_with_the_scores_to_read():
     meter.update(torch.randn(1, 3, 10, 10), labels)
     (note,) = reading_notes(meter.compute())
     assert (
-        note.startswith("background is 90.0 % of the pixels") and "Dice without class 0 (" in note
+        note.startswith("background is 90.0 % of the pixels") and "Dice without class 0 and" in note
     )
     assert "Dice without class 0 (%)" in score_tables({"a": meter.compute()})[0].columns
     assert "Dice without class 0 (%)" in score_tables({"a": SURE})[1].columns

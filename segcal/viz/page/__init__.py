@@ -25,12 +25,14 @@ from segcal.viz.overlay import Overlay
 from segcal.viz.page.numbers import data_uri, page_numbers, to_json
 from segcal.viz.style import run_style
 from segcal.viz.tables import (
+    BACKGROUND,
     CLEAN,
     Table,
     class_ece_table,
     class_names,
     class_table,
     comparison_table,
+    large_class,
     mean_over_shifts,
     object_tables,
     objects_of,
@@ -171,6 +173,8 @@ def _unmarked(table: Table) -> Table:
 def _tiles(row: PageRow) -> list[tuple[Any, float, Interval | None]]:
     report = row.report
     tiles = [s for s in _TILES if not (report.top_only and s.name in NEED_ALL_CLASSES)]
+    if large_class(report) == 0 and report.images is not None:
+        tiles[2:] = BACKGROUND
     return [(s, getattr(report, s.name), report.intervals.get(s.name)) for s in tiles]
 
 
