@@ -477,7 +477,8 @@ def _scores(
         intervals["ece"] = combine([model], [1.0], resamples=resamples, seed=0)["ece"].interval
         areas = []
         for block in resampled_weights(len(count), resamples, 0):
-            for weight in block[:, of_unit]:
+            for weights in block:
+                weight = weights[of_unit]
                 drawn = (np.bincount(rank, weight * w) for w in (real, 1 - real))
                 areas.append(auroc(*drawn))
         if np.isfinite(areas).all():

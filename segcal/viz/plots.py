@@ -28,11 +28,10 @@ from numpy.typing import NDArray
 
 from segcal.files import atomic_write
 from segcal.metrics import BinTable, Report
-from segcal.metrics.report import ObjectReport
-from segcal.metrics.scores import SCORES, ratio, risk_at_coverage
+from segcal.metrics.scores import SCORES, risk_at_coverage
 from segcal.metrics.uncertainty import UNCERTAINTIES
 from segcal.viz.style import LIGHT, OVER, UNDER, run_style
-from segcal.viz.tables import class_names, counted, objects_of
+from segcal.viz.tables import class_names, counted
 
 COVERAGES = [i / 200 for i in range(1, 201)]  # where curves of risk are drawn
 Reports = Report | Mapping[str, Report]
@@ -130,9 +129,6 @@ def write_figures(
         drawings["classwise_reliability"] = lambda: classwise_reliability(shown)
     if one is not None and one.detection:
         drawings["risk_by_uncertainty"] = lambda: risk_by_uncertainty(one)
-    if objects := objects_of(reports):
-        drawings["object_reliability"] = lambda: object_reliability(objects)
-        drawings["precision_recall"] = lambda: precision_recall(objects)
     if any(line.get("holdout/ece") is not None for line in history):
         drawings["convergence_ece"] = lambda: convergence(history)
     paths = []
@@ -328,30 +324,6 @@ def _draw_strip(ax: Axes, tables: Sequence[BinTable], ylabel: str) -> None:
     strip.yaxis.set_minor_locator(NullLocator())
     strip.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     strip.tick_params(labelbottom=False, bottom=False)
-
-
-def object_reliability(objects: Mapping[str, ObjectReport], ax: Axes | None = None) -> Axes:
-    """Share of real objects against the confidence of objects, a line for each name."""
-    ax = _axes(ax, list(objects))
-    for index, (name, of) in enumerate(objects.items()):
-        text = f"{plain(name)}: ECE {SCORES['ece'].brief(of.whole.ece)}"
-        _draw_line(ax, of.whole.top, index, text)
-    _legend_above(ax)
-    _finish_square(ax)
-    ax.set(xlabel="confidence of the object (%)", ylabel="real objects (%)")
-    return ax
-
-
-def precision_recall(objects: Mapping[str, ObjectReport], ax: Axes | None = None) -> Axes:
-    """Precision against recall of the objects above each threshold, a line for each name."""
-    ax = _axes(ax, list(objects))
-    for index, (name, of) in enumerate(objects.items()):
-        real, false = (x[::-1].cumsum() for x in (of.fine.correct, of.fine.wrong))
-        curve = 100 * ratio(real, of.whole.truth), 100 * ratio(real, real + false)
-        ax.plot(*curve, label=plain(name), **_lines(index))
-    ax.set(xlim=(0, 100), ylim=(0, 100), xlabel="recall (%)", ylabel="precision (%)")
-    _legend_above(ax)
-    return ax
 
 
 # Classes ----------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from segcal.files import atomic_write
 from segcal.metrics import Difference, Interval, Report
 from segcal.metrics.compare import Comparison
 from segcal.metrics.protocols import PROTOCOL_SCORES, describe_protocol
-from segcal.metrics.report import FROC_RATES, ObjectReport, ObjectScores
+from segcal.metrics.report import FROC_RATES, ObjectScores
 from segcal.metrics.scores import LOGGED, SCORES, Score, number, ratio
 from segcal.metrics.uncertainty import DETECTION, UNCERTAINTIES
 
@@ -384,15 +384,6 @@ def _table(
     """A table from the cells of each row by heading."""
     headings = rows[0][1] if rows else ()
     return Table(title, [corner, *headings], [(n, [*cells.values()]) for n, cells in rows], notes)
-
-
-def objects_of(reports: Mapping[str, Report]) -> dict[str, ObjectReport]:
-    """The object reports of some reports, by the name of the row and of their calibration."""
-    return {
-        name if of.calibration == "none" else f"{name}, objects {of.calibration}": of
-        for name, report in reports.items()
-        for of in report.objects
-    }
 
 
 def object_tables(report: Report) -> list[Table]:

@@ -103,6 +103,13 @@ def test_objects_of_volumes_and_of_sigmoid_outputs():
     assert [part.truth for part in counter.compute().parts[:2]] == [2, 2]
 
 
+def test_a_class_with_false_objects_alone_is_listed():
+    counter = ObjectCounter(ObjectRule((1, 2)), 3)
+    counter.update(*map(torch.tensor, (probabilities(mask("11.22")), mask("11...")[None])))
+    found = {part.name: (part.precision, part.truth) for part in counter.compute().parts}
+    assert found["class 1"] == (1.0, 1) and found["class 2"] == (0.0, 0)
+
+
 def reference(predicted, truth, sure, tau):
     """Confidence and realness of each predicted object, and the number of true ones, by loops."""
 

@@ -35,7 +35,6 @@ from segcal.viz.tables import (
     large_class,
     mean_over_shifts,
     object_tables,
-    objects_of,
     part_tables,
     protocol_sentence,
     reading_notes,
@@ -138,7 +137,6 @@ def render_page(
         scripts=[Markup(script) for script in scripts],
         script_hashes=Markup(" ".join(map(_hash, scripts))),
         numbers=Markup(to_json(numbers)),
-        objects=objects_of(reports),
         object_tables=[(row.name, object_tables(row.report)) for row in rows if row.report.objects],
         object_overlays=[
             (row.name, data_uri(row.object_overlay, "image/png"))

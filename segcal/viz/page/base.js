@@ -31,6 +31,17 @@ function showUnit(score, value) {
   return show(score, value) + numbers.scores[score].suffix.replace(" ", "\u00a0");
 }
 
+// From the end: the right and the wrong ones above each edge of the fine histogram.
+function aboveEdges({ bin, correct, wrong }) {
+  const sums = [correct, wrong].map((counts) => {
+    const above = new Array(numbers.fineEdges.length).fill(0);
+    bin.forEach((b, i) => (above[b] = counts[i]));
+    for (let i = above.length - 2; i >= 0; i--) above[i] += above[i + 1];
+    return above;
+  });
+  return { right: sums[0], wrong: sums[1] };
+}
+
 const heading = (score) => `${numbers.scores[score].label} (${numbers.scores[score].unit})`;
 
 const showCount = (value) => (isKnown(value) ? value.toLocaleString("en-US") : "–");

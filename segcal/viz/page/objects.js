@@ -6,20 +6,9 @@ if (byId("object-table")) {
   const percent = numbers.scores.accuracy.scale;
   const models = entries.flatMap((entry) =>
     entry.objects.map((of) => {
-      // From the end: real and false objects above each edge of the fine histogram.
-      const real = new Array(edges.length).fill(0);
-      const wrong = new Array(edges.length).fill(0);
-      of.fine.bin.forEach((bin, i) => {
-        real[bin] = of.fine.correct[i];
-        wrong[bin] = of.fine.wrong[i];
-      });
-      for (let i = edges.length - 2; i >= 0; i--) {
-        real[i] += real[i + 1];
-        wrong[i] += wrong[i + 1];
-      }
       const plainly = of.calibration === "none";
       const name = entry.name + (plainly ? "" : `, objects ${of.calibration}`);
-      return { ...of, real, wrong, name, color: entry.color, line_dash: plainly ? [] : [6, 4] };
+      return { ...of, ...aboveEdges(of.fine), name, color: entry.color, line_dash: plainly ? [] : [6, 4] };
     })
   );
   const chosen = models.flatMap((model) => model.points.map((point) => ({ ...point, model })));
@@ -33,7 +22,7 @@ if (byId("object-table")) {
   const diagram = newPlot("#object-reliability", square("confidence of the object (%)", "real objects (%)"));
   diagram.line({ x: [0, percent], y: [0, percent], line_dash: "dashed", line_color: "#8b98ab" });
   const curve = newPlot("#object-curve", square("recall (%)", "precision (%)"));
-  const markers = models.map(({ top, real, wrong, truth, color, line_dash }) => {
+  const markers = models.map(({ top, right, wrong, truth, color, line_dash }) => {
     const held = top.count.map((_, b) => b).filter((b) => top.count[b] > 0);
     const bins = {
       x: held.map((b) => (percent * top.confidence[b]) / top.count[b]),
@@ -42,10 +31,10 @@ if (byId("object-table")) {
     diagram.line({ ...bins, line_color: color, line_width: 2, line_dash });
     const size = held.map((b) => 4 + 14 * Math.sqrt(top.count[b] / sum(top.count)));
     diagram.scatter({ ...bins, size, fill_color: color, line_color: null });
-    const at = edges.map((_, i) => i).filter((i) => real[i] + wrong[i] > 0);
+    const at = edges.map((_, i) => i).filter((i) => right[i] + wrong[i] > 0);
     curve.line({
-      x: at.map((i) => percent * ratio(real[i], truth)),
-      y: at.map((i) => percent * ratio(real[i], real[i] + wrong[i])),
+      x: at.map((i) => percent * ratio(right[i], truth)),
+      y: at.map((i) => percent * ratio(right[i], right[i] + wrong[i])),
       line_color: color,
       line_width: 2,
       line_dash,
@@ -61,14 +50,14 @@ if (byId("object-table")) {
     byId("object-value").textContent = showThreshold(threshold);
     slider.setAttribute("aria-valuetext", showThreshold(threshold));
     const rows = models.map((model, m) => {
-      const real = model.real[at];
+      const right = model.right[at];
       const wrong = model.wrong[at];
-      const recall = ratio(real, model.truth);
-      const precision = ratio(real, real + wrong);
-      const isShown = real + wrong > 0;
+      const recall = ratio(right, model.truth);
+      const precision = ratio(right, right + wrong);
+      const isShown = right + wrong > 0;
       markers[m].data = { x: isShown ? [percent * recall] : [], y: isShown ? [percent * precision] : [] };
       const perImage = toFixed(ratio(wrong, model.images), 2);
-      return [named(model), showCount(real + wrong), show("accuracy", precision), show("accuracy", recall), perImage];
+      return [named(model), showCount(right + wrong), show("accuracy", precision), show("accuracy", recall), perImage];
     });
     const headings = ["model", "objects", "precision (%)", "recall (%)", "false per image"];
     fillTable(byId("object-table"), headings, rows);

@@ -7,20 +7,10 @@
   const percent = numbers.scores.accuracy.scale;
   slider.max = stops.length - 1;
 
-  // From the end: pixels above each edge of the fine histogram, and the wrong ones among them.
   const above = entries.map((entry) => {
     const { fine, pixels } = Object.values(entry.parts)[0];
-    const count = new Array(edges.length).fill(0);
-    const wrong = new Array(edges.length).fill(0);
-    fine.bin.forEach((bin, i) => {
-      count[bin] = fine.correct[i] + fine.wrong[i];
-      wrong[bin] = fine.wrong[i];
-    });
-    for (let i = edges.length - 2; i >= 0; i--) {
-      count[i] += count[i + 1];
-      wrong[i] += wrong[i + 1];
-    }
-    return { count, wrong, pixels };
+    const { right, wrong } = aboveEdges(fine);
+    return { count: right.map((count, i) => count + wrong[i]), wrong, pixels };
   });
 
   const figure = newPlot("#threshold-plot", {
