@@ -84,9 +84,10 @@ class AffineCalibrator(PixelCalibrator):
     def _try(self, fitting: PixelSample, validation: PixelSample) -> list[float]:
         nlls = []
         x, k = self._features(fitting.x), len(fitting.x)
-        affine = torch.eye(k, k + 1, dtype=x.dtype, device=x.device)
+        free = self._free(k).to(x.device)
+        affine, curvature = torch.eye(k, k + 1, dtype=x.dtype, device=x.device), None
         for pair in self._pairs:  # each fit starts near its minimum, at the last one
-            affine = minimise(x, fitting.labels, self._free(k).to(x.device), pair, affine, _ROUGH)
+            affine, curvature = minimise(x, fitting.labels, free, pair, affine, curvature, _ROUGH)
             self._keep(affine)
             nlls.append(self._nll(validation))
         return nlls
@@ -95,7 +96,7 @@ class AffineCalibrator(PixelCalibrator):
         self.lambda_, self.mu_ = pair = self._pairs[choice]
         x, k = self._features(sample.x), len(sample.x)
         start = torch.eye(k, k + 1, dtype=x.dtype, device=x.device)
-        self._keep(minimise(x, sample.labels, self._free(k).to(x.device), pair, start))
+        self._keep(minimise(x, sample.labels, self._free(k).to(x.device), pair, start)[0])
 
     @property
     def _pairs(self) -> list[Pair]:
@@ -211,9 +212,15 @@ def _odir_weight(affine: Tensor, pair: Pair) -> Tensor:
 
 
 def minimise(
-    x: Tensor, labels: Tensor, free: Tensor, pair: Pair, start: Tensor, tolerance: float = _EXACT
-) -> Tensor:
-    """[W, b], (K, K + 1), of least mean NLL of softmax(W x + b) + penalty.
+    x: Tensor,
+    labels: Tensor,
+    free: Tensor,
+    pair: Pair,
+    start: Tensor,
+    curvature: Tensor | None = None,
+    tolerance: float = _EXACT,
+) -> tuple[Tensor, Tensor]:
+    """[W, b], (K, K + 1), of least mean NLL of softmax(W x + b) + penalty, and the curvature.
 
     L-BFGS from `start`. The variables of each row are whitened by the row's block of the Hessian at
     the identity: classes are correlated, and rare ones have little curvature.
@@ -224,6 +231,7 @@ def minimise(
         free: (K, K + 1) bool, with as many in each row; other entries stay as in `start`.
         pair: (λ, μ).
         start: (K, K + 1).
+        curvature: what an earlier call returned for the same x; it does not depend on the pair.
         tolerance: the fit ends when a step lowers the objective by less.
     """
     from scipy.optimize import minimize  # takes long to import
@@ -232,14 +240,15 @@ def minimise(
     places = free.nonzero()[:, 1].view(k, -1)  # (K, f) the free columns of each row
     f = places.shape[1]
     x = torch.cat([x, torch.ones_like(x[:1])])  # (K + 1, P)
-    some = x[:, :: max(1, math.ceil(k * f * f * count / _CURVATURE_WORK))]
-    weight = some[:-1].softmax(0)
-    weight = weight * (1 - weight) / some.shape[1]
-    blocks = torch.stack(
-        [(some[row] * w) @ some[row].T for row, w in zip(places, weight, strict=True)]
-    )
+    if curvature is None:
+        some = x[:, :: max(1, math.ceil(k * f * f * count / _CURVATURE_WORK))]
+        weight = some[:-1].softmax(0)
+        weight = weight * (1 - weight) / some.shape[1]
+        curvature = torch.stack(
+            [(some[row] * w) @ some[row].T for row, w in zip(places, weight, strict=True)]
+        )
     stiffness = 2 * (_odir_weight(start, pair) + RIDGE).gather(1, places)
-    whitening = torch.linalg.cholesky(blocks + torch.diag_embed(stiffness))  # (K, f, f)
+    whitening = torch.linalg.cholesky(curvature + torch.diag_embed(stiffness))  # (K, f, f)
     batches = [
         (part, y[None])  # (K + 1, p), (1, p)
         for part, y in zip(
@@ -278,4 +287,4 @@ def minimise(
             "gtol": 1e-8,
         },
     )
-    return affine(found.x)
+    return affine(found.x), curvature

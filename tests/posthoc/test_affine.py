@@ -27,7 +27,7 @@ def fitted(x, y, pair=(0, 0)):
     k = len(x)
     return minimise(
         x, y, torch.ones(k, k + 1, dtype=torch.bool), pair, torch.eye(k, k + 1).double()
-    )
+    )[0]
 
 
 def value(affine, x, y, pair=(0, 0)):
