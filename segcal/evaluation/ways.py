@@ -23,7 +23,7 @@ from segcal import distributed
 from segcal.evaluation.holdout import fit_on, recorded
 from segcal.evaluation.shifts import open_shifts
 from segcal.metrics.uncertainty import entropy
-from segcal.posthoc import WAYS, Calibrator, TemperatureScaling, method_names
+from segcal.posthoc import NONE, WAYS, Calibrator, TemperatureScaling, method_names
 from segcal.sources.network import LoaderSource
 from segcal.sources.source import Batch, Source
 
@@ -87,7 +87,7 @@ def fit_ways(
     """
     from segcal.data.shift import parse_shifts
 
-    method_names(",".join(methods))
+    method_names(",".join([NONE, *methods]))
     ways = {way: [m for m in methods if m.partition("@")[2] == way] for way in ("", *WAYS)}
     for option, given, users in (
         ("fit_shift", fit_shift, ("shift", "set")),
