@@ -48,7 +48,6 @@ Masks = Sequence[Tensor | None]  # for each meter what it counts; None for all
 _MOST_MASKS = 8  # counted in one walk, as the bits of a byte
 _PIECE = 2**21  # values that the torch pass works on at a time
 _BLOCK = 2**17  # values that the compiled pass works on at a time: they stay in the cache
-_COPIED_BLOCK = 2**15 - 1  # the same where values are copied: torch copies fewer with one thread
 _WORTH_A_THREAD = 2**18  # values
 
 
@@ -211,8 +210,6 @@ def count_compiled(
     rows, flat = as_rows(values, labels)
     groups, members = _groups(inside, flat)
     num_groups = 1 + max((group for several in members for group in several), default=0)
-    # Large images are read where they are; other blocks are copied, widened and made contiguous.
-    in_place = rows.dtype == compute and rows.is_contiguous() and rows[:1].numel() >= _BLOCK
 
     def work(blocks: Sequence[Cut]) -> tuple[list[Tables], list[Array], bool]:
         """Tables of each group, cells of the pixels if listed, and whether all blocks are fine."""
@@ -223,14 +220,12 @@ def count_compiled(
         for images, part in blocks:
             target = flat[images, part].reshape(-1).long().numpy()
             group, w = groups[images, part].reshape(-1).copy(), len(target)
-            if in_place:
-                source, start = rows[images.start].numpy(), part.start
-            else:
-                piece = rows[images, :, part].movedim(1, 0).reshape(k, w)
-                source, start = piece.to(compute).contiguous().numpy(), 0
+            piece = np.moveaxis(rows[images, :, part].to(compute).numpy(), 1, 0)  # (K, n, rows, *)
             memory = memory if len(memory) >= k * w else np.empty(k * w, edges.dtype)
-            block = memory[: k * w].reshape(k, w)
-            given = source, start, target, settings.ignore_index, group, block
+            shaped = memory[: k * w].reshape(piece.shape)
+            shaped[...] = piece
+            block = shaped.reshape(k, w)
+            given = block, target, settings.ignore_index, group
             fine, best, distance = (
                 load_logits(*given) if logits else _load_probs(*given, dtype, settings.top_only)
             )
@@ -252,13 +247,10 @@ def count_compiled(
                 cells.append(np.stack([group[kept], (target * k + best)[kept]]))
         return tables, cells, True
 
-    blocks = cut(rows.shape, max((_BLOCK if in_place else _COPIED_BLOCK) // k, 1))
+    blocks = cut(rows.shape, max(_BLOCK // k, 1))
     threads = max(min(torch.get_num_threads(), values.numel() // _WORTH_A_THREAD), 1)
-    if threads == 1:
-        shares = [work(blocks)]
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            shares = list(pool.map(work, (blocks[thread::threads] for thread in range(threads))))
+    with ThreadPoolExecutor(threads) as pool:
+        shares = list(pool.map(work, (blocks[thread::threads] for thread in range(threads))))
     listed = [cells for _, some, _ in shares for cells in some]
     group, cells = np.concatenate([np.zeros((2, 0), np.int64), *listed], 1)
     bad = sum(not fine for _, _, fine in shares)  # the meter looks for where
@@ -309,16 +301,15 @@ def compiled() -> tuple[Callable[..., Any], Callable[..., bool]] | None:
         "fastmath": {"contract", "reassoc", "nsz"},
     }
 
-    def build(function: Callable[..., Any]) -> Any:
-        try:  # kept beside this file or, where that cannot be written, in the user's cache
-            return numba.njit(cache=True, **options)(function)
-        except RuntimeError:  # neither can be written
-            return numba.njit(**options)(function)
+    try:  # kept beside this file or, where that cannot be written, in the user's cache
+        njit = numba.njit(cache=True, **options)
+        return njit(_load_logits), njit(_add)
+    except RuntimeError:  # neither can be written
+        njit = numba.njit(**options)
+        return njit(_load_logits), njit(_add)
 
-    return build(_load_logits), build(_add)
 
-
-def _load_probs(source, start, target, ignored, group, block, given, partial):
+def _load_probs(block, target, ignored, group, given, partial):
     """As `_load_logits`, for probabilities whose dtype is `given`; the distance is -log p_y.
 
     See `is_distribution` for `partial`.
@@ -327,7 +318,6 @@ def _load_probs(source, start, target, ignored, group, block, given, partial):
     group[target == ignored] = -1
     y = np.where((group < 0) | (target < 0) | (target >= k), 0, target)
     below, off = rounding_of(given)
-    np.copyto(block, source[:, start : start + w])
     total = block.sum(0, dtype=np.float64)
     fine = (block.min(0) >= -below) & (total >= (0 if partial else 1 - off)) & (total <= 1 + off)
     np.clip(block, 0, 1, out=block)
@@ -336,8 +326,8 @@ def _load_probs(source, start, target, ignored, group, block, given, partial):
     return ((fine & (y == target)) | (group < 0)).all(), block.argmax(0).astype(np.int32), distance
 
 
-def _load_logits(source, start, target, ignored, group, block):
-    """Fill a (K, P) block with z - max z of the P pixels from `start` on in a (K, L) source.
+def _load_logits(block, target, ignored, group):
+    """Make z - max z of a (K, P) block of logits.
 
     `group` (P,) gets -1 where the (P,) labels `target` are `ignored`.
 
@@ -347,25 +337,25 @@ def _load_logits(source, start, target, ignored, group, block):
     """
     k, w = block.shape
     none = np.int32(k)
-    high = source[0][start : start + w].copy()
+    high = block[0].copy()
     best, distance = np.full(w, none), np.zeros(w)
     for c in range(1, k):
-        row = source[c][start : start + w]
+        row = block[c]
         for j in range(w):
             high[j] = row[j] if row[j] > high[j] else high[j]
-    for c in range(k):
-        row, out, this = source[c][start : start + w], block[c], np.int32(c)
-        for j in range(w):
-            tie = this if row[j] == high[j] else none
-            best[j] = tie if tie < best[j] else best[j]
-            out[j] = row[j] - high[j]
     for j in range(w):
         if target[j] == ignored:
             group[j] = -1
         elif group[j] >= 0:
             if not 0 <= target[j] < k:
                 return False, best, distance
-            distance[j] = np.float64(high[j]) - np.float64(source[target[j], start + j])
+            distance[j] = np.float64(high[j]) - np.float64(block[target[j], j])
+    for c in range(k):
+        row, this = block[c], np.int32(c)
+        for j in range(w):
+            tie = this if row[j] == high[j] else none
+            best[j] = tie if tie < best[j] else best[j]
+            row[j] -= high[j]
     return True, best, distance
 
 

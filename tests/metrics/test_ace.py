@@ -69,7 +69,7 @@ def test_images_in_pieces_and_threads(monkeypatch):
     """An image may be counted in pieces; its ACE is known when all are."""
     logits, labels = case(pixels=1000)
     whole = measured(logits, labels)
-    monkeypatch.setattr("segcal.metrics.counting._COPIED_BLOCK", 64)
+    monkeypatch.setattr("segcal.metrics.counting._BLOCK", 64)
     monkeypatch.setattr("segcal.metrics.counting._WORTH_A_THREAD", 1)
     assert measured(logits, labels).class_ace == pytest.approx(whole.class_ace, rel=1e-9)
 

@@ -166,7 +166,7 @@ def test_streamed_is_merged_is_one_shot(per_image, data):
 def test_chunks_leave_no_trace(monkeypatch, space):
     logits, labels = batch(1, n=4, space=space)
     whole = measured(logits, labels, per_image=True)
-    for block in ("_BLOCK", "_COPIED_BLOCK", "_PIECE"):
+    for block in ("_BLOCK", "_PIECE"):
         monkeypatch.setattr(counting, block, 700)
     monkeypatch.setattr(meter, "_IMAGE_BINS", 1)
     assert_same(measured(logits, labels, per_image=True), whole)
