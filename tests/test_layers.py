@@ -77,9 +77,11 @@ def test_what_tests_share_is_in_tests_support():
 
 
 def test_no_test_skips_for_want_of_a_package():
-    """The extra `dev` has them all."""
+    """The extra `dev` has them all; W&B and MLflow may have been left out, as they are large."""
     wrong = []
     for path in TESTS:
+        if path.name == "test_trackers.py":
+            continue
         calls = (n.func for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call))
         names = {call.attr for call in calls if isinstance(call, ast.Attribute)}
         wrong += [f"{path}: {name}" for name in names & {"importorskip", "find_spec", "skipif"}]

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from segcal.evaluation.evaluate import NONE, Evaluation
-from segcal.integrations import at_labels, chosen_scores, missing, scalars
+from segcal.integrations import at_labels, chosen_scores, missing, scalars, trackers
 from segcal.metrics import CalibrationMeter, Report
 from segcal.sources.source import logits_of
 
@@ -52,7 +52,8 @@ class CalibrationCallback(Callback):
     """Evaluates what validation and test steps return, over all ranks.
 
     It logs val/ece and the other scores after each validation, and test/… after a test; of a
-    second loader as val/1/ece. When the trainer ends it writes what is known of each loader since
+    second loader as val/1/ece. Loggers of TensorBoard, W&B and MLflow get the reliability diagram
+    too. When the trainer ends it writes what is known of each loader since
     its last evaluation, as `Evaluation.save` does: reports, sums, tables and the page.
 
     Lightning's sampler repeats a few images so that all ranks have equally many; they count twice.
@@ -109,17 +110,21 @@ class CalibrationCallback(Callback):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:
-            self._finish(pl_module, "val")
+            self._finish(trainer, pl_module, "val")
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._finish(pl_module, "test")
+        self._finish(trainer, pl_module, "test")
 
-    def _finish(self, pl_module: LightningModule, stage: str) -> None:
+    def _finish(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        found = map(trackers.of_logger, trainer.loggers if trainer.is_global_zero else ())
+        shown = [tracker for tracker in found if tracker is not None]
         for loader, meter in self._meters.items():
             name = f"{stage}/{loader}" if loader else stage
             self.reports[name] = report = meter.sync().compute()
             self._unwritten[name] = Evaluation(name, {NONE: report}, meters={NONE: meter})
             pl_module.log_dict(scalars(report, self.scores, f"{name}/"))
+            for tracker in shown:
+                tracker.reliability(f"{name}/reliability", report, trainer.global_step)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self.folder is not None and trainer.is_global_zero:

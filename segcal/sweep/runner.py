@@ -29,6 +29,7 @@ from segcal.evaluation.evaluate import evaluate_source
 from segcal.evaluation.folder import place, store, stored
 from segcal.evaluation.shifts import FORMAT
 from segcal.files import atomic_write, one_line
+from segcal.integrations.trackers import NAMES
 from segcal.losses import hyper_names
 from segcal.metrics.scores import SCORES
 from segcal.sources.members import Members
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 RESAMPLES = 1000
 DATA = "data.json"  # in the folder of a run: the fingerprint of its training and hold-out images
 # Settings that say where and how fast a run is made, not what it learns.
-_ELSEWHERE = ("out", "device", "workers", "save_every", "tensorboard")
+_ELSEWHERE = ("out", "device", "workers", "save_every", *NAMES)
 Scores = Mapping[str, float]
 # The hold-out scores of the best epoch, or why there are none. Pooled runs have no epochs: {}.
 Outcome = Scores | str

@@ -145,7 +145,9 @@ class TrainConfig:
         eval_every: Epochs between evaluations on the hold-out.
         save_every: Steps between checkpoints, in addition to the one after each epoch.
         select: Hold-out score that decides which epoch is best: accuracy, miou, nll, ece or sce.
-        tensorboard: Also write the log for TensorBoard.
+        tensorboard: Log scores and the reliability diagram of the hold-out for TensorBoard too.
+        wandb: The same for Weights & Biases.
+        mlflow: The same for MLflow.
     """
 
     loss: str = "fl+mdca"
@@ -172,6 +174,8 @@ class TrainConfig:
     save_every: int | None = None
     select: Literal["accuracy", "miou", "nll", "ece", "sce"] = "accuracy"
     tensorboard: bool = False
+    wandb: bool = False
+    mlflow: bool = False
     device: str = "auto"
     out: str | None = None
 

@@ -1,4 +1,4 @@
-"""What a run reports while it trains: running losses, progress, log.jsonl, TensorBoard."""
+"""What a run reports while it trains: running losses, progress, log.jsonl."""
 
 from __future__ import annotations
 
@@ -165,34 +165,3 @@ class Progress:
         """Remove the bar."""
         if self._bar is not None:
             self._bar.close()
-
-
-class TensorBoardLog:
-    """Writes the numbers of each epoch for TensorBoard.
-
-    Args:
-        folder: folder of the event files.
-        first_step: steps that were done when the run was resumed; later events are hidden.
-    """
-
-    def __init__(self, folder: Path, first_step: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ValueError(
-                "Expected tensorboard to be installed for --tensorboard true, but it is not: "
-                "pip install tensorboard"
-            ) from None
-        # Events after the resumed step come from the run that was interrupted.
-        self._writer = SummaryWriter(str(folder), purge_step=first_step + 1)
-
-    def write(self, record: Record) -> None:
-        """Add the record of one epoch."""
-        for name, value in record.items():
-            if isinstance(value, float):
-                self._writer.add_scalar(name, value, record["step"])
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Close the event file."""
-        self._writer.close()

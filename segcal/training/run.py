@@ -23,6 +23,7 @@ from segcal.data.samples import Samples
 from segcal.data.splits import Splits
 from segcal.distributed import choose_device, process_group
 from segcal.files import Busy, locked
+from segcal.integrations.trackers import NAMES
 from segcal.losses import build_loss
 from segcal.training import checkpoint
 from segcal.training.config import CONFIG, TrainConfig
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 
 # Settings that a resumed run may change: they do not touch what it learns. `epochs` does, through
 # the schedule, but going on for longer is what people want.
-_MAY_CHANGE = {"out", "device", "workers", "eval_every", "save_every", "tensorboard", "epochs"}
+_MAY_CHANGE = {"out", "device", "workers", "eval_every", "save_every", "epochs", *NAMES}
 _MAY_CHANGE |= {"data.root", "data.download", "data.skip_bad", "model.encoder_weights"}
 _MAX_LISTED = 8  # classes named in a warning
 _LABELS_READ = 500  # of a part, to find absent classes

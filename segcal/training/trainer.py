@@ -7,6 +7,7 @@ of the run depends on, so a run that is interrupted anywhere and resumed ends wi
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,9 @@ from torch import nn
 from segcal import distributed, settings
 from segcal.data.samples import Batch, Batches, MapDataset, eval_loader
 from segcal.evaluation.evaluate import evaluate
+from segcal.integrations.trackers import NAMES, Tracker, open_tracker
 from segcal.losses import Criterion
+from segcal.metrics import Report
 from segcal.metrics.scores import LOGGED, SCORES
 from segcal.training import checkpoint
 from segcal.training.config import TrainConfig
@@ -28,7 +31,6 @@ from segcal.training.log import (
     Progress,
     Record,
     RunningLosses,
-    TensorBoardLog,
     describe_epoch,
     require_history,
     write_jsonl,
@@ -37,6 +39,7 @@ from segcal.training.order import EpochOrder
 from segcal.training.signals import Interrupted, StopSignals
 from segcal.training.step import Learner, lr_factor
 
+log = logging.getLogger(__name__)
 LOG = "log.jsonl"
 _AGREE_EVERY = 10  # steps between asking all processes whether one received a signal
 _CHECK_EVERY = 50  # steps between checks for NaN on a GPU, because they wait for it
@@ -101,6 +104,7 @@ class Trainer:
         self._losses = RunningLosses()
         self._seconds = 0.0  # of the current epoch
         self._stop = StopSignals()
+        self._trackers: list[Tracker] = []
 
     def _order(self, first_step: int) -> EpochOrder:
         return EpochOrder(
@@ -123,9 +127,12 @@ class Trainer:
         progress = Progress(
             self.total_steps, self.learner.steps, batch_size=self.options.batch_size, shown=first
         )
-        tensorboard = None
-        if self.options.tensorboard and self.folder is not None and first:
-            tensorboard = TensorBoardLog(self.folder, self.learner.steps)
+        if self.folder is not None and first:
+            options, steps = settings.to_dict(self.options), self.learner.steps
+            for name in NAMES:
+                if options[name]:
+                    opened = open_tracker(name, self.folder, options, step=steps)
+                    self._trackers.append(opened)
         loader = Batches(  # over all epochs: workers start once, and read ahead across epochs
             self.train_set,
             workers=self.options.workers,
@@ -137,10 +144,9 @@ class Trainer:
             with self._stop:
                 while len(self.history) < self.options.epochs:
                     self.advance(stream, (len(self.history) + 1) * self.steps_per_epoch, progress)
-                    record = self._close_epoch(progress)
+                    record, report = self._close_epoch(progress)
                     progress.say(describe_epoch(record, self.options.epochs))
-                    if tensorboard is not None:
-                        tensorboard.write(record)
+                    self._track(record, report)
         except (RuntimeError, OSError):
             # The signal also ended the workers, and the loader raises because of that. The step may
             # be incomplete: the last checkpoint counts.
@@ -149,9 +155,22 @@ class Trainer:
             raise
         finally:
             progress.close()
-            if tensorboard is not None:
-                tensorboard.close()
+            for tracker in self._trackers:
+                tracker.close()
+            self._trackers.clear()
         return self.history
+
+    def _track(self, record: Record, report: Report | None) -> None:
+        """Log an epoch in every tracker; one that fails, as when its server is away, is left."""
+        numbers = {name: value for name, value in record.items() if isinstance(value, float)}
+        for tracker in [*self._trackers]:
+            try:
+                tracker.scalars(numbers, record["step"])
+                if report is not None:
+                    tracker.reliability("holdout/reliability", report, record["step"])
+            except Exception as error:
+                log.warning("a tracker failed, and gets nothing more: %s", error)
+                self._trackers.remove(tracker)
 
     def advance(self, stream: Iterator[Batch], end: int, progress: Progress) -> None:
         """Take steps on the batches of `stream` until the run has taken `end` steps."""
@@ -181,9 +200,10 @@ class Trainer:
             self.options.schedule, step, total=self.total_steps, per_epoch=self.steps_per_epoch
         )
 
-    def _close_epoch(self, progress: Progress) -> Record:
+    def _close_epoch(self, progress: Progress) -> tuple[Record, Report | None]:
         """Evaluate, log and save the epoch whose last step was taken."""
         self._expect_finite()
+        report = None
         options, epoch = self.options, len(self.history) + 1
         record: Record = {
             "epoch": epoch,
@@ -224,7 +244,7 @@ class Trainer:
         self._seconds = 0.0
         self.save()
         self._write_summary()
-        return record
+        return record, report
 
     def _expect_no_signal(self) -> None:
         """Stop an evaluation on a signal, unless other processes would wait for this one."""
