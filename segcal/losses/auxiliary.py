@@ -231,7 +231,8 @@ def ace(
 def _place(p: Tensor, bins: int, soft: bool) -> Tensor:
     """Where each p is counted: in the bin (lo, hi], or at the nearest of the B + 1 edges l/B."""
     scaled = p.detach() * bins
-    return (scaled.round_() if soft else scaled.ceil_().clamp_(1, bins).sub_(1)).long()
+    place = (scaled.round_() if soft else scaled.ceil_().sub_(1)).long()
+    return place.clamp_(0, bins if soft else bins - 1)  # NaN, as of a diverged step, is anywhere
 
 
 def _shared(amount: Tensor, product: Tensor) -> Tensor:

@@ -347,12 +347,15 @@ def test_a_label_of_a_masked_class_is_refused(spec):
         build_loss(spec)(logits, labels)
 
 
-def test_a_loss_that_has_diverged_is_returned_as_it_is():
+@pytest.mark.parametrize(
+    "hyper", [{"spec": "nll"}, {"spec": "nll+ace"}, {"spec": "nll+ace", "soft": True}]
+)
+def test_a_loss_that_has_diverged_is_returned_as_it_is(hyper):
     logits, labels = batch(3, 4, dtype=torch.float32)
     for value in (math.nan, math.inf):
         bad = logits.clone()
         bad[0] = value
-        assert not build_loss("nll")(bad, labels).isfinite()
+        assert not build_loss(**hyper)(bad, labels).isfinite()
 
 
 def test_where_a_check_would_stall_bad_labels_are_counted_and_reported_later(monkeypatch):
