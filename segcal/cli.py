@@ -26,8 +26,8 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def main(arguments: Sequence[str] | None = None, *, command: str = "", prog: str = "segcal") -> int:
     """Run one of `COMMANDS` and return the exit status.
 
-    0: all is well; 1: it failed through no fault of the input; 2: the input is wrong;
-    128 + n: signal n stopped it.
+    0: all is well; 1: it failed through no fault of the input; 2: the input is wrong; 3: a score or
+    the images broke a condition that was asked for; 128 + n: signal n stopped it.
 
     Args:
         arguments: what was typed; by default what this process was started with.

@@ -7,6 +7,7 @@ unpickled. Any problem with a file raises `BadFile`.
 from __future__ import annotations
 
 import errno
+import gzip
 import lzma
 import math
 import os
@@ -253,6 +254,22 @@ class Nifti:
 def is_nifti(path: Path) -> bool:
     """Whether a file is a NIfTI file by its name."""
     return path.name.endswith((".nii", ".nii.gz"))
+
+
+def write_nifti(path: Path, array: np.ndarray, affine: np.ndarray) -> None:
+    """Write a (z, y, x) array as .nii.gz, which `Nifti` reads, completely or not at all."""
+    try:
+        from nibabel.nifti1 import Nifti1Image
+    except ImportError:
+        raise BadFile(
+            f"{path}: writing it needs the package nibabel: pip install 'segcal[nifti]'"
+        ) from None
+    image = Nifti1Image(array.T, affine)
+    image.set_qform(affine, 1)
+    image.set_sform(affine, 1)
+    image.header.set_xyzt_units("mm")
+    with atomic_write(path, "wb") as file:
+        file.write(gzip.compress(image.to_bytes(), 5, mtime=0))
 
 
 # Images ------------------------------------------------------------------------------------------

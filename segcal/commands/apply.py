@@ -40,7 +40,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=("mask", "confidence"),
         metavar="FILES",
         help="files to write for each image, separated by commas: probs (npz), mask (PNG of class "
-        "indices), confidence and uncertainty (16-bit PNG), overlay; default: mask,confidence",
+        "indices), confidence and uncertainty (16-bit PNG), accept (PNG of accepted pixels), sets "
+        "(npz of class sets), overlay; volumes are NIfTI; default: mask,confidence",
+    )
+    add(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="holdout.json of segcal eval; default: the one beside --calibrator",
+    )
+    add(
+        "--operate",
+        metavar="TARGET",
+        help="operating point of accept, one that segcal eval --operate chose; default: its first",
+    )
+    add(
+        "--miss",
+        metavar="A",
+        help="miss rate of sets, one that segcal eval --conformal chose; default: its first",
+    )
+    add(
+        "--fail-on-drift",
+        action="store_true",
+        help="exit with status 3 if the images are unlike the hold-out",
     )
     add("--limit", type=at_least(1), metavar="N", help="only N images, evenly spaced")
     add("--skip-bad", action="store_true", help="leave out files that cannot be used")
@@ -53,12 +75,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_network(parser)
     add_input(parser.add_argument_group("any network", "docs/networks.md has examples."))
     group = parser.add_argument_group("saved predictions", "docs/predictions.md has the format.")
+    group.add_argument(
+        "--format",
+        choices=("segcal", "nnunet"),
+        default="segcal",
+        help="format of the files; nnunet: of nnUNetv2_predict --save_probabilities",
+    )
     add_format(group)
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> int:
     """Open what was named, write the files, and print what to expect."""
     from segcal import apply, distributed, load_calibrator
+    from segcal.evaluation.folder import PROFILE
 
     given = [each for each in (options.run, options.model, options.predictions) if each is not None]
     if len(given) != 1:
@@ -66,14 +95,31 @@ def run(options: argparse.Namespace) -> None:
     if options.images is None and options.predictions is None:
         raise ValueError("--images names the folder of images to predict")
     calibrator = None if options.calibrator is None else load_calibrator(options.calibrator)
+    profile = options.profile
+    if profile is None and options.calibrator is not None:
+        profile = options.calibrator.with_name(PROFILE)
+        if not profile.is_file():
+            profile = None
+    if profile is None and options.fail_on_drift:
+        raise ValueError("--fail-on-drift needs the holdout.json of segcal eval: see --profile")
     device = distributed.choose_device(options.device)
     with distributed.process_group(device):
         source = _open(options, device, calibrator and calibrator.num_classes_)
         if options.limit is not None:
             source = source.limited(options.limit)
-        expected = apply(source, calibrator, options.out, options.write)
+        expected = apply(
+            source,
+            calibrator,
+            options.out,
+            options.write,
+            profile=profile,
+            operate=options.operate,
+            miss=options.miss,
+        )
+        drift = expected.drift
+        status = 3 if options.fail_on_drift and drift is not None and drift.alarm else 0
         if distributed.rank() > 0:
-            return
+            return status
         print(expected.describe())
         if calibrator is None:
             print("without --calibrator, networks are mostly over-confident: so are these numbers")
@@ -81,16 +127,17 @@ def run(options: argparse.Namespace) -> None:
             print(f"left out {len(expected.skipped)} images: {', '.join(expected.skipped[:5])}")
         again = f", {expected.reused} of {len(expected.names)} images as before"
         print(f"wrote {options.out}{again if expected.reused else ''}")
+        return status
 
 
 def _open(options: argparse.Namespace, device: object, num_classes: int | None) -> Source:
     from segcal.sources import open_source
     from segcal.sources.network import RunSource
-    from segcal.sources.saved import PredictionFolder, PredictionFormat
+    from segcal.sources.saved import PredictionFormat
 
     if options.predictions is not None:
         stated = {**typed(options, PredictionFormat), "skip_bad": options.skip_bad}
-        return PredictionFolder(options.predictions, labelled=False, **stated)
+        return open_source(options.predictions, format=options.format, labelled=False, **stated)
     if options.model is not None:
         stated = {"num_classes": num_classes, **network_options(options), "device": device}
         return open_source(options.model, unlabelled=options.images, **stated)

@@ -27,6 +27,7 @@ from segcal.commands.options import (
 
 if TYPE_CHECKING:
     from segcal.evaluation.evaluate import Evaluation
+    from segcal.metrics.conditions import Condition
     from segcal.metrics.objects import ObjectRule
     from segcal.sources import Source
 
@@ -148,6 +149,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="images to draw: worst, random, none, or names separated by commas; default: worst",
     )
     add("--num-overlays", type=at_least(0), default=4, help="how many images to draw; default: 4")
+    add(
+        "--fail-if",
+        action="append",
+        type=checked(_condition),
+        default=[],
+        metavar="CONDITION",
+        help='exit with status 3 if a score, as a fraction, is beyond a limit: "ece>0.05" or '
+        '"coverage_at_risk_1<0.6", by its name in report.json; may be repeated; holds for the last '
+        "of --posthoc, or else for the network as it is",
+    )
+    add(
+        "--model-card",
+        type=Path,
+        metavar="FILE.md",
+        help="also write data, protocol, scores with intervals and a figure for a model card",
+    )
     add_page(parser)
     add_units(parser)
     _add_objects(parser)
@@ -294,12 +311,23 @@ def _shard(text: str) -> tuple[int, int]:
     return int(number) - 1, int(count)
 
 
-def run(options: argparse.Namespace) -> None:
+def _condition(text: str) -> Condition:
+    from segcal.metrics.conditions import Condition
+
+    return Condition.parse(text)
+
+
+def run(options: argparse.Namespace) -> int:
     """Evaluate each input, save and print what was found, and compare several."""
     from segcal import distributed
     from segcal.data.shift import Shift
     from segcal.evaluation.evaluate import evaluate_source
-    from segcal.evaluation.folder import load_evaluation, require_writable, write_comparison
+    from segcal.evaluation.folder import (
+        load_evaluation,
+        require_writable,
+        write_comparison,
+        write_model_card,
+    )
     from segcal.evaluation.holdout import calibrate_members
     from segcal.posthoc import label
     from segcal.sources.members import Members
@@ -405,6 +433,12 @@ def run(options: argparse.Namespace) -> None:
             if distributed.rank() == 0:
                 _sum_up(evaluations)
                 show(page, browser=options.open)
+        if options.model_card is not None:
+            write_model_card(evaluations, options.model_card)
+        broken = [line for evaluation in evaluations for line in evaluation.broken(options.fail_if)]
+        if distributed.rank() == 0 and broken:
+            print(*(f"failed: {line}" for line in broken), sep="\n")
+    return 3 if broken else 0
 
 
 def _folder(path: Path, title: str, options: argparse.Namespace, *, alone: bool) -> Path:

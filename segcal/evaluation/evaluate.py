@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from segcal import distributed
 from segcal.metrics import CalibrationMeter, Report, update_together
+from segcal.metrics.drift import HoldoutProfile
 from segcal.metrics.intervals import looks_like_sequence
 from segcal.metrics.objects import ObjectCounter, ObjectRule
 from segcal.metrics.protocols import (
@@ -39,6 +40,7 @@ from segcal.sources.source import Batch, Source
 
 if TYPE_CHECKING:
     from segcal.data.shift import Shift
+    from segcal.metrics.conditions import Condition
     from segcal.viz import Overlay, PageRow
 
 log = logging.getLogger(__name__)
@@ -417,6 +419,7 @@ class Evaluation:
         reports: by the short name of the calibrator ("none" is the network as it is), and by
             (calibrator, shift) under shifts: reports["ts"], reports["ts", "fog:3"].
         calibrators: the fitted calibrators by short name, without "none".
+        profiles: by calibrator, what `segcal.apply` needs to know of the hold-out, if there is one.
         meters: the sums behind the reports, by the same keys.
         keys: digests of what the reports under shift depend on, by the same keys.
         overlays: pictures of some images, and of one under shifts, by calibrator.
@@ -431,6 +434,7 @@ class Evaluation:
     name: str
     reports: dict[Key, Report]
     calibrators: dict[str, Calibrator] = field(default_factory=dict)
+    profiles: dict[str, HoldoutProfile] = field(default_factory=dict, repr=False)
     meters: Mapping[Key, CalibrationMeter] = field(default_factory=dict, repr=False)
     keys: dict[Key, str] = field(default_factory=dict, repr=False)
     overlays: dict[str, list[Overlay]] = field(default_factory=dict, repr=False)
@@ -478,6 +482,12 @@ class Evaluation:
             )
             for method in self.methods
         ]
+
+    def broken(self, conditions: Sequence[Condition]) -> list[str]:
+        """Which conditions the last post-hoc method breaks, or the network if there is none."""
+        method = self.methods[-1]
+        found = [condition.broken_by(self.reports[method]) for condition in conditions]
+        return [f"{title(self.name, method)}: {line}" for line in found if line]
 
     def save(self, folder: str | Path) -> Path:
         """Write reports, states, calibrators, tables and the page; see `segcal.evaluation.folder`.
@@ -699,6 +709,7 @@ def evaluate_source(
         source.name,
         reports,
         calibrators,
+        {} if chosen is None else chosen.profiles,
         meters,
         keys,
         object_calibrators={} if chosen is None else chosen.of_objects,

@@ -11,6 +11,7 @@ overlays/                 a panel for each chosen image, PNG, and the arrays beh
 fog-3/                    report.json and state.npz under the shift fog:3
 ts/                       report.json, state.npz, overlays/, fog-3/ of the post-hoc method ts, and
                           calibrator.safetensors
+holdout.json              what `segcal.apply` needs to know of the hold-out; ts/ has its own
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from segcal.evaluation.evaluate import Evaluation, Key, title
 from segcal.files import Npz, atomic_write, locked, name_file
 from segcal.metrics import CalibrationMeter, Report
 from segcal.metrics.compare import Comparison, compare_models
+from segcal.metrics.drift import HoldoutProfile
 from segcal.metrics.report import to_plain
 from segcal.posthoc import NONE, Calibrator, load_calibrator
 from segcal.sources.network import check_history
@@ -39,12 +41,13 @@ from segcal.sources.source import digest
 from segcal.viz import tables
 from segcal.viz.overlay import Overlay
 from segcal.viz.page import PageRow, write_page
-from segcal.viz.plots import write_figures
+from segcal.viz.plots import figure_png, reliability_diagram, write_figures
 
 log = logging.getLogger(__name__)
 EVAL = "eval"  # the folder of results inside that of a run
 REPORT, PAGE, STATE = "report.json", "report.html", "state.npz"
-CALIBRATOR, OBJECTS, GALLERY = "calibrator.safetensors", "objects.safetensors", "objects.png"
+CALIBRATOR, PROFILE = "calibrator.safetensors", "holdout.json"
+OBJECTS, GALLERY = "objects.safetensors", "objects.png"
 _NEW = ".new"  # a folder of files that are not complete yet
 _SEED = re.compile(r"[-_. ]?seed[-_=]?\d+")
 _MOST_COMPARED = 12  # models; all pairs of the best take time
@@ -115,6 +118,8 @@ def save(evaluation: Evaluation, folder: Path) -> Path:
             )
         for method, calibrator in evaluation.calibrators.items():
             calibrator.save(new / place(method) / CALIBRATOR)
+        for method, profile in evaluation.profiles.items():
+            profile.save(new / place(method) / PROFILE)
         for method, calibrator in evaluation.object_calibrators.items():
             calibrator.save(new / place(method) / OBJECTS)
         if evaluation.object_overlay is not None:
@@ -196,7 +201,7 @@ def _results(folder: Path) -> set[Path]:
         methods = []
     found = {Path(GALLERY)}
     for top in {place(method) for method in [NONE, *methods]}:
-        found |= {top / name for name in (REPORT, STATE, CALIBRATOR, OBJECTS)}
+        found |= {top / name for name in (REPORT, STATE, CALIBRATOR, PROFILE, OBJECTS)}
         found |= {top / "overlays" / path.name for path in (folder / top / "overlays").glob("*.*")}
     return found - {Path(REPORT)}
 
@@ -230,6 +235,32 @@ def write_pages(
     history = rows[0].history if len(rows) == 1 else ()
     write_figures(reports, folder / "figures", history=history)
     write_page(rows, folder / PAGE, title=title, comparison=compare(evaluations))
+
+
+def write_model_card(evaluations: Sequence[Evaluation], path: str | Path) -> None:
+    """Write what a model card says of calibration: data, protocol, scores, intervals, a figure.
+
+    Args:
+        evaluations: at least one.
+        path: the Markdown file; the figure has its name with the ending .png.
+    """
+    if distributed.rank() != 0:
+        return
+    path = Path(path)
+    rows = [row for evaluation in evaluations for row in evaluation.rows()]
+    names = tables.tell_apart([row.name for row in rows])
+    reports = {name: row.report for name, row in zip(names, rows, strict=True)}
+    notes = {name: row.notes for name, row in zip(names, rows, strict=True) if row.notes}
+    figure = path.with_suffix(".png")
+    shown = reports if len(rows) > 1 else rows[0].report
+    with atomic_write(figure, "wb") as file:
+        file.write(figure_png(lambda: reliability_diagram(shown)))
+    text = f"## Calibration\n\n![Reliability diagram]({figure.name})\n\n"
+    text += tables.to_markdown(reports, notes)
+    for config in dict.fromkeys(e.config.strip() for e in evaluations if e.config):
+        text += f"\n```yaml\n{config}\n```\n"
+    with atomic_write(path) as file:
+        file.write(text)
 
 
 def write_comparison(
@@ -310,6 +341,11 @@ def load_evaluation(path: str | Path) -> Evaluation:
             name=str(about["name"]),
             reports=reports,
             calibrators=_calibrators(folder, CALIBRATOR, reports),
+            profiles={
+                method: HoldoutProfile.load(file)
+                for method in methods
+                if (file := folder / place(method) / PROFILE).is_file() and method in reports
+            },
             object_calibrators=_calibrators(folder, OBJECTS, reports),
             object_overlay=gallery.read_bytes() if report.objects and gallery.is_file() else None,
             meters=_States({key: parts[key] / STATE for key in reports}),

@@ -33,6 +33,7 @@ from segcal.evaluation.evaluate import (
 )
 from segcal.evaluation.objects import fit_objects
 from segcal.metrics import CalibrationMeter, Report
+from segcal.metrics.drift import HoldoutProfile, ProfileCounts
 from segcal.metrics.intervals import sorted_sums, unit_sums
 from segcal.metrics.objects import ObjectCounter
 from segcal.metrics.scores import SCORES
@@ -236,12 +237,14 @@ class Choices:
         accepted: by calibrator and target, the counts at its threshold.
         sets: by calibrator and promised miss rate, the counts of its class sets.
         misses: by calibrator and promised miss rate, the mean miss rate of the hold-out.
+        profiles: by calibrator, what `segcal.apply` needs to know of the hold-out.
         of_objects: by calibrator, the map of the confidence of objects.
         object_targets: precisions that thresholds of objects shall reach.
     """
 
     meter: CalibrationMeter
     reports: dict[str, Report]
+    profiles: dict[str, HoldoutProfile]
     accepted: dict[str, dict[Target, AcceptedPixels]] = field(default_factory=dict)
     sets: dict[str, dict[float, SetCounts]] = field(default_factory=dict)
     misses: dict[str, dict[float, float]] = field(default_factory=dict)
@@ -257,8 +260,6 @@ class Choices:
 
     def complete(self, method: str, report: Report) -> Report:
         """The report of the test images with the operating points and class sets."""
-        if method not in self.accepted:
-            return report
         holdout = self.reports[method]
         images = holdout.protocol.images
         return replace(
@@ -301,34 +302,38 @@ def choose(
     ignore, multilabel = holdout.ignore_index, holdout.multilabel
     if not (of_objects or any(counter.rule.calibrate for counter in objects.values())):
         objects = {}  # nothing is chosen on them
-    maps: dict[str, Calibrator | None] = {NONE: None}
-    if targets or misses or objects:
-        maps |= calibrators
+    maps: dict[str, Calibrator | None] = {NONE: None, **calibrators}
     rates = {name: [MissRates(ignore)] if misses else [] for name in maps}
-    measured = measure(holdout, maps, observers=rates, objects=objects, **settings)
+    counts = {name: ProfileCounts(holdout.num_classes, multilabel=multilabel) for name in maps}
+    observers = {  # of new images all classes are known
+        name: [*rates[name], *([] if holdout.top_only else [counts[name]])] for name in maps
+    }
+    measured = measure(holdout, maps, observers=observers, objects=objects, **settings)
     reports = {
         name: require_pixels(report_of(meters, resamples=0), "the hold-out")
         for name, meters in measured.items()
     }
-    choices = Choices(measured[NONE][WHOLE_IMAGE], reports, object_targets=of_objects)
+    choices = Choices(measured[NONE][WHOLE_IMAGE], reports, {}, object_targets=of_objects)
     for name, counter in objects.items():
         if counter.rule.calibrate:
             choices.of_objects[name] = fit_objects(counter.rule.calibrate, counter.by_image())
-    if not (targets or misses):
-        return choices
     for name, report in reports.items():
         found = {alpha: rates[name][0].choose(alpha) for alpha in misses}
+        thresholds = {t: choose_threshold(report.fine, t) for t in targets}
         choices.accepted[name] = {
-            t: AcceptedPixels(
-                choose_threshold(report.fine, t),
-                ignore,
-                multilabel=multilabel,
-                probs=holdout.top_only,
-            )
-            for t in targets
+            t: AcceptedPixels(threshold, ignore, multilabel=multilabel, probs=holdout.top_only)
+            for t, threshold in thresholds.items()
         }
         choices.sets[name] = {alpha: SetCounts(lam, ignore) for alpha, (lam, _) in found.items()}
         choices.misses[name] = {alpha: miss for alpha, (_, miss) in found.items()}
+        if holdout.top_only:
+            continue
+        choices.profiles[name] = HoldoutProfile.of(
+            report,
+            counts[name],
+            {str(t): threshold for t, threshold in thresholds.items()},
+            {f"{alpha:g}": lam for alpha, (lam, _) in found.items()},
+        )
     return choices
 
 

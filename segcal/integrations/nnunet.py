@@ -50,15 +50,16 @@ class NnunetFolder(PredictionFolder):
 
     Args:
         path: the folder.
-        labels: folder of the true labels, CASE.nii.gz.
-        **stated: other fields of `PredictionFormat`. The folder `images` holds CASE_0000.nii.gz.
+        labels: folder of the true labels, CASE.nii.gz; not with labelled=False.
+        **stated: labelled, skip_bad, and other fields of `PredictionFormat`. The folder `images`
+            holds CASE_0000.nii.gz.
 
     Raises:
         ValueError: not such a folder.
     """
 
     def __init__(self, path: str | Path, *, labels: Path | None = None, **stated: Any) -> None:
-        if labels is None:
+        if labels is None and stated.get("labelled", True):
             raise ValueError(f"{path}: the format nnunet needs --labels, the folder of true labels")
         path = Path(path)
         trainer = path.parent.parent if path.name == VALIDATION else path

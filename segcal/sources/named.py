@@ -293,6 +293,8 @@ def open_network(
         source.fit_source = held
     elif holdout is not None:
         source.fit_source = on(holdout)
+    held_out = holdout if holdout_fraction is None else f"{holdout_fraction:g} of the data"
+    source.config = f"model: {spec}\ndata: {data_spec}\nholdout: {held_out or 'null'}\n"
     return source
 
 

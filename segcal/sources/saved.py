@@ -134,6 +134,7 @@ class PredictionFolder(Source):
         where, manifest = _manifest(self.path)
         stated = {name: value for name, value in stated.items() if value is not None}
         self.format = settings.read(PredictionFormat, [(where, manifest), ("", stated)])
+        self.config = f"predictions: {self.path}\nlabels: {self.format.labels or 'null'}\n"
         kind, shape = self._first()
         self.multilabel = kind.startswith("sigmoid_")
         self.num_images = len(self._files) * (shape[0] if len(shape) == 2 else 1)
@@ -244,6 +245,20 @@ class PredictionFolder(Source):
             return image
         return np.asarray(Image.fromarray(image).resize((size[1], size[0])))
 
+    def affine(self, index: int) -> np.ndarray | None:
+        """(4, 4) of the image, or of the NIfTI file of the predictions or beside them."""
+        found = self._volume(self._files[index])
+        return None if found is None else found.affine
+
+    def _volume(self, file: Path) -> Nifti | None:
+        """The NIfTI file that says where the predictions in `file` are, if there is one."""
+        for folder in filter(None, (self.format.images, file.parent)):
+            for name in (_stem(file), f"{_stem(file)}_0000"):  # nnU-Net's name of an image
+                for suffix in NIFTI:
+                    if (path := folder / f"{name}{suffix}").is_file():
+                        return Nifti(path)
+        return None
+
     def _image(self, index: int) -> np.ndarray | None:
         """The image as it is stored."""
         file = self._files[index]
@@ -294,7 +309,7 @@ class PredictionFolder(Source):
             arrays = stack.enter_context(Npz(file)) if file.suffix == ".npz" else None
             kind, shape, read_values = self._values_in(file, arrays)
             if not self.labelled:
-                sketch, beside = self._placeholder(file, kind, shape), is_nifti(file)
+                sketch, beside = self._placeholder(file, kind, shape)
                 read_labels = partial(np.asarray, sketch)
             elif arrays is not None and not self.format.labels and "labels" in arrays.keys:
                 sketch, beside = np.broadcast_to(np.uint8(0), arrays.shape("labels")), False
@@ -379,17 +394,24 @@ class PredictionFolder(Source):
             return whole_numbers(Nifti(path).read(), path), True
         return (read_npy(path) if path.suffix == ".npy" else read_mask(path)), False
 
-    def _placeholder(self, file: Path, kind: Kind, shape: tuple[int, ...]) -> np.ndarray:
-        """Zeros in place of labels, of the size of the image, or else of the values."""
+    def _placeholder(
+        self, file: Path, kind: Kind, shape: tuple[int, ...]
+    ) -> tuple[np.ndarray, bool]:
+        """Zeros in place of labels, of the size of the image or else of the values; as NIfTI?"""
+        nifti = is_nifti(file)
         if len(shape) <= 2:
             size = shape if kind.startswith("sigmoid_") else shape[:-1]
-            return np.zeros(size, np.uint8)
+            return np.zeros(size, np.uint8), nifti
         chw = self.format.layout == "chw"
         size, classes = (shape[1:], shape[0]) if chw else (shape[:-1], shape[-1])
         if self.format.images is not None and len(size) == 2:
             image = _sibling(file, self.format.images, (".jpg", ".jpeg", ".png"), "image")
             size = image_size(image)[::-1]
-        return np.zeros((classes, *size) if kind.startswith("sigmoid_") else size, np.uint8)
+        elif self.format.images is not None and len(size) == 3:
+            found = self._volume(file)
+            size, nifti = (size, nifti) if found is None else (found.shape[-3:], True)
+        full = (classes, *size) if kind.startswith("sigmoid_") else size
+        return np.zeros(full, np.uint8), nifti
 
     def _of_raters(
         self, kind: Kind, values: np.ndarray, labels: np.ndarray, nifti: tuple[bool, bool]

@@ -172,6 +172,10 @@ class Source(ABC):
         """
         return None
 
+    def affine(self, index: int) -> np.ndarray | None:
+        """(4, 4) from voxel (x, y, z) of a volume to millimetres, or None if that is not known."""
+        return None
+
     def only(self, indices: Sequence[int]) -> Source:
         """The same source on some of its images, by number."""
         raise ValueError(f"{self.name} does not know its images by number, so none can be chosen")

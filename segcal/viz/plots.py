@@ -326,6 +326,30 @@ def _draw_strip(ax: Axes, tables: Sequence[BinTable], ylabel: str) -> None:
     strip.tick_params(labelbottom=False, bottom=False)
 
 
+def compared_shares(
+    shares: Mapping[str, Sequence[float]], names: Sequence[str], xlabel: str, ax: Axes | None = None
+) -> Axes:
+    """Horizontal bars of shares, such as those of the classes here and on a hold-out.
+
+    Args:
+        shares: by what has them, as many as `names`.
+        names: one for each group of bars.
+        xlabel: of the axis in per cent.
+        ax: axes to draw on; those of a new figure if None.
+    """
+    height = 0.8 / len(shares)
+    ax = _axes(ax, list(shares), height=1.2 + 0.3 * len(names))
+    for index, (name, values) in enumerate(shares.items()):
+        at = np.arange(len(names)) + (index - (len(shares) - 1) / 2) * height
+        color = run_style(index)["color"]
+        ax.barh(at, 100 * np.asarray(values), height, color=color, label=name)
+    ax.set(yticks=range(len(names)), yticklabels=[plain(n) for n in names], xlabel=xlabel)
+    ax.set(ylim=(len(names) - 0.5, -0.5))
+    ax.grid(False, axis="y")
+    _legend_above(ax)
+    return ax
+
+
 # Classes ----------------------------------------------------------------------------------------
 
 

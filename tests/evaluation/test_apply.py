@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import nibabel
 import numpy as np
 import pytest
 import torch
@@ -131,9 +132,9 @@ def test_a_perfectly_certain_and_a_known_image(tmp_path):
     found = segcal.apply(source, None, tmp_path / "out")
     assert found.accuracy == pytest.approx((1 + 0.8 + 0.6 + 0.5) / 4)
     assert found.class_iou == pytest.approx([2.3 / (3 + 0.4), 0.6 / (1 + 0.7)])
-    mask = np.asarray(Image.open(tmp_path / "out" / "mask" / "a.png"))
+    mask = np.asarray(Image.open(tmp_path / "out" / "predictions" / "a_pred.png"))
     assert mask.tolist() == [[0, 0], [1, 0]] and mask.dtype == np.uint8
-    confidence = np.asarray(Image.open(tmp_path / "out" / "confidence" / "a.png"))
+    confidence = np.asarray(Image.open(tmp_path / "out" / "predictions" / "a_conf.png"))
     assert confidence / 65535 == pytest.approx(np.array([[1, 0.8], [0.6, 0.5]]), abs=1e-5)
 
 
@@ -151,10 +152,10 @@ def test_a_second_call_repeats_nothing_and_adds_what_is_new(root, calibrator, tm
     Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save(images / "i9.png")
     more = segcal.apply(unlabelled(root, images=images), calibrator, tmp_path / "out")
     assert more.reused == 5 and len(more.names) == 6
-    assert Image.open(tmp_path / "out" / "mask" / "i9.png").size == (30, 20)
+    assert Image.open(tmp_path / "out" / "predictions" / "i9_pred.png").size == (30, 20)
     assert {path: now for path, now in times(tmp_path / "out").items() if path in before} == before
     # A file that is gone, another kind of file, and another calibrator.
-    (tmp_path / "out" / "mask" / "i1.png").unlink()
+    (tmp_path / "out" / "predictions" / "i1_pred.png").unlink()
     assert segcal.apply(unlabelled(root, images=images), calibrator, tmp_path / "out").reused == 5
     both = ["mask", "overlay", "uncertainty"]
     drawn = segcal.apply(unlabelled(root, images=images), calibrator, tmp_path / "out", both)
@@ -183,14 +184,14 @@ def test_a_kill_leaves_whole_files_and_a_rerun_goes_on(root, tmp_path):
         command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
     assert done.returncode == 0 and f"{finished} of 5 images as before" in done.stdout
-    kept = {path for path in before if (out / "done" / f"{path.stem}.json") in before}
+    kept = {path for path in before if (out / "done" / f"{path.stem[:2]}.json") in before}
     after = times(out)
     assert all(after[path] == before[path] for path in kept)
     segcal.apply(unlabelled(root, "network"), None, tmp_path / "whole")
-    for path in (tmp_path / "whole").glob("[mc]*/*.png"):
+    for path in (tmp_path / "whole").glob("predictions/*.png"):
         pair = (Image.open(path), Image.open(out / path.relative_to(tmp_path / "whole")))
         whole, resumed = (np.asarray(image).astype(int) for image in pair)
-        assert abs(whole - resumed).max() <= (path.parent.name == "confidence")  # of 65535
+        assert abs(whole - resumed).max() <= path.stem.endswith("conf")  # of 65535
 
 
 def share(rank, folder, out):
@@ -210,24 +211,103 @@ def test_ranks_share_the_images(tmp_path):
         assert found["reused"] == 5
 
 
-def test_the_command(root, calibrator, tmp_path, capsys):
-    calibrator.save(tmp_path / "ts.safetensors")
+@pytest.fixture(scope="module")
+def evaluated(root, tmp_path_factory):
+    """What `segcal eval` leaves of the network, whose hold-out is the test images."""
+    out = tmp_path_factory.mktemp("evaluated")
+    words = ["eval", "--model", f"{root / 'glue.py'}:network", "--data", f"masks:{root}"]
+    words += ["--holdout", f"masks:{root}", "--posthoc", "ts", "--operate", "coverage=0.5"]
+    words += ["--conformal", "miss=0.5", "--overlays", "none", "--static", "--workers", "0"]
+    assert main([*words, "--out", str(out)]) == 0
+    return out
+
+
+def test_the_command(root, evaluated, tmp_path, capsys):
+    calibrator = evaluated / "ts" / "calibrator.safetensors"
     words = ["apply", "--model", f"{root / 'glue.py'}:network", "--workers", "0"]
-    words += ["--calibrator", str(tmp_path / "ts.safetensors"), "--out", str(tmp_path / "out")]
-    images = ["--images", str(root / "test" / "images")]
+    words += ["--calibrator", str(calibrator), "--out", str(tmp_path / "out")]
+    images = ["--images", str(root / "test" / "images"), "--fail-on-drift"]
     assert main([*words, *images, "--write", ",".join(OUTPUTS), "--limit", "3"]) == 0
     said = capsys.readouterr().out
-    assert "expected accuracy" in said and "review first: i" in said
-    for kind in OUTPUTS:
-        assert len(list((tmp_path / "out" / kind).glob("i*"))) == 3, kind
+    assert "accuracy" in said and "review first: i" in said and "like the hold-out" in said
+    for kind in ("probs", "predictions", "accept", "sets", "uncertainty", "overlay"):
+        assert len(list((tmp_path / "out" / kind).glob("i*"))) == 3 + 3 * (kind == "predictions")
+    assert "hold-out" in (tmp_path / "out" / "report.html").read_text()
+    (tmp_path / "black").mkdir()
+    for i in range(5):
+        Image.fromarray(np.zeros((*SIZE, 3), np.uint8)).save(tmp_path / "black" / f"{i}.png")
+    assert main([*words, "--images", str(tmp_path / "black"), "--fail-on-drift"]) == 3
+    assert "unlike the hold-out" in capsys.readouterr().out
     for wrong in (
         [*words],
         [*words, *images, "--write", "video"],
         [*words, *images, "runs/a"],
+        [*words, *images, "--operate", "accuracy=0.9"],
+        [*words[:5], "--out", str(tmp_path / "o"), "--num-classes", "3", *images],
         ["apply", "no", "--out", "o", *images],
     ):
         assert main(wrong) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_what_the_holdout_decides(root, evaluated, tmp_path):
+    """On the hold-out itself: thresholds do what they promise, and nothing is unlike it."""
+    calibrator = segcal.load_calibrator(evaluated / "ts" / "calibrator.safetensors")
+    profile = evaluated / "ts" / "holdout.json"
+    write = ["probs", "accept", "sets"]
+    found = segcal.apply(unlabelled(root), calibrator, tmp_path, write, profile=profile)
+    assert found.operate == "coverage=0.5" and found.image_coverage.mean() >= 0.45
+    assert not found.drift.alarm and not found.drift.unlike.any()
+    low, high = found.intervals["accuracy"].low, found.intervals["accuracy"].high
+    assert low < found.accuracy < high
+    assert found.intervals["miou"].low < found.miou < found.intervals["miou"].high
+    threshold, lam = found.profile.point()[1], found.profile.lam()
+    for i, name in enumerate(found.names):
+        p = np.load(tmp_path / "probs" / f"{name}.npz")["probs"]
+        accept = np.asarray(Image.open(tmp_path / "accept" / f"{name}.png"))
+        assert (accept == 255).sum() == found.accepted[i] == (p.max(0) > threshold).sum()
+        assert np.array_equal(np.load(tmp_path / "sets" / f"{name}.npz")["sets"], p >= 1 - lam)
+    with pytest.raises(ValueError, match="--operate"):
+        segcal.apply(unlabelled(root), calibrator, tmp_path, ["accept"])
+
+
+def test_masks_and_confidence_have_the_scores_of_the_network(root, calibrator, tmp_path):
+    """To the depth of 16 bits, for scores that need the predicted class alone."""
+    segcal.apply(unlabelled(root), calibrator, tmp_path, ["probs", "mask", "confidence"])
+    labels = root / "test" / "masks"
+    whole, top = (
+        segcal.evaluate_source(
+            PredictionFolder(tmp_path / kind, labels=labels), overlays="none", resamples=0
+        ).reports["none"]
+        for kind in ("probs", "predictions")
+    )
+    assert top.accuracy == whole.accuracy and top.miou == whole.miou
+    assert top.mean_confidence == pytest.approx(whole.mean_confidence, abs=1 / 65535)
+    assert top.ece == pytest.approx(whole.ece, abs=1e-3)
+
+
+def test_volumes_keep_their_place(tmp_path):
+    """NIfTI files lie where the images do, and axes of equal length stay in order."""
+    affine = np.array([[0, -2, 0, 5], [1, 0, 0, -3], [0, 0, 3, 7], [0, 0, 0, 1.0]])
+    rng = np.random.default_rng(0)
+    for name in ("saved", "images", "labels"):
+        (tmp_path / name).mkdir()
+    probs = rng.dirichlet(np.ones(3), (4, 4, 4)).astype(np.float32)  # (z, y, x, C)
+    np.savez(tmp_path / "saved" / "case.npz", probs=np.moveaxis(probs, -1, 0))
+    labels = rng.integers(0, 3, (4, 4, 4)).astype(np.uint8)
+    for name, array in (("images", probs[..., 0]), ("labels", labels)):
+        nibabel.Nifti1Image(array.T, affine).to_filename(tmp_path / name / "case.nii.gz")
+    images = tmp_path / "images"
+    source = PredictionFolder(tmp_path / "saved", labelled=False, axes="zyx", images=images)
+    out = tmp_path / "out"
+    segcal.apply(source, None, out, ["probs", "mask", "confidence", "uncertainty"])
+    for kind, expected in (("mask", probs.argmax(-1)), ("confidence", probs.max(-1))):
+        image = nibabel.load(out / kind / "case.nii.gz")
+        assert np.array_equal(image.affine, affine)
+        assert np.array_equal(np.asarray(image.dataobj).T, expected)
+    later = PredictionFolder(out / "probs", labels=tmp_path / "labels")
+    report = segcal.evaluate_source(later, overlays="none", resamples=0).reports["none"]
+    assert report.accuracy == (probs.argmax(-1) == labels).mean()
 
 
 def test_a_data_set_and_a_folder_of_its_images_give_the_same(tmp_path):

@@ -27,6 +27,7 @@ from segcal.viz.style import run_style
 from segcal.viz.tables import (
     BACKGROUND,
     CLEAN,
+    Cell,
     Table,
     class_ece_table,
     class_names,
@@ -132,10 +133,7 @@ def render_page(
     return render_template(
         "report.html",
         title=title,
-        version=segcal.__version__,
-        style=Markup(_part("style.css")),
-        scripts=[Markup(script) for script in scripts],
-        script_hashes=Markup(" ".join(map(_hash, scripts))),
+        **_frame(scripts),
         numbers=Markup(to_json(numbers)),
         object_tables=[(row.name, object_tables(row.report)) for row in rows if row.report.objects],
         object_overlays=[
@@ -161,6 +159,63 @@ def render_page(
         gaps_by_class=not all(report.top_only for report in reports.values()),
         rows=[_view(row, index) for index, row in enumerate(rows)],
     )
+
+
+def _frame(scripts: Sequence[str]) -> dict[str, Any]:
+    """What every page has."""
+    return {
+        "version": segcal.__version__,
+        "style": Markup(_part("style.css")),
+        "scripts": [Markup(script) for script in scripts],
+        "script_hashes": Markup(" ".join(map(_hash, scripts))),
+    }
+
+
+class Section(NamedTuple):
+    """A part of a page without plots that answer to the reader.
+
+    Attributes:
+        name: for links.
+        title: the heading.
+        lead: a sentence or two.
+        tables: without their titles.
+        figures: data URIs of pictures by caption.
+    """
+
+    name: str
+    title: str
+    lead: str
+    tables: Sequence[Table] = ()
+    figures: Mapping[str, str] = {}
+
+
+def write_sections(
+    path: str | os.PathLike[str],
+    sections: Sequence[Section],
+    *,
+    title: str,
+    headline: Sequence[Phrase],
+    tiles: Mapping[str, Cell],
+) -> None:
+    """Write a self-contained HTML file of tables and figures, like `write_page`.
+
+    Args:
+        path: the file, written completely or not at all.
+        sections: of the page, in order.
+        title: the page's heading.
+        headline: the main result, in a few sentences.
+        tiles: the main numbers, by what they are called.
+    """
+    text = render_template(
+        "sections.html",
+        **_frame([_part("sort.js")]),
+        title=utf8(title),
+        headline=headline,
+        tiles=tiles,
+        sections=sections,
+    )
+    with atomic_write(path) as file:
+        file.write(text)
 
 
 def _unmarked(table: Table) -> Table:
