@@ -217,7 +217,7 @@ def evaluated(root, tmp_path_factory):
     out = tmp_path_factory.mktemp("evaluated")
     words = ["eval", "--model", f"{root / 'glue.py'}:network", "--data", f"masks:{root}"]
     words += ["--holdout", f"masks:{root}", "--posthoc", "ts", "--operate", "coverage=0.5"]
-    words += ["--conformal", "miss=0.5", "--overlays", "none", "--static", "--workers", "0"]
+    words += ["--conformal", "miss=0.5", "--overlays", "none", "--workers", "0"]
     assert main([*words, "--out", str(out)]) == 0
     return out
 
