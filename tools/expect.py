@@ -47,7 +47,7 @@ class Sums:
         self.atc = atc
         self.rows: dict[str, list[Tensor]] = defaultdict(list)
 
-    def update(self, logits: Tensor, labels: Tensor) -> None:
+    def update(self, logits: Tensor, labels: Tensor, groups: object = None) -> None:
         """Add a batch, whose labels are not looked at."""
         sums = prediction_sums(logits.softmax(1))
         sums["above"] = (sums.pop("top") > self.atc).sum(1)

@@ -20,7 +20,7 @@ import json
 import math
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,14 +94,13 @@ class ProfileCounts(ImageCounts):
         super().__init__()
         self.width, self._multilabel = 1 + _BINS + num_classes, multilabel
 
-    def update(self, logits: Tensor, labels: Tensor) -> None:
+    def update(self, logits: Tensor, labels: Tensor, groups: Sequence[str] | None = None) -> None:
         """Count a batch of (N, C, *S) logits; no label is looked at, as new images have none."""
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         probs = wide.sigmoid() if self._multilabel else wide.softmax(1)
         sums = prediction_sums(probs, multilabel=self._multilabel)
-        self._counts.append(
-            torch.cat([sums["pixels"][:, None], sums["bins"], sums["predicted"]], 1)
-        )
+        counts = [sums["pixels"][:, None], sums["bins"], sums["predicted"]]
+        self._keep(torch.cat(counts, 1), groups)
 
 
 @dataclass(frozen=True, eq=False)
