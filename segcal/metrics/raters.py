@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -24,7 +26,7 @@ class RaterAgreement:
         self._pairs = torch.zeros(2, raters, raters, dtype=torch.int64)  # equal, and both labelled
         self._pixels = torch.zeros(2, dtype=torch.int64)  # of one label, and of two raters or more
 
-    def update(self, logits: Tensor, labels: Tensor) -> None:
+    def update(self, logits: Tensor, labels: Tensor, groups: Sequence[str] | None = None) -> None:
         """Count (N, R, *S) or (N, K, R, *S) labels; see `segcal.pixels.each_rater`."""
         labels = labels.movedim(self._axis, 0).flatten(1).cpu()  # (R, P)
         known = labels != self._ignored

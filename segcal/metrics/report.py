@@ -41,19 +41,25 @@ class Protocol:
     raters: int = 1  # R; counts of pixels are means over the raters, so they may be fractions
 
 
-def _freeze(owner: object, **dtypes: type) -> None:
-    """Replace fields of a frozen dataclass by read-only copies as arrays."""
-    for name, dtype in dtypes.items():
-        given = np.asarray(getattr(owner, name))
-        if given.dtype.kind == "f" and (given % 1).any():  # counts, as means over raters
-            dtype = np.float64
-        array: Array = np.array(given, dtype)
-        array.setflags(write=False)
-        object.__setattr__(owner, name, array)
+class _Arrays:
+    """A frozen dataclass whose arrays are read-only copies: counts are int64, all else float64.
+
+    Counts that are means over raters may be fractions; they are float64 then.
+    """
+
+    def __post_init__(self) -> None:
+        for item in fields(self):  # type: ignore[arg-type] # of the subclasses, which are dataclasses
+            if item.type == "Array":
+                given = np.asarray(getattr(self, item.name))
+                whole = given.dtype.kind != "f" or not (given % 1).any()
+                counts = whole and item.name not in ("edges", "confidence_sum")
+                array = np.array(given, np.int64 if counts else np.float64)
+                array.setflags(write=False)
+                object.__setattr__(self, item.name, array)
 
 
 @dataclass(frozen=True, eq=False)
-class BinTable:
+class BinTable(_Arrays):
     """The (..., B) sums behind a reliability diagram, and the values it shows.
 
     Attributes:
@@ -67,9 +73,6 @@ class BinTable:
     count: Array
     hits: Array
     confidence_sum: Array
-
-    def __post_init__(self) -> None:
-        _freeze(self, edges=np.float64, count=np.int64, hits=np.int64, confidence_sum=np.float64)
 
     @property
     def accuracy(self) -> Array:
@@ -92,7 +95,7 @@ class BinTable:
 
 
 @dataclass(frozen=True, eq=False)
-class FineHistogram:
+class FineHistogram(_Arrays):
     """Fine histogram of top-label confidence, for correct and for wrong predictions.
 
     The bins (lo, hi] are of unequal width and become finer towards 1.
@@ -109,9 +112,6 @@ class FineHistogram:
     wrong: Array
     confidence_sum: Array
 
-    def __post_init__(self) -> None:
-        _freeze(self, edges=np.float64, correct=np.int64, wrong=np.int64, confidence_sum=np.float64)
-
     @property
     def sums(self) -> tuple[Array, Array, Array]:
         """(correct, wrong, confidence_sum), the arguments of the functions in `scores`."""
@@ -119,7 +119,7 @@ class FineHistogram:
 
 
 @dataclass(frozen=True, eq=False)
-class ClassHistogram:
+class ClassHistogram(_Arrays):
     """Fine histogram of top-label confidence by predicted class; every 16 bins of it are one.
 
     table = report.class_fine
@@ -137,9 +137,6 @@ class ClassHistogram:
     edges: Array
     correct: Array
     wrong: Array
-
-    def __post_init__(self) -> None:
-        _freeze(self, edges=np.float64, correct=np.int64, wrong=np.int64)
 
     @property
     def accepted(self) -> Array:
@@ -319,7 +316,7 @@ class ClassSets:
 
 
 @dataclass(frozen=True, eq=False)
-class Detection:
+class Detection(_Arrays):
     """How well one kind of uncertainty finds errors; see `segcal.metrics.uncertainty`.
 
     Attributes:
@@ -333,9 +330,6 @@ class Detection:
     correct: Array
     wrong: Array
     intervals: Mapping[str, Interval]
-
-    def __post_init__(self) -> None:
-        _freeze(self, correct=np.int64, wrong=np.int64)
 
     @property
     def fine(self) -> Detection:
@@ -454,7 +448,7 @@ class ObjectReport:
 
 
 @dataclass(frozen=True, eq=False)
-class Report(ScoreTable):
+class Report(_Arrays, ScoreTable):
     """The calibration and accuracy of one model on one data set.
 
     It holds sums. Every score of `scores.ScoreTable` is an attribute that is computed from them, a
@@ -501,9 +495,6 @@ class Report(ScoreTable):
     raters: Raters | None = None
     objects: tuple[ObjectReport, ...] = ()
     changed: float | None = None
-
-    def __post_init__(self) -> None:
-        _freeze(self, confusion=np.int64)
 
     @property
     def scores(self) -> dict[str, float]:
