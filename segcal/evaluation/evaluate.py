@@ -687,6 +687,11 @@ def evaluate_source(
     notes = []
     if chosen is not None:
         notes = choosing.notes(chosen, reports, measured[NONE][WHOLE_IMAGE], calibrators)
+        if holdout is not None and source.fingerprint() == holdout.fingerprint() != "":
+            notes.append(
+                "The hold-out is the test data itself: what was chosen on it looks better here "
+                "than it is."
+            )
     dense = reports[NONE].protocol.pixels > reports[NONE].protocol.images
     if dense and resamples and not source.group and looks_like_sequence(source.names):
         notes.append(

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from segcal import distributed, settings
-from segcal.data.samples import Batch, Batches, MapDataset, eval_loader
+from segcal.data.samples import Batch, Batches, MapDataset, digest, eval_loader
 from segcal.evaluation.evaluate import evaluate
 from segcal.integrations.trackers import NAMES, Tracker, open_tracker
 from segcal.losses import Criterion
@@ -87,6 +87,8 @@ class Trainer:
         self.options, self.folder = options, folder
         self.device = torch.device(device)
         self.num_classes, self.ignore_index, self.uniform = num_classes, ignore_index, uniform
+        parts = [getattr(part, "fingerprint", str)() for part in (train_set, holdout_set)]
+        self._data = digest(*parts)
         self.skipped = skipped
         self.train_set, self.holdout_set = train_set, holdout_set
         dense = holdout_set[0][1].ndim > 0  # a label is a map, not one number
@@ -269,6 +271,7 @@ class Trainer:
             "samples": len(self.train_set),
             "record": self.history[-1] if self._epoch_is_whole else None,
             "config": settings.to_dict(self.options),
+            "data": self._data,
         }
         checkpoint.save_last(self.folder, state)
 
@@ -302,6 +305,11 @@ class Trainer:
             raise ValueError(
                 f"Expected the {state['samples']} training samples that the run began with, "
                 f"but got {samples}"
+            )
+        if distributed.rank() == 0 and state.get("data", self._data) != self._data:
+            log.warning(
+                "files of the training or hold-out images have other names, sizes or times than when "
+                "the run began: if their contents changed too, start another run with --out"
             )
         if len(state["history"]) > self.options.epochs:
             raise ValueError(

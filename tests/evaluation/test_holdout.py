@@ -117,6 +117,15 @@ def notes(tmp_path, holdout, test, posthoc=("ts",)):
     return found, "\n".join(found.notes)
 
 
+def test_a_hold_out_that_is_the_test_is_noted(tmp_path):
+    save_folder(tmp_path, 6)
+    source, same, part = (PredictionFolder(tmp_path) for _ in range(3))
+    said = "The hold-out is the test data itself"
+    for holdout, expected in ((same, True), (part.only(range(3)), False)):
+        found = evaluate_source(source, holdout=holdout, posthoc=["ts"], overlays="none")
+        assert any(said in note for note in found.notes) == expected
+
+
 def test_the_fitted_temperature_is_noted_and_a_good_holdout_raises_no_doubt(tmp_path):
     found, text = notes(
         tmp_path, {"temperature": 2.0, "size": 16}, {"first": 50, "size": 16, "temperature": 2.0}

@@ -137,6 +137,17 @@ def test_a_longer_run_can_be_asked_for(tmp_path):
     assert [record["epoch"] for record in run.fit()] == [1, 2, 3, 4]
 
 
+def test_data_of_another_fingerprint_is_said(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(Patches, "fingerprint", lambda self: "as it was", raising=False)
+    trainer(tmp_path).fit()
+    state = checkpoint.load_last(tmp_path)
+    trainer(tmp_path).restore(state)
+    assert not caplog.messages
+    monkeypatch.setattr(Patches, "fingerprint", lambda self: "edited")
+    trainer(tmp_path).restore(state)
+    assert "other names, sizes or times" in caplog.text
+
+
 def test_other_data_or_fewer_epochs_are_refused(tmp_path):
     trainer(tmp_path).fit()
     state = checkpoint.load_last(tmp_path)
