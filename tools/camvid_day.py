@@ -55,6 +55,8 @@ def write(paths: list[Path], folder: Path, *, blocks: bool) -> None:
             name = f"{sequence}_b{i // BLOCK:02d}_{frame}"
         image = cv2.imread(str(path))
         mask = cv2.imread(str(path.parent.with_name(path.parent.name + "annot") / path.name), -1)
+        if image is None or mask is None:
+            raise ValueError(f"{path} or its mask cannot be read")
         size = (image.shape[1] // 2, image.shape[0] // 2)
         half = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
         cv2.imwrite(str(folder / "images" / name), half)

@@ -112,7 +112,8 @@ class Criterion(nn.Module):
 
     Call it with (N, C, *S) logits and (N, *S) labels. It is a drop-in for nn.CrossEntropyLoss in
     training loops, under torch.compile, DistributedDataParallel and autocast (it computes in
-    float32 at least). torch.func.grad and second derivatives work too.
+    float32 at least). torch.func.grad and second derivatives work too; torch.func.vmap does not,
+    because labels are looked at.
 
     A logit of −inf, or float32's least, masks a class: its p is 0. That works with every term that
     reads probabilities. Where it makes the loss infinite (ls, mbls and nacl read every logit, and

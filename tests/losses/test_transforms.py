@@ -47,3 +47,22 @@ def test_torch_func_and_second_derivatives(loss):
     expected = torch.autograd.grad(criterion(logits, labels), logits)[0]
     torch.testing.assert_close(gradient, expected, atol=1e-12, rtol=0)
     assert torch.autograd.gradgradcheck(lambda z: criterion(z, labels), logits)
+
+
+def test_torch_func_by_the_weights_of_a_network():
+    """A functional training step, as in meta-learning."""
+    images, labels = torch.randn(2, 3, 4, 4), batch(4, 4, n=2)[1]
+    network, criterion = torch.nn.Conv2d(3, 4, 1), build_loss("fl+mdca")
+    weights = {name: weight.detach() for name, weight in network.named_parameters()}
+
+    def loss(weights):
+        return criterion(torch.func.functional_call(network, weights, images), labels)
+
+    gradients, value = torch.func.grad_and_value(loss)(weights)
+    expected = criterion(network(images), labels)
+    expected.backward()
+    torch.testing.assert_close(value, expected.detach())
+    for name, weight in network.named_parameters():
+        torch.testing.assert_close(gradients[name], weight.grad)
+    with pytest.raises(RuntimeError, match="vmap"):
+        torch.func.vmap(lambda z, y: criterion(z[None], y[None]))(network(images), labels)
