@@ -325,18 +325,18 @@ def _method(line: Any, sweep: Sweep) -> Method:
     for combination in combinations(axes):
         build_loss(loss, **dict(combination))  # raises if a value does not fit
     return Method(
-        name,
-        loss,
-        axes,
-        tuple(range(seeds)) if isinstance(seeds, int) else tuple(dict.fromkeys(seeds)),
-        (NONE, *known) if NONE in posthoc or not known else tuple(known),
-        parse_shifts(shifts) if shifts else (),
-        sweep.limit,
-        select,
-        _flat(options),
-        ensemble,
-        parse_shifts(f"data:{sweep.holdout}")[0] if sweep.holdout else None,
-        sweep.group,
+        name=name,
+        loss=loss,
+        hyper=axes,
+        seeds=tuple(range(seeds)) if isinstance(seeds, int) else tuple(dict.fromkeys(seeds)),
+        posthoc=(NONE, *known) if NONE in posthoc or not known else known,
+        shifts=parse_shifts(shifts) if shifts else (),
+        limit=sweep.limit,
+        select=select,
+        options=_flat(options),
+        ensemble=ensemble,
+        holdout=parse_shifts(f"data:{sweep.holdout}")[0] if sweep.holdout else None,
+        group=sweep.group,
     )
 
 

@@ -251,9 +251,8 @@ class Runs:
                 if (config.folder / DATA).is_file():
                     self.require_same_data(config)
             for shift in (*tuning.method.shifts, tuning.method.holdout):
-                if (
-                    shift is not None and shift.brings_images
-                ):  # raises if it is missing or has other classes
+                if shift is not None and shift.brings_images:
+                    # Raises if they are missing or have other classes.
                     shifted(_splits(config.data), config.data, shift)
 
     def require_same_data(self, config: TrainConfig) -> None:

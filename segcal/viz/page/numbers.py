@@ -34,7 +34,6 @@ LONGEST = 512  # pixels of the longer side; of larger images, every second or th
 BUDGET = 6_000_000  # characters of all images of a page
 # The planes of an image under one model are one grey PNG, one below the other, 8 bits each. Classes
 # are numbered among those that the image has; `OTHER` stands for what does not fit.
-PLANES = ("label", "prediction", "confidence", "gap")
 IGNORED, OTHER = 255, 254
 GAP_ZERO, GAP_SCALE = 128, 127  # of the local gap, in -1..1
 
