@@ -314,9 +314,10 @@ def choose(
         for name, meters in measured.items()
     }
     choices = Choices(measured[NONE][WHOLE_IMAGE], reports, {}, object_targets=of_objects)
-    for name, counter in objects.items():
-        if counter.rule.calibrate:
-            choices.of_objects[name] = fit_objects(counter.rule.calibrate, counter.by_image())
+    for name in maps if objects else ():
+        method, images = objects[name].rule.calibrate, objects[name].by_image()
+        if method:
+            choices.of_objects[name] = fit_objects(method, images)
     for name, report in reports.items():
         found = {alpha: rates[name][0].choose(alpha) for alpha in misses}
         thresholds = {t: choose_threshold(report.fine, t) for t in targets}
