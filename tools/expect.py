@@ -6,7 +6,7 @@ python tools/expect.py out.csv --predictions val --fit-predictions train
 
 A row for each shift and calibrator (none, ts). `drift` is whether the images raise the alarm
 against the hold-out. `alarms_of_1` and `alarms_of_20` are the shares of single images and of sets
-of 20 images that do, against another hold-out: a random half of the clean images, 20 times, with
+of 20 images that do, against another hold-out: a random half of the clean images, 10 times, with
 images that are not in it. So on the clean images they are rates of false alarms.
 """
 
@@ -37,7 +37,7 @@ from segcal.posthoc import Calibrator
 from segcal.sources import Source
 
 Shares = tuple[Sequence[str], np.ndarray, np.ndarray]  # names, and (M, B) and (M, C) shares
-HALVES, SETS, SIZE = 20, 10, 20
+HALVES, SETS, SIZE = 10, 5, 20
 
 
 class Sums:
@@ -75,12 +75,12 @@ def alarm_rates(clean: Shares, shares: Shares, profile: HoldoutProfile) -> dict[
             profile, images=len(half), confidence=clean[1][half], classes=clean[2][half]
         )
         left = np.array([i for i, name in enumerate(shares[0]) if name not in known])
-        found = measure_drift(drawn, shares[1][left], shares[2][left])
+        found = measure_drift(drawn, shares[1][left], shares[2][left], resamples=200)
         assert found is not None
         single.append(found.unlike.any(0).mean())
         for _ in range(SETS):
             some = rng.choice(left, min(SIZE, len(left)), replace=False)
-            found = measure_drift(drawn, shares[1][some], shares[2][some])
+            found = measure_drift(drawn, shares[1][some], shares[2][some], resamples=200)
             sets.append(found is not None and found.alarm)
     return {"alarms_of_1": float(np.mean(single)), "alarms_of_20": float(np.mean(sets))}
 

@@ -207,6 +207,18 @@ def test_triage_of_a_classification_run(runs, tmp_path, undrawn):
     assert point.holdout_coverage >= 0.5 and sets.holdout_miss <= 0.2
 
 
+def test_conditions_and_a_model_card(tmp_path, undrawn, capsys):
+    words = ["eval", "--predictions", str(save_folder(tmp_path / "p")), *QUICK]
+    words += ["--model-card", str(tmp_path / "card.md"), "--fail-if", "accuracy<0.01"]
+    assert main(words) == 0
+    assert main([*words, "--fail-if", "ece>0.001", "--fail-if", "miou<1"]) == 3
+    assert capsys.readouterr().out.count("failed: p: ") == 2
+    assert main([*words, "--fail-if", "ece"]) == 2
+    card = (tmp_path / "card.md").read_text()
+    assert "card.png" in card and "ECE (%)" in card and "6 images" in card
+    assert (tmp_path / "card.png").read_bytes()[:4] == b"\x89PNG"
+
+
 def test_every_flag_of_the_format(tmp_path, undrawn):
     (tmp_path / "p").mkdir()
     (tmp_path / "l").mkdir()
