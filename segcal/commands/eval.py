@@ -275,6 +275,7 @@ def _add_predictions(parser: argparse.ArgumentParser) -> None:
     add(
         "--fit-labels",
         type=Path,
+        nargs="+",
         metavar="DIR",
         help="folder of the labels of --fit-predictions; default: as --labels",
     )
