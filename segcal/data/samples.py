@@ -55,17 +55,17 @@ class Part(ABC):
         return self.image(index), self.label(index)
 
 
+@dataclass(eq=False)
 class ArrayPart(Part):
     """A part held in memory.
 
-    Args:
-        images: (n, H, W, 3) or, for grey images, (n, H, W) uint8; texts are (n, L) int32.
-        labels: (n, H, W) uint8 or (n,) of an integer dtype.
-        names: n names.
+    Images are (n, H, W, 3) or, if grey, (n, H, W) uint8, texts (n, L) int32; labels are (n, H, W)
+    uint8 or (n,) of an integer dtype.
     """
 
-    def __init__(self, images: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> None:
-        self.images, self.labels, self.names = images, labels, names
+    images: np.ndarray
+    labels: np.ndarray
+    names: Sequence[str]
 
     def image(self, index: int) -> np.ndarray:
         image = self.images[index]

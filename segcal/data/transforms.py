@@ -44,26 +44,23 @@ class Augmentation:
             raise ValueError(f"Expected flip to be a probability, but got {self.flip}")
 
 
+@dataclass(frozen=True)
 class Augmenter:
     """Applies an `Augmentation` to image and mask together, without a state of its own.
 
     Everything random comes from the seed given with each call, so the result does not depend
-    on the order of calls, on worker processes, or on where a run was resumed.
-
-    Args:
-        recipe: what to do.
-        ignore_index: value of the padding of masks; images are padded with black, as the recipes
-            of the field do.
+    on the order of calls, on worker processes, or on where a run was resumed. Images are padded
+    with black, as the recipes of the field do, and masks with `ignore_index`.
     """
 
-    def __init__(self, recipe: Augmentation, *, ignore_index: int) -> None:
-        self._recipe, self._ignore_index = recipe, ignore_index
+    recipe: Augmentation
+    ignore_index: int
 
     def __call__(
         self, image: np.ndarray, mask: np.ndarray | None, *, seed: tuple[int, ...]
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Augment an (H, W, 3) uint8 image and its (H, W) or (K, H, W) mask, if it has one."""
-        recipe = self._recipe
+        recipe = self.recipe
         rng = random.Random(int(np.random.default_rng(seed).integers(2**63)))
         rng.random()  # not used: with it, trainings stay what they were
         if recipe.base_size is not None:
@@ -100,8 +97,8 @@ class Augmenter:
         image = np.pad(image, (rows, columns, (0, 0)))
         if mask is not None:
             around = ((0, 0),) * (mask.ndim - 2) + (rows, columns)
-            mask = mask if self._ignore_index >= 0 else mask.astype(np.int32)
-            mask = np.pad(mask, around, constant_values=self._ignore_index)
+            mask = mask if self.ignore_index >= 0 else mask.astype(np.int32)
+            mask = np.pad(mask, around, constant_values=self.ignore_index)
         return image, mask
 
 

@@ -7,6 +7,7 @@ change what a run learns from.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch.utils.data import Sampler
 from segcal import distributed
 
 
+@dataclass(frozen=True)
 class EpochOrder(Sampler[list[tuple[int, int]]]):
     """Samples batches of `(epoch, index)` for this process over all epochs, from any step on.
 
@@ -23,39 +25,32 @@ class EpochOrder(Sampler[list[tuple[int, int]]]):
     micro-batches. The samples left over at the end of an epoch are dropped: a tiny last batch
     distorts the batch statistics.
 
-    Args:
+    Attributes:
         batch_size: B, a multiple of `world_size * accumulate`.
         accumulate: micro-batches that each process splits its slice into.
         first_step: step to start at, counted from the beginning of the first epoch.
-        rank: None asks torch.distributed, as for `world_size`.
     """
 
-    def __init__(
-        self,
-        samples: int,
-        *,
-        batch_size: int,
-        epochs: int,
-        seed: int,
-        accumulate: int = 1,
-        first_step: int = 0,
-        rank: int | None = None,
-        world_size: int | None = None,
-    ) -> None:
-        self.rank = distributed.rank() if rank is None else rank
-        self.world_size = distributed.world_size() if world_size is None else world_size
-        if batch_size % (self.world_size * accumulate):
+    samples: int
+    batch_size: int
+    epochs: int
+    seed: int
+    accumulate: int = 1
+    first_step: int = 0
+    rank: int = field(default_factory=distributed.rank)
+    world_size: int = field(default_factory=distributed.world_size)
+
+    def __post_init__(self) -> None:
+        if self.batch_size % (self.world_size * self.accumulate):
             raise ValueError(
                 f"Expected a batch_size that is a multiple of {self.world_size} process(es) x "
-                f"accumulate={accumulate}, but got {batch_size}"
+                f"accumulate={self.accumulate}, but got {self.batch_size}"
             )
-        if samples < batch_size:
+        if self.samples < self.batch_size:
             raise ValueError(
-                f"Expected at least batch_size={batch_size} training samples, but got {samples}; "
-                "lower --batch_size"
+                f"Expected at least batch_size={self.batch_size} training samples, but got "
+                f"{self.samples}; lower --batch_size"
             )
-        self.samples, self.batch_size, self.accumulate = samples, batch_size, accumulate
-        self.epochs, self.seed, self.first_step = epochs, seed, first_step
 
     @property
     def steps_per_epoch(self) -> int:

@@ -308,8 +308,8 @@ class Trainer:
             )
         if distributed.rank() == 0 and state.get("data", self._data) != self._data:
             log.warning(
-                "files of the training or hold-out images have other names, sizes or times than when "
-                "the run began: if their contents changed too, start another run with --out"
+                "files of the training or hold-out images have other names, sizes or times than "
+                "when the run began: if their contents changed too, start another run with --out"
             )
         if len(state["history"]) > self.options.epochs:
             raise ValueError(
