@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,7 @@ from segcal.metrics import Interval
 from segcal.metrics.drift import CONFIDENCE_EDGES, Drift, HoldoutProfile, measure_drift
 from segcal.metrics.intervals import LEVEL, fraction_interval, t_margins
 from segcal.metrics.report import to_plain
-from segcal.metrics.scores import SCORES, Array, mean_of_known, ratio
+from segcal.metrics.scores import SCORES, Array, mean_of_known
 from segcal.viz.page import Phrase, Section, write_sections
 from segcal.viz.page.numbers import data_uri
 from segcal.viz.plots import compared_shares, figure_png
@@ -97,6 +96,11 @@ class Expected:
         """(M,) accuracy of each image as ATC expects it."""
         known = 1.0 if self.profile is not None else math.nan
         return known * self.above / self.pixels
+
+    @property
+    def coverage(self) -> float:
+        """Share of all pixels that the operating point accepts; NaN without one."""
+        return float(self.accepted.sum() / self.pixels.sum()) if self.operate else math.nan
 
     @property
     def image_coverage(self) -> NDArray[np.float64]:
@@ -187,8 +191,7 @@ class Expected:
         nothing of this is so, the weakest class is named.
         """
         iou = np.where(np.isnan(self.image_class_iou), np.inf, self.image_class_iou)
-        below = 1 - self.image_coverage
-        usual = 1 - self.accepted.sum() / self.pixels.sum()
+        below, usual = 1 - self.image_coverage, 1 - self.coverage
         found = []
         for i, weakest in enumerate(iou.argmin(1)):
             parts = []
@@ -217,8 +220,7 @@ class Expected:
             f"lowest expected IoU: {classes}",
         ]
         if self.operate:
-            share = self.accepted.sum() / self.pixels.sum()
-            lines.append(f"accepted at {self.operate}: {share:.1%} of the pixels")
+            lines.append(f"accepted at {self.operate}: {self.coverage:.1%} of the pixels")
         first = [f"{self.names[i]} ({self.reasons[i]})" for i in self.review[:3]]
         lines.append(f"review first: {', '.join(first)}")
         return "\n".join([*lines, *([f"drift: {self.describe_drift()}"] if self.drift else [])])
@@ -250,23 +252,19 @@ class Expected:
         headings = ["image", "pixels", "expected_accuracy", "atc", "expected_miou", "expected_dice"]
         headings += ["accepted", "drift_confidence", "drift_classes", "reason"]
         headings += [f"expected_iou:{name}" for name in self.class_names]
-        drift = self.drift
-        far = np.full((2, len(self.names)), np.nan) if drift is None else drift.image_distances
+        known, unknown = self.drift, math.nan
         iou, dice = self.image_class_iou, self.image_class_dice
-        share = float(ratio(self.accepted.sum(), self.pixels.sum())) if self.operate else math.nan
-        rows: list[list[Any]] = [
-            ["(all images)", int(self.pixels.sum()), self.accuracy, self.atc, self.miou, self.dice]
-            + [share, *([math.nan] * 2 if drift is None else drift.distances), ""]
-            + [*self.class_iou]
+        means = [self.image_accuracy, self.image_atc, mean_of_known(iou), mean_of_known(dice)]
+        far = [unknown, unknown] if known is None else known.distances
+        rows = [
+            ["(all images)", self.pixels.sum(), self.accuracy, self.atc, self.miou, self.dice]
+            + [self.coverage, *far, "", *self.class_iou]
         ]
         for i in self.review:
-            means = [mean_of_known(iou[i]), mean_of_known(dice[i])]
-            shares = [self.image_accuracy[i], self.image_atc[i], *means, self.image_coverage[i]]
-            rows.append([self.names[i], int(self.pixels[i]), *shares, *far[:, i]])
-            rows[-1] += [self.reasons[i], *iou[i]]
-        return csv_text(
-            headings, [[round(float(x), 6) if _is_float(x) else x for x in row] for row in rows]
-        )
+            far = [unknown, unknown] if known is None else known.image_distances[:, i]
+            shares = [*(mean[i] for mean in means), self.image_coverage[i], *far]
+            rows.append([self.names[i], self.pixels[i], *shares, self.reasons[i], *iou[i]])
+        return csv_text(headings, rows)
 
     def to_json(self) -> str:
         """What is expected of all images together, with intervals, and the drift."""
@@ -279,7 +277,7 @@ class Expected:
             "class_dice": dict(zip(self.class_names, self.class_dice.tolist(), strict=True)),
             "intervals": self.intervals,
             "operate": self.operate,
-            "accepted": float(self.accepted.sum() / self.pixels.sum()) if self.operate else None,
+            "accepted": self.coverage,
             "drift": None
             if drift is None
             else {
@@ -347,8 +345,7 @@ class Expected:
             if not math.isnan(getattr(self, name))
         }
         if self.operate:
-            share = 100 * self.accepted.sum() / self.pixels.sum()
-            tiles[f"accepted at {self.operate}"] = Cell(f"{share:.2f}")
+            tiles[f"accepted at {self.operate}"] = Cell(f"{100 * self.coverage:.2f}")
         sections = [
             Section(
                 "classes",
@@ -388,10 +385,6 @@ class Expected:
         )
         sections.append(Section("review", "Review", lead, [self.review_table()]))
         write_sections(path, sections, title=title, headline=headline, tiles=tiles)
-
-
-def _is_float(value: object) -> bool:
-    return isinstance(value, float | np.floating | np.ndarray)
 
 
 def _dice(iou: Array) -> Array:

@@ -221,6 +221,10 @@ class Members(Source):
         """That of the first member."""
         return self.members[0].image(self._places[0][self.names[index]])
 
+    def affine(self, index: int) -> np.ndarray | None:
+        """That of the first member."""
+        return self.members[0].affine(self._places[0][self.names[index]])
+
     def with_members(self, members: Sequence[Source], name: str = "") -> Members:
         """Other members, pooled in the same way after the same calibrators."""
         name = name or self.name

@@ -209,13 +209,13 @@ def write_sections(
     text = render_template(
         "sections.html",
         **_frame([_part("sort.js")]),
-        title=utf8(title),
+        title=title,
         headline=headline,
         tiles=tiles,
         sections=sections,
     )
     with atomic_write(path) as file:
-        file.write(text)
+        file.write(utf8(text))
 
 
 def _unmarked(table: Table) -> Table:
