@@ -86,11 +86,12 @@ def peers(batches: Synthetic) -> dict[str, Callable[[], object]]:
     with contextlib.suppress(ImportError):
         import fiducio
 
+        def of_fiducio(kind: Any, optimizer: str) -> Callable[[], object]:
+            return lambda: kind(optimizer=optimizer).fit(*gathered(batches))
+
         for optimizer in ("adam", "lbfgs"):
-            for name, kind in (("ts", fiducio.TemperatureScaling), ("dc", fiducio.DC)):
-                found[f"fiducio {name} {optimizer}"] = lambda kind=kind, by=optimizer: kind(
-                    optimizer=by
-                ).fit(*gathered(batches))
+            found[f"fiducio ts {optimizer}"] = of_fiducio(fiducio.TS, optimizer)
+            found[f"fiducio dc {optimizer}"] = of_fiducio(fiducio.DC, optimizer)
     return found
 
 
