@@ -134,7 +134,8 @@ class PredictionFolder(Source):
         where, manifest = _manifest(self.path)
         stated = {name: value for name, value in stated.items() if value is not None}
         self.format = settings.read(PredictionFormat, [(where, manifest), ("", stated)])
-        self.config = f"predictions: {self.path}\nlabels: {self.format.labels or 'null'}\n"
+        folders = ", ".join(map(str, self.format.label_folders)) or "null"
+        self.config = f"predictions: {self.path}\nlabels: {folders}\n"
         kind, shape = self._first()
         self.multilabel = kind.startswith("sigmoid_")
         self.num_images = len(self._files) * (shape[0] if len(shape) == 2 else 1)

@@ -320,7 +320,7 @@ def part_tables(report: Report) -> list[Table]:
         if part is report and report.raters is not None:
             name, against["all"] = "all", report.raters.ceiling
         if name in against:
-            own = {"of this rater against the others (%)": share(against[name])}
+            own = {"accuracy of the rater against the others (%)": share(against[name])}
             raters.append((name, {**cells, **own}))
     protocols = [
         (name, {s.heading: score_cell(s, found[s.name]) for s in _PARTS})
