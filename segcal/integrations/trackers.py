@@ -1,6 +1,6 @@
 """Scores and the reliability diagram in TensorBoard, Weights & Biases and MLflow.
 
-segcal train --tensorboard true --wandb true --mlflow true
+segcal train --tensorboard --wandb --mlflow
 
 Our trainer opens them (`open_tracker`); the Lightning callback finds them among the loggers of its
 trainer (`of_logger`). Their own settings hold: WANDB_MODE=offline, MLFLOW_TRACKING_URI and others.
