@@ -304,14 +304,16 @@ class Expected:
             rows.append(
                 (name, cells + ([] if known is None else [score_cell(_ACCURACY, known[c])]))
             )
-        headings = ["class", "expected IoU (%)", "expected Dice (%)", "share of the pixels (%)"]
+        scores = [f"expected {SCORES[name].heading}" for name in ("class_iou", "dice")]
+        headings = ["class", *scores, "share of the pixels (%)"]
         headings += [] if known is None else ["share on the hold-out (%)"]
         return Table("Expected by class", headings, rows)
 
     def review_table(self) -> Table:
         """The images, the one to look at first on top, with the reason."""
         iou = mean_of_known(self.image_class_iou)
-        headings = ["image", "expected accuracy (%)", "by ATC (%)", "expected mIoU (%)", "reason"]
+        accuracy, miou = (f"expected {SCORES[name].heading}" for name in ("accuracy", "miou"))
+        headings = ["image", accuracy, "by ATC (%)", miou, "reason"]
         if self.operate:
             headings.insert(4, f"accepted at {self.operate} (%)")
         rows = []
