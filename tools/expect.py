@@ -4,10 +4,11 @@ python tools/expect.py out.csv --run runs/nll-s0 --shift-data camvid_dusk --shif
 python tools/expect.py out.csv --model glue.py:espnet --data masks:cvB:test --holdout masks:cvB:val
 python tools/expect.py out.csv --predictions val --fit-predictions train
 
-A row for each shift and calibrator (none, ts). `drift` is whether the images raise the alarm
-against the hold-out. `alarms_of_1` and `alarms_of_20` are the shares of single images and of sets
-of 20 images that do, against another hold-out: a random half of the clean images, 10 times, with
-images that are not in it. So on the clean images they are rates of false alarms.
+A row for each shift and calibrator (none, ts), with a line for each number. `drift` is whether the
+images raise the alarm against the hold-out. `alarms_of_1` and `alarms_of_20` are the shares of
+single images and of sets of 20 images that do, against another hold-out: a random half of the clean
+images, 10 times, with images that are not in it. So on the clean images they are rates of false
+alarms.
 """
 
 from __future__ import annotations
@@ -87,7 +88,6 @@ def alarm_rates(clean: Shares, shares: Shares, profile: HoldoutProfile) -> dict[
 
 def compare(
     source: Source,
-    name: str,
     maps: Mapping[str, Calibrator | None],
     profiles: Mapping[str, HoldoutProfile],
     trivial: Mapping[str, float],
@@ -97,7 +97,6 @@ def compare(
 
     Args:
         source: the images.
-        name: of the shift.
         maps: the calibrators by name.
         profiles: of the hold-out after each.
         trivial: accuracy and mIoU of the hold-out, as an estimate to beat.
@@ -114,7 +113,7 @@ def compare(
         )
         accuracy = hit.sum(1) / images.pixels.numpy()
         iou = mean_of_known(class_iou(hit, predicted, truth))
-        row = {"source": source.name, "shift": name, "calibrator": method, "images": len(iou)}
+        row: dict[str, Any] = {"calibrator": method, "images": len(iou)}
         row |= {"accuracy": report.accuracy, "expected_accuracy": expected.accuracy}
         row |= {"atc": expected.atc, "holdout_accuracy": trivial["accuracy"]}
         row |= {"miou": report.miou, "expected_miou": expected.miou}
@@ -178,16 +177,16 @@ def main() -> None:
         sources[name] = shifted.limited(options.limit) if options.limit else shifted
         sources[name].name = source.name
     with options.out.open("w", newline="") as file:
-        table = None
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["table", "row", "column", "value"])
         for name, each in sources.items():
-            for row in compare(each, name, maps, chosen.profiles, trivial, clean):
-                row = {k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()}
-                table = table or csv.DictWriter(file, row, lineterminator="\n")
-                if file.tell() == 0:
-                    table.writeheader()
-                table.writerow(row)
+            for row in compare(each, maps, chosen.profiles, trivial, clean):
+                place = source.name, f"{name} {row.pop('calibrator')}"
+                for column, value in row.items():
+                    shown = f"{value:.5f}" if isinstance(value, float) else value
+                    table.writerow([*place, column, shown])
             file.flush()
-            print(row, file=sys.stderr)
+            print(f"{name}: done", file=sys.stderr)
 
 
 if __name__ == "__main__":
