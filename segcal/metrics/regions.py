@@ -36,7 +36,8 @@ def boundary(width: int = 3) -> Region:
                 f"Expected labels of shape (N, H, W) or (N, D, H, W), but got {tuple(labels.shape)}"
             )
         values = labels.float()  # exact for labels below 2**24
-        return _window_max(values, width) != -_window_max(-values, width)
+        reach = min(width, max(labels.shape[1:]))  # a wider window holds no more
+        return _window_max(values, reach) != -_window_max(-values, reach)
 
     return near_an_edge
 

@@ -567,6 +567,8 @@ def _manifest(path: Path) -> tuple[str, dict[str, Any]]:
     if len(found) > 1:
         raise ValueError(f"{found[0]} and {found[1].name} are two manifests: remove one")
     stated = read_yaml(found[0])
+    if stated is None:  # only comments
+        return "", {}
     if not isinstance(stated, dict):
         raise ValueError(f"{found[0]}: a manifest is `key: value` pairs")
     for key in {"labels", "images"} & stated.keys():

@@ -37,6 +37,13 @@ def test_boundary_is_its_definition(width, dtype):
                 assert got[n, i, j] == bool((window != labels[n, i, j]).any())
 
 
+def test_a_boundary_wider_than_the_image_is_all_of_it():
+    labels = torch.zeros(2, 5, 7, dtype=torch.int64)
+    labels[0, 4, 6] = 1
+    inside = boundary(10**12)(labels)
+    assert inside[0].all() and not inside[1].any()
+
+
 def test_constant_labels_have_no_boundary():
     assert not boundary(3)(torch.full((1, 8, 8), 7)).any()
 

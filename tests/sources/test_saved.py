@@ -36,6 +36,13 @@ def softmax(logits, axis):
     return exp / exp.sum(axis, keepdims=True)
 
 
+def test_a_manifest_of_comments_states_nothing(tmp_path):
+    logits, labels = maps()
+    np.savez(tmp_path / "a.npz", logits=logits, labels=labels)
+    (tmp_path / "manifest.yaml").write_text("# kind: logits\n")
+    assert PredictionFolder(tmp_path).num_classes == C
+
+
 def test_one_npz_an_image(tmp_path):
     for i in (1, 0):
         logits, labels = maps(i)
