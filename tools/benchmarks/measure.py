@@ -47,7 +47,10 @@ def _with_quartiles(values: Sequence[float], digits: int) -> str:
 
 
 def time_and_memory(
-    work: Mapping[str, Callable[[], object]], repeats: int, device: str
+    work: Mapping[str, Callable[[], object]],
+    repeats: int,
+    device: str,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[Measurement]:
     """Time all functions in turn, `repeats` times, so that noise affects them alike."""
     for function in work.values():
@@ -56,10 +59,10 @@ def time_and_memory(
     for _ in range(repeats):
         for name, function in work.items():
             synchronise(device)
-            start = time.perf_counter()
+            start = clock()
             function()
             synchronise(device)
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(clock() - start)
     return [
         Measurement(name, tuple(seconds[name]), peak_extra_bytes(function, device))
         for name, function in work.items()

@@ -1,14 +1,15 @@
-"""Members pooled batch by batch, against their forwards alone: time and memory."""
+"""Members pooled batch by batch, against their forwards alone: CPU time and memory."""
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Iterable
 
 import torch
 import torchvision
 
-from benchmarks.measure import new_memory_for_large_arrays, print_ratios, time_and_memory
+from benchmarks.measure import print_ratios, time_and_memory
 from segcal import Members
 from segcal.sources.network import LoaderSource
 
@@ -33,7 +34,6 @@ def _read(batches: Iterable[object]) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Let members share one network, so that its weights are in memory once, and pool them."""
-    new_memory_for_large_arrays()
     build = getattr(torchvision.models.segmentation, arguments.model)
     network = build(weights=None, weights_backbone=None, num_classes=CLASSES).eval()
     loader = [
@@ -51,4 +51,4 @@ def run(arguments: argparse.Namespace) -> None:
             f"{count} members": lambda members=members: _read(Members(members)),
         }
         print()
-        print_ratios(time_and_memory(work, arguments.repeats, "cpu"))
+        print_ratios(time_and_memory(work, arguments.repeats, "cpu", time.process_time))
