@@ -33,6 +33,7 @@ FINE_BINS = (  # the last one holds 1 - 2**-24 < p <= 1
 # By predicted class, CLASS_STEP fine bins are one; the last one stands alone here too.
 CLASS_STEP = 16
 CLASS_BINS = FINE_BINS // CLASS_STEP + 1
+MOST_BINS = 2**16  # more would be a mistake, and take all memory
 MOST_CLASSES = 256  # for more it is not kept: it takes 2 kB per class
 
 _MOST_CELLS = 2**20  # of a confusion matrix of a batch; with more, the cell of each pixel is listed
@@ -101,6 +102,8 @@ class Settings:
                 raise ValueError(f"{name} must be an integer >= {least}, but it is {value!r}")
             object.__setattr__(self, name, int(value))  # JSON has no integers of numpy
         check_num_classes(self.num_classes, multilabel=self.multilabel)
+        if self.num_bins > MOST_BINS:
+            raise ValueError(f"num_bins must be at most {MOST_BINS}, but it is {self.num_bins}")
         ignored = resolve_ignore_index(
             self.ignore_index, 2 if self.multilabel else self.num_classes
         )

@@ -270,6 +270,7 @@ def test_logits_are_never_taken_for_probabilities(dtype):
     [
         ({"num_classes": 1}, "num_classes must be an integer >= 2"),
         ({"num_bins": 0}, "num_bins must be"),
+        ({"num_bins": 10**6}, "num_bins must be at most"),
         ({"edge_rule": "middle"}, "edge_rule must be"),
         ({"class_names": ["a"]}, "Expected 5 class_names, but got 1"),
     ],
