@@ -50,7 +50,8 @@ def measured(logits, labels, **settings):
 def close(a, b):
     assert a.protocol == b.protocol
     assert a.confusion.tolist() == b.confusion.tolist()
-    assert a.scores == pytest.approx(b.scores, rel=1e-9)
+    shared = {name: a.scores[name] for name in b.scores}  # a knows what a calibrator changed too
+    assert shared == pytest.approx(b.scores, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_transform_regions_and_names():
     )
     close(report, measured(inputs / 2, labels, class_names="abcd"))
     assert {image.name for image in report.worst_images} == {"b0", "a0", "b1", "a1", "b2"}
-    assert set(report.intervals) == {"ece", "sce", "accuracy", "miou"}
+    assert {"ece", "sce", "accuracy", "miou"} <= set(report.intervals)
     parts = report.regions
     assert list(parts) == list(regions)
     assert parts["few"].protocol.region == "few"
