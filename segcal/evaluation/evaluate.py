@@ -231,7 +231,7 @@ def measure(
                 values = found.values if source.top_only else found.logits
                 observer.update(values, found.labels, groups)
             if name in detection:
-                detection[name].update(found.probs, found.labels, found.spread)
+                detection[name].update(found.probs, found.labels, found.spread, groups)
             if name in objects:
                 objects[name].update(found.probs, batch.labels, batch.names, groups)
         del batch, inside, found, mask  # before the next batch is made
@@ -344,8 +344,7 @@ def new_detection(
             source.num_classes,
             source.ignore_index,
             multilabel=source.multilabel,
-            # Images of one group are not independent: their intervals would be too short.
-            per_image=resamples > 0 and not source.group,
+            per_image=resamples > 0,
         )
         for name in calibrators
     }

@@ -315,7 +315,7 @@ def choose(
     }
     choices = Choices(measured[NONE][WHOLE_IMAGE], reports, {}, object_targets=of_objects)
     for name in maps if objects else ():
-        method, images = objects[name].rule.calibrate, objects[name].by_image()
+        method, images = objects[name].rule.calibrate, objects[name].by_unit()
         if method:
             choices.of_objects[name] = fit_objects(method, images)
     for name, report in reports.items():

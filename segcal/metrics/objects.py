@@ -188,8 +188,8 @@ def match_objects(
     """
     p, t = predicted.ravel(), truth.ravel()
     at = np.flatnonzero(p > 0)
-    ids, inside = p[at], t[at]
-    size, true_size = np.bincount(ids), np.bincount(t[t > 0])
+    ids, inside = p[at].astype(np.int64), t[at]
+    size, true_size = np.bincount(ids), np.bincount(t[t > 0], minlength=1)
     mine, theirs = (np.zeros(np.count_nonzero(sizes), OBJECT) for sizes in (size, true_size))
     for rows, sizes in ((mine, size), (theirs, true_size)):
         rows["number"] = np.flatnonzero(sizes)
@@ -202,14 +202,16 @@ def match_objects(
         np.minimum.at(least, ids, probability.ravel()[at])
         mine["rank"] = least[mine["number"]]
     else:
-        places = at[_on_border(predicted).ravel()[at]] if rule.confidence == "border" else at
-        count, total = (
-            np.bincount(p[places], w, len(size)) for w in (None, probability.ravel()[places])
-        )
-        mine["rank"] = np.clip(total[count > 0] / count[count > 0], 0, 1)
-    both = inside > 0
-    width = max(len(true_size), 1)  # pairs that overlap are one number: i * width + j
-    pairs, common = np.unique(ids[both].astype(np.int64) * width + inside[both], return_counts=True)
+        places, owner, count = at, ids, size
+        if rule.confidence == "border":
+            kept = _on_border(predicted).ravel()[at]
+            places, owner = at[kept], ids[kept]
+            count = np.bincount(owner)
+        total = np.bincount(owner, probability.ravel()[places])
+        mine["rank"] = np.clip((total / np.maximum(count, 1))[mine["number"]], 0, 1)
+    both = np.flatnonzero(inside > 0)
+    width = len(true_size)  # pairs that overlap are one number: i * width + j
+    pairs, common = np.unique(ids[both] * width + inside[both], return_counts=True)
     i, j = np.divmod(pairs, width)
     iou = common / (size[i] + true_size[j] - common)
     if rule.match == "iou":
@@ -219,9 +221,12 @@ def match_objects(
     else:
         kept = iou > 0
     i, j = (np.searchsorted(r["number"], x[kept]) for r, x in ((mine, i), (theirs, j)))
-    for k in np.lexsort((theirs["size"][j], mine["size"][i], -mine["rank"][i], -iou[kept])):
-        if not (mine["real"][i[k]] or theirs["real"][j[k]]):
-            mine["real"][i[k]] = theirs["real"][j[k]] = True
+    order = np.lexsort((theirs["size"][j], mine["size"][i], -mine["rank"][i], -iou[kept]))
+    real, found = np.zeros(len(mine), bool), np.zeros(len(theirs), bool)
+    for a, b in zip(i[order].tolist(), j[order].tolist(), strict=True):
+        if not (real[a] or found[b]):
+            real[a] = found[b] = True
+    mine["real"], theirs["real"] = real, found
     return mine, theirs
 
 
@@ -347,11 +352,16 @@ class ObjectCounter:
             kept.sort(key=lambda crop: -crop.rank)
             del kept[GALLERY:]
 
-    def by_image(self) -> list[tuple[Array, Array]]:
-        """(n,) confidences of the predicted objects and whether they are real, image by image."""
+    def by_unit(self) -> list[tuple[Array, Array]]:
+        """(n,) confidences of the predicted objects and whether they are real, of each unit.
+
+        A unit is an image, or the images of a group.
+        """
         rows, _ = self._rows()
-        starts = np.searchsorted(rows["image"], np.arange(1, len(self._units)))
-        return [(part["rank"], part["real"]) for part in np.split(rows, starts) if len(part)]
+        unit = self._unit[rows["image"]]
+        order = np.argsort(unit, kind="stable")
+        parts = np.split(rows[order], np.flatnonzero(np.diff(unit[order])) + 1)
+        return [(part["rank"], part["real"]) for part in parts if len(part)]
 
     def compute(
         self,

@@ -118,30 +118,34 @@ class ImageCounts:
     """Counts of each image, the first of which is that of its labelled pixels."""
 
     width: int  # how many counts an image has
+    dtype = torch.int64
 
     def __init__(self) -> None:
-        self._counts: list[Tensor] = []  # (N, width + 1), the last column the key of the group
+        self._counts: list[Tensor] = []  # (N, width)
+        self._keys: list[Tensor] = []  # (N,) of the groups; 0 for an image without one
 
     def _keep(self, counts: Tensor, groups: Sequence[str] | None) -> None:
         keys = [0] * len(counts)
         if groups is not None:
             hashes = (blake2b(name.encode("utf-8", "replace"), digest_size=7) for name in groups)
             keys = [int.from_bytes(found.digest(), "big") for found in hashes]
-        self._counts.append(torch.cat([counts, counts.new_tensor(keys).unsqueeze(1)], 1))
+        self._counts.append(counts.to(self.dtype))
+        self._keys.append(torch.tensor(keys, dtype=torch.int64))
+
+    def _joined(self, device: torch.device) -> list[Tensor]:
+        none = torch.zeros(0, self.width, dtype=self.dtype), torch.zeros(0, dtype=torch.int64)
+        kept = zip(none, (self._counts, self._keys), strict=True)
+        return [torch.cat([part.to(device) for part in (first, *rest)]) for first, rest in kept]
 
     def sync(self) -> None:
         """Gather the counts of all ranks."""
-        device = distributed.communication_device()
-        none = torch.zeros(0, self.width + 1, dtype=torch.int64, device=device)
-        own = torch.cat([none, *(part.to(device) for part in self._counts)])
-        self._counts = [distributed.concatenate(own)]
+        counts, keys = self._joined(distributed.communication_device())
+        self._counts = [distributed.concatenate(counts)]
+        self._keys = [distributed.concatenate(keys)]
 
     def counts(self) -> Array:
         """(I, width) counts of the images that have labelled pixels."""
-        return self._held()[:, :-1]
-
-    def _held(self) -> Array:
-        counts = np.concatenate([part.cpu().numpy() for part in self._counts])
+        counts = self._joined(torch.device("cpu"))[0].numpy()
         return counts[counts[:, 0] > 0]
 
     def by_group(self, values: Array) -> Array:
@@ -149,7 +153,8 @@ class ImageCounts:
 
         Groups are the units of intervals, and an image without one is a unit by itself.
         """
-        keys = self._held()[:, -1]
+        counts, keys = (part.numpy() for part in self._joined(torch.device("cpu")))
+        keys = keys[counts[:, 0] > 0]
         own = np.where(keys == 0, -1 - np.arange(len(keys)), keys)
         kinds, unit = np.unique(own, return_inverse=True)
         sums = np.zeros((len(kinds), values.shape[1]))

@@ -9,7 +9,7 @@ of `SCORES` that read such a histogram say how well it finds errors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,14 @@ from segcal.metrics.intervals import resampled_weights
 from segcal.metrics.report import Detection, Interval
 from segcal.metrics.scores import SCORES, Array
 from segcal.metrics.sums import CLASS_STEP, FINE_BINS, fine_edges
+from segcal.metrics.triage import ImageCounts
 from segcal.pixels import flatten, multilabel_labels
 
 LEVEL = 0.95  # of the intervals
 DETECTION = ("auroc", "aupr_errors", "aupr_successes", "fpr_95", "aurc", "prr")  # among SCORES
-_MOST_IMAGES = 256  # counted at a time
+_MOST_IMAGES = 64  # counted at a time
 _STEP = CLASS_STEP  # so many bins of the grid are one where each image has a histogram
+_COARSE = -(-FINE_BINS // _STEP)
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ UNCERTAINTIES = {
 }
 
 
-class ErrorDetection:
+class ErrorDetection(ImageCounts):
     """Histograms of each uncertainty, for right and for wrong pixels, of a stream of batches.
 
     Values are divided by the largest possible one, and counted on the grid of the fine histogram
@@ -90,8 +92,10 @@ class ErrorDetection:
         num_classes: C.
         ignore_index: the label of pixels that do not count; None for the default.
         multilabel: count the decisions of C sigmoid outputs, each a problem of two classes.
-        per_image: keep a coarser histogram of each image, for intervals.
+        per_image: keep a coarser histogram of each image, for intervals: 6 kB.
     """
+
+    width, dtype = 1 + len(UNCERTAINTIES) * _COARSE * 2, torch.int32
 
     def __init__(
         self,
@@ -101,14 +105,19 @@ class ErrorDetection:
         multilabel: bool = False,
         per_image: bool = True,
     ) -> None:
+        super().__init__()
         self.num_classes = 2 if multilabel else num_classes
         self.ignore_index, self.multilabel = ignore_index, multilabel
         self.per_image = per_image
-        self._counts: dict[str, Tensor] = {}  # (FINE_BINS, 2) right and wrong pixels
-        self._images: dict[str, list[Tensor]] = {}  # (N, FINE_BINS / _STEP, 2)
+        # Right and wrong pixels.
+        self._total = torch.zeros(len(UNCERTAINTIES), FINE_BINS, 2, dtype=torch.int64)
 
     def update(
-        self, probs: Tensor, labels: Tensor, spread: Mapping[str, Tensor] | None = None
+        self,
+        probs: Tensor,
+        labels: Tensor,
+        spread: Mapping[str, Tensor] | None = None,
+        groups: Sequence[str] | None = None,
     ) -> None:
         """Count a batch.
 
@@ -117,20 +126,22 @@ class ErrorDetection:
             labels: (N, *S); (N, C, *S) of sigmoid outputs.
             spread: for "mutual_information" and "variance", (N, *S) maps; those of sigmoid outputs
                 are (N, C, *S).
+            groups: N groups of images that are the units of intervals; by default the images.
         """
         probs = probs.detach().to(torch.promote_types(probs.dtype, torch.float32))
         if self.multilabel:
             labels = multilabel_labels(probs, labels)
             probs = torch.stack([1 - probs, probs], 1)  # (N, 2, C, *S)
         spread = spread or {}
+        edges = fine_edges()[1:-1].to(probs.device)
         for first in range(0, len(probs), _MOST_IMAGES):
             some = slice(first, first + _MOST_IMAGES)
             pixels = flatten(probs[some], labels[some], self.ignore_index)
             n = len(pixels.target)
             image = 2 * FINE_BINS * torch.arange(n, device=probs.device)[:, None]
             wrong = pixels.dense.argmax(1) != pixels.target  # (N, L)
-            edges = fine_edges()[1:-1].to(probs.device)
-            for name, kind in UNCERTAINTIES.items():
+            counts = pixels.target.new_zeros(n, *self._total.shape)
+            for at, (name, kind) in enumerate(UNCERTAINTIES.items()):
                 if kind.of is not None:
                     found = kind.of(pixels.dense)
                 elif name in spread:
@@ -139,33 +150,29 @@ class ErrorDetection:
                     continue
                 certain = 1 - found.double() / kind.most(self.num_classes)
                 cell = image + torch.bucketize(certain, edges) * 2 + wrong
-                counts = torch.bincount(cell[pixels.valid], minlength=n * 2 * FINE_BINS)
-                counts = counts.view(n, FINE_BINS, 2)
-                self._counts[name] = self._counts.get(name, 0) + counts.sum(0)
-                if self.per_image:
-                    self._images.setdefault(name, []).append(_coarser(counts))
+                cells = torch.bincount(cell[pixels.valid], minlength=n * 2 * FINE_BINS)
+                counts[:, at] = cells.view(n, FINE_BINS, 2)
+            self._total = self._total.to(counts.device) + counts.sum(0)
+            if self.per_image:
+                padded = torch.nn.functional.pad(counts, (0, 0, 0, -FINE_BINS % _STEP))
+                coarse = padded.view(n, -1, _STEP, 2).sum(2).view(n, -1)
+                labelled = pixels.valid.sum(1, keepdim=True)
+                self._keep(
+                    torch.cat([labelled, coarse], 1), None if groups is None else groups[some]
+                )
 
     def sync(self) -> None:
         """Sum over all ranks."""
-        if not distributed.is_distributed():
-            return
-        device = distributed.communication_device()
-        for name in UNCERTAINTIES:  # a rank without images takes part in all of them
-            counts = self._counts.get(name, torch.zeros(FINE_BINS, 2, dtype=torch.int64))
-            counts = counts.to(device)
-            distributed.sum_(counts)
-            none = _coarser(counts[None])[:0]
-            parts = [none, *(part.to(device) for part in self._images.get(name, ()))]
-            images = distributed.concatenate(torch.cat(parts))
-            if counts.any():
-                self._counts[name], self._images[name] = counts, [images]
+        super().sync()
+        self._total = self._total.to(distributed.communication_device())
+        distributed.sum_(self._total)
 
     def compute(
         self, *, resamples: int = 1000, seed: int = 0, raters: int = 1
     ) -> tuple[Detection, ...]:
         """How well each uncertainty finds errors.
 
-        Intervals are those of resampled images: the percentiles of the scores of coarser
+        Intervals are those of resampled images or groups: the percentiles of the scores of coarser
         histograms, moved to the score of the fine one.
 
         Args:
@@ -173,22 +180,22 @@ class ErrorDetection:
             seed: of the draws.
             raters: R, whose labels were all counted; numbers of pixels are divided by it.
         """
+        units = np.zeros((0, self.width - 1))
+        if resamples:
+            units = self.by_group(self.counts()[:, 1:]) / raters
+        drawn = list(resampled_weights(len(units), resamples if len(units) > 1 else 0, seed))
+        tables = units.reshape(len(units), len(UNCERTAINTIES), _COARSE * 2)
         found = []
-        for name, counts in self._counts.items():
-            correct, wrong = counts.cpu().numpy().T / raters
-            scores = _scores(correct, wrong)
+        for at, (name, counts) in enumerate(zip(UNCERTAINTIES, self._total.cpu(), strict=True)):
+            if not counts.any():
+                continue
+            correct, wrong = counts.numpy().T / raters
             intervals: dict[str, Interval] = {}
-            held = np.zeros((0, 1, 2))
-            if self._images.get(name) and resamples:
-                held = torch.cat(self._images[name]).cpu().numpy() / raters
-                held = held[held.sum((1, 2)) > 0]
-            if len(held) > 1:
-                table = held.reshape(len(held), -1).astype(np.float64)
-                drawn = np.concatenate(
-                    [w @ table for w in resampled_weights(len(held), resamples, seed)]
-                ).reshape(resamples, -1, 2)
-                coarse = _scores(*held.sum(0).T)
-                each = [_scores(*one.T) for one in drawn]
+            if drawn:
+                scores, table = _scores(correct, wrong), tables[:, at]
+                coarse = _scores(*table.sum(0).reshape(-1, 2).T)
+                resampled = np.concatenate([weights @ table for weights in drawn])
+                each = [_scores(*one.reshape(-1, 2).T) for one in resampled]
                 for score, value in scores.items():
                     values = np.array([one[score] for one in each]) - coarse[score] + value
                     if np.isfinite(values).all():
@@ -196,12 +203,6 @@ class ErrorDetection:
                         intervals[score] = Interval(float(low), float(high), LEVEL)
             found.append(Detection(name, correct, wrong, intervals))
         return tuple(found)
-
-
-def _coarser(counts: Tensor) -> Tensor:
-    """(N, FINE_BINS, 2) counts in bins of `_STEP` as large."""
-    padded = torch.nn.functional.pad(counts, (0, 0, 0, -FINE_BINS % _STEP))
-    return padded.view(len(counts), -1, _STEP, 2).sum(2, dtype=torch.int32)
 
 
 def _scores(correct: Array, wrong: Array) -> dict[str, float]:

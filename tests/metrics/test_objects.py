@@ -110,21 +110,21 @@ def test_a_class_with_false_objects_alone_is_listed():
     assert found["class 1"] == (1.0, 1) and found["class 2"] == (0.0, 0)
 
 
-def reference(predicted, truth, sure, tau):
+def reference(predicted, truth, sure, rule):
     """Confidence and realness of each predicted object, and the number of true ones, by loops."""
 
+    def neighbours(place):
+        for axis in range(len(place)):
+            for step in (-1, 1):
+                yield (*place[:axis], place[axis] + step, *place[axis + 1 :])
+
     def objects(inside):
-        found, left = [], {tuple(p) for p in np.argwhere(inside)}
+        found, left = [], {tuple(map(int, p)) for p in np.argwhere(inside)}
         while left:
             group, front = set(), {left.pop()}
             while front:
                 group |= front
-                near = {
-                    (a + da, b + db)
-                    for a, b in front
-                    for da, db in ((0, 1), (1, 0), (0, -1), (-1, 0))
-                }
-                front = near & left
+                front = {n for place in front for n in neighbours(place)} & left
                 left -= front
             found.append(group)
         return found
@@ -135,32 +135,64 @@ def reference(predicted, truth, sure, tau):
         if 2 * sum(valid[p] for p in group) >= len(group):
             kept[tuple(np.array(sorted(group)).T)] = True
     mine, theirs = objects(kept & valid), objects(truth == 1)
+    mine, theirs = ([o for o in each if len(o) >= rule.min_size] for each in (mine, theirs))
+
+    def confidence(group):
+        if rule.confidence == "border":
+            group = {p for p in group if any(n not in group for n in neighbours(p))}
+        values = [sure[p] for p in group]
+        return min(values) if rule.confidence == "min" else np.mean(values)
+
+    def holds_centre(t, p):
+        centre = np.mean(sorted(p), 0)
+        return any(all(abs(np.subtract(place, centre)) <= 0.5) for place in t)
+
+    def meets(p, t):
+        if rule.match == "iou":
+            return len(p & t) >= rule.iou * len(p | t)
+        return len(p & t) > 0 if rule.match == "overlap" else len(p & t) and holds_centre(t, p)
+
     pairs = sorted(
-        ((len(p & t) / len(p | t), i, j) for i, p in enumerate(mine) for j, t in enumerate(theirs)),
-        reverse=True,
+        (-len(p & t) / len(p | t), -confidence(p), len(p), len(t), i, j)
+        for i, p in enumerate(mine)
+        for j, t in enumerate(theirs)
+        if meets(p, t)
     )
     real, taken = set(), set()
-    for iou, i, j in pairs:
-        if iou >= tau and i not in real and j not in taken:
+    for *_, i, j in pairs:
+        if i not in real and j not in taken:
             real.add(i)
             taken.add(j)
-    found = [(np.mean([sure[p] for p in group]), i in real) for i, group in enumerate(mine)]
-    return sorted(found), len(theirs)
+    return sorted((confidence(p), i in real) for i, p in enumerate(mine)), len(theirs)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1))
-def test_a_slow_reference_agrees(seed):
+def drawn(seed, shape):
+    """A random prediction, a similar truth with ignored pixels, and confidences of 1/256."""
     rng = np.random.default_rng(seed)
-    predicted = (rng.random((9, 11)) < 0.5).astype(int)
-    truth = np.where(rng.random((9, 11)) < 0.15, rng.integers(0, 2, (9, 11)), predicted)
-    truth[rng.random((9, 11)) < 0.1] = IGNORED
-    sure = rng.uniform(0.5, 1, (9, 11))
-    expected, true = reference(predicted, truth, sure, 0.5)
-    counter = ObjectCounter(ObjectRule((1,)), 3)
+    predicted = (rng.random(shape) < 0.5).astype(int)
+    truth = np.where(rng.random(shape) < 0.15, rng.integers(0, 2, shape), predicted)
+    truth[rng.random(shape) < 0.1] = IGNORED
+    return predicted, truth, rng.integers(129, 256, shape) / 256
+
+
+RULES = {
+    "match": st.sampled_from(sorted(MATCHES)),
+    "confidence": st.sampled_from(["mean", "min", "border"]),
+    "min_size": st.integers(1, 3),
+    "shape": st.sampled_from([(9, 11), (3, 4, 5)]),
+}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.fixed_dictionaries(RULES))
+def test_a_slow_reference_agrees(seed, options):
+    predicted, truth, sure = drawn(seed, options.pop("shape"))
+    rule = ObjectRule((1,), **options)
+    expected, true = reference(predicted, truth, sure, rule)
+    counter = ObjectCounter(rule, 3)
     counter.update(*map(torch.tensor, (probabilities(predicted, sure), truth[None])))
     report = counter.compute(resamples=0)
-    found = [pair for image in counter.by_image() for pair in zip(*image, strict=True)]
+    found = [pair for image in counter.by_unit() for pair in zip(*image, strict=True)]
     confidence, real = (
         np.array(x) for x in (zip(*expected, strict=True) if expected else ((), ()))
     )
@@ -176,26 +208,18 @@ def test_a_slow_reference_agrees(seed):
         assert report.whole.auroc == pytest.approx(np.mean(pairs))
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    st.integers(0, 2**32 - 1),
-    st.sampled_from(["iou", "centre"]),
-    st.sampled_from(["mean", "border"]),
-)
-def test_flips_and_padding_change_nothing(seed, match, confidence):
-    rng = np.random.default_rng(seed)
-    predicted, truth = (rng.random((2, 8, 10)) < 0.45).astype(int)
-    truth[rng.random((8, 10)) < 0.1] = IGNORED
-    sure = rng.uniform(0.5, 1, (8, 10))
-    options = {"match": match, "confidence": confidence}
-    expected = count(predicted, truth, sure, **options)
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.fixed_dictionaries(RULES))
+def test_flips_and_padding_change_nothing(seed, options):
+    images = drawn(seed, options.pop("shape"))
+    expected = count(*images, **options)
     for change in (
         lambda x: x[::-1].copy(),
-        lambda x: x[:, ::-1].copy(),
+        lambda x: x[..., ::-1].copy(),
         lambda x: x.T.copy(),
         lambda x: np.pad(x, 3),
     ):
-        found = count(*map(change, (predicted, truth, sure)), **options)
+        found = count(*map(change, images), **options)
         assert found.whole.top.hits.tolist() == expected.whole.top.hits.tolist()
         assert found.whole.ece == pytest.approx(expected.whole.ece, nan_ok=True)
         assert found.whole.truth == expected.whole.truth
@@ -214,7 +238,7 @@ def test_instance_maps_and_their_scores(tmp_path):
     rule = ObjectRule((1,), labels=(labels,), maps=(maps,), confidence="score")
     counter = ObjectCounter(rule, 3)
     counter.update(*map(torch.tensor, (probabilities(predicted), truth[None])), ["a"])
-    ((confidence, real),) = counter.by_image()  # 1 is predicted as background
+    ((confidence, real),) = counter.by_unit()  # 1 is predicted as background
     assert confidence.tolist() == [0.2, 0.7] and real.tolist() == [True, True]
     assert numbers(counter.compute()) == (2, 2, 3)
     write_maps(labels, mask("33322199"))  # other numbers change nothing
@@ -257,6 +281,31 @@ def test_streams_add_up_and_intervals_are_over_images():
         held = one.whole.intervals[score]
         assert held.low < getattr(one.whole, score) < held.high
     assert "ece" in one.whole.intervals
+
+
+def test_a_group_is_one_large_image():
+    """Pairs of images of one group, against the two side by side with a gap between them."""
+    apart, together = (ObjectCounter(ObjectRule((1,)), 3) for _ in range(2))
+
+    def update(counter, images, name):
+        predicted, truth, sure = images
+        probs, labels = torch.tensor(probabilities(predicted, sure)), torch.tensor(truth[None])
+        counter.update(probs, labels, groups=[name])
+
+    for i in range(12):
+        pair = [
+            [np.pad(x, ((0, 0), (0, 1))) for x in drawn(seed, (10, 10))] for seed in (i, 100 + i)
+        ]
+        for images in pair:
+            update(apart, images, f"patient {i:02d}")
+        update(together, map(np.hstack, zip(*pair, strict=True)), f"patient {i:02d}")
+    one, other = (counter.compute(resamples=50).whole for counter in (apart, together))
+    assert set(one.intervals) == {"precision", "recall", "brier", "ece", "auroc"}
+    for name, interval in one.intervals.items():
+        same = other.intervals[name]
+        assert (interval.low, interval.high) == pytest.approx((same.low, same.high), abs=1e-9)
+    for mine, theirs in zip(apart.by_unit(), together.by_unit(), strict=True):
+        assert sorted(zip(*mine, strict=True)) == sorted(zip(*theirs, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -139,3 +139,22 @@ def test_sigmoid_outputs_are_problems_of_two_classes():
     two.update(torch.stack([1 - probs, probs], 1).movedim(2, 1).flatten(0, 1), labels.flatten(0, 1))
     for a, b in zip(one.compute(resamples=0), two.compute(resamples=0), strict=True):
         assert (a.correct == b.correct).all() and (a.wrong == b.wrong).all()
+
+
+def test_a_group_is_one_large_image(batch):
+    """Two images each, against images of twice the rows."""
+    apart, together, alone = ErrorDetection(C), ErrorDetection(C), ErrorDetection(C)
+    probs, labels, spread = batch
+    groups = [f"patient {i // 2}" for i in range(N)]
+    apart.update(probs, labels, spread, groups)
+    alone.update(probs, labels, spread)
+    joined = {name: torch.cat([x[::2], x[1::2]], 1) for name, x in spread.items()}
+    labels = torch.cat([labels[::2], labels[1::2]], 1)
+    together.update(torch.cat([probs[::2], probs[1::2]], 2), labels, joined, groups[::2])
+    every = zip(apart.compute(), together.compute(), alone.compute(), strict=True)
+    for one, other, single in every:
+        assert (one.correct == other.correct).all() and (one.wrong == single.wrong).all()
+        for score in DETECTION:
+            interval, same = one.intervals[score], other.intervals[score]
+            assert (interval.low, interval.high) == pytest.approx((same.low, same.high), abs=1e-12)
+            assert interval != single.intervals[score]
