@@ -412,6 +412,12 @@ class DeadlyDigits(Part):
     def fingerprint(self, indices):
         return self.part.fingerprint(indices)
 
+    def image(self, index):
+        return self.part.image(index)
+
+    def label(self, index):
+        return self.part.label(index)
+
     def read(self, index):
         if torch.utils.data.get_worker_info() is not None:
             os.kill(os.getpid(), self.number)

@@ -474,7 +474,8 @@ def _lightning(logits, labels, classes, options):
     callback.on_validation_batch_end(None, None, {"logits": logits}, (None, labels), 0)
     logged = {}
     module = SimpleNamespace(log_dict=logged.update)
-    callback.on_validation_epoch_end(SimpleNamespace(sanity_checking=False), module)
+    trainer = SimpleNamespace(sanity_checking=False, is_global_zero=False)
+    callback.on_validation_epoch_end(trainer, module)
     return {name.removeprefix("val/"): value for name, value in logged.items()} or None
 
 
