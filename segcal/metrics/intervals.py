@@ -500,12 +500,14 @@ def t_margins(
     freedom shrink where a few images decide, and the side towards which the influences are skewed
     is longer (Johnson 1978).
 
-    The variance over seeds is added. Sets of trainings have the degrees of freedom of Welch (1947),
-    and the quantile is the mean of those of Student's t for images and for seeds, weighted by their
-    variances (Cochran & Cox 1957); with the degrees of freedom of Satterthwaite (1946) for all
-    parts together, intervals of two seeds would be too short. Both parts hold the noise of each
-    network in each image. Counted twice, it makes the standard error 1.4 times as large at most;
-    taken off once, it makes intervals too short where two or three seeds agree by luck.
+    The variance over seeds is added. Sets of equally many trainings have the degrees of freedom of
+    Welch (1947), and the quantile is the mean of those of Student's t for images and for seeds,
+    weighted by their variances (Cochran & Cox 1957); with the degrees of freedom of Satterthwaite
+    (1946) for all parts together, intervals of two seeds would be too short. So would Welch's of
+    two seeds against five: sets of different sizes are weighted too. Images and seeds both hold the
+    noise of each network in each image. Counted twice, it makes the standard error 1.4 times as
+    large at most; taken off once, it makes intervals too short where two or three seeds agree by
+    luck.
 
     Args:
         influences: (R, I) of each image, for R patterns of signs.
@@ -531,12 +533,14 @@ def t_margins(
     over_seeds = sum((part for part, _ in seeds), np.zeros(2))
     if not over_seeds.any():
         return error * quantile + longer
-    known = sum(part**2 / few for part, few in seeds)
-    freedom_of_seeds = np.divide(over_seeds**2, known, out=np.ones(2), where=known > 0)
-    quantile_of_seeds = stdtrit(freedom_of_seeds, (1 + LEVEL) / 2)
+    if len({few for _, few in seeds}) > 1:
+        of_seeds = sum(part * stdtrit(few, (1 + LEVEL) / 2) for part, few in seeds)
+    else:
+        known = sum(part**2 / few for part, few in seeds)
+        freedom_of_seeds = np.divide(over_seeds**2, known, out=np.ones(2), where=known > 0)
+        of_seeds = over_seeds * stdtrit(freedom_of_seeds, (1 + LEVEL) / 2)
     total = error**2 + over_seeds[:, None]  # (2, R)
-    weighted = error**2 * quantile + (over_seeds * quantile_of_seeds)[:, None]
-    return weighted / np.sqrt(total) + longer
+    return (error**2 * quantile + of_seeds[:, None]) / np.sqrt(total) + longer
 
 
 def resampled_weights(n: int, resamples: int, seed: int) -> Iterator[Array]:
