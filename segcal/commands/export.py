@@ -38,6 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HxW",
         help="input size of the exported network; default: that of the first test image",
     )
+    add(
+        "--tolerance",
+        type=float,
+        default=1e-4,
+        metavar="T",
+        help="largest difference to the probabilities of PyTorch on a test image; default: 1e-4",
+    )
     add_network(parser)
     add_data(parser)
     add("--num-classes", type=at_least(1), help="of masks without a classes.txt")
@@ -85,7 +92,8 @@ def run(options: argparse.Namespace) -> None:
                 f"{source.name} and {other.name} make different inputs of one image, so they "
                 "cannot be in one file"
             )
-    network, multilabel = source.model, source.multilabel
+    networks, multilabel = [one.logit_module() for one in sources], source.multilabel
+    network = networks[0]
     ensemble = Members(sources, pool=options.pool)
     posthoc = options.posthoc
     if options.ensemble:
@@ -93,8 +101,8 @@ def run(options: argparse.Namespace) -> None:
             ensemble, posthoc = holdout.calibrate_members(ensemble, posthoc[0]), ()
         network = Pooled(
             [
-                Calibrated(one.model, calibrator, multilabel=multilabel)
-                for one, calibrator in zip(sources, ensemble.calibrators, strict=True)
+                Calibrated(one, calibrator, multilabel=multilabel)
+                for one, calibrator in zip(networks, ensemble.calibrators, strict=True)
             ],
             options.pool,
         )
@@ -110,6 +118,13 @@ def run(options: argparse.Namespace) -> None:
             raise ValueError("--size is for images, but this network reads text")
         example = interpolate(example, options.size, mode="bilinear")
     network.cpu()
-    difference = export(network, calibrator, example, options.out, multilabel=multilabel)
+    difference = export(
+        network,
+        calibrator,
+        example,
+        options.out,
+        multilabel=multilabel,
+        tolerance=options.tolerance,
+    )
     shape = ", ".join(map(str, example.shape[1:]))
     print(f"{options.out}: images (N, {shape}) to probabilities, {difference:.1e} from PyTorch's")

@@ -16,7 +16,8 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from segcal import data
 from segcal.data.benchmarks import IGNORED, mapped, read_label_map
@@ -28,7 +29,7 @@ from segcal.files import read_yaml
 from segcal.pixels import look_like_scores, resolve_ignore_index, scores_to_probs
 from segcal.sources.network import NetworkSource
 from segcal.sources.readers import Network, Normalise, Outputs, Tiled, name_of, read_network
-from segcal.sources.source import Batch, Kind, digest
+from segcal.sources.source import Batch, Kind, digest, logits_of, resize
 
 log = logging.getLogger(__name__)
 _SUM_TO_1 = 1e-3  # of probabilities in half precision
@@ -83,14 +84,16 @@ class NamedSource(NetworkSource):
             batch = super().predict(inputs, labels, names)
         values, outputs = batch.values, self._outputs(batch.values)
         if outputs == "scores":
-            values = values.clamp_min(0)
-            sums = values.sum(1).flatten(1).mean(1).tolist()
+            sums = values.clamp_min(0).sum(1).flatten(1).mean(1).tolist()
             self.score_sums.update(zip(names or (), sums, strict=False))
-            values = scores_to_probs(values)
-        if self.joined is not None:
-            values = _joined(values, self.joined, probs=outputs != "logits")
         named: Kind = "logits" if outputs == "logits" else "probs"
-        return replace(batch, kind=named, values=values)
+        return replace(batch, kind=named, values=_finished(values, outputs, self.joined))
+
+    def logit_module(self) -> nn.Module:
+        """The network with all that this source does to its outputs, as one module."""
+        inputs, label = self.samples[0]
+        self.predict(inputs[None], label[None], None)  # decides what the outputs are
+        return _LogitModule(self.network, self.joined)
 
     def _outputs(self, values: Tensor) -> Outputs:
         """What the outputs are; decided by the first batch where nobody has said it."""
@@ -106,6 +109,33 @@ class NamedSource(NetworkSource):
                         self.name,
                     )
         return self.network.outputs
+
+
+def _finished(values: Tensor, outputs: Outputs, joined: Sequence[Sequence[int]] | None) -> Tensor:
+    """Logits, or probabilities of outputs that are none, of the classes that are evaluated."""
+    if outputs == "scores":
+        values = scores_to_probs(values.clamp_min(0))
+    return values if joined is None else _joined(values, joined, probs=outputs != "logits")
+
+
+class _LogitModule(nn.Module):
+    """A network by name, from its inputs to logits (N, C, h, w) at their size."""
+
+    def __init__(self, network: Network, joined: Sequence[Sequence[int]] | None) -> None:
+        super().__init__()
+        self.module, self.pad_to = network.module, network.pad_to
+        self.outputs, self.joined = network.outputs, joined
+
+    def forward(self, images: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        padded = pad(images, (0, -width % self.pad_to, 0, -height % self.pad_to))
+        values = logits_of(self.module(padded))
+        if values.ndim == images.ndim:
+            values = resize(values, padded.shape[2:])[..., :height, :width]
+        values = _finished(values, self.outputs, self.joined)
+        if self.outputs == "logits":
+            return values
+        return values.clamp_min(torch.finfo(values.dtype).tiny).log()
 
 
 def _joined(values: Tensor, groups: Sequence[Sequence[int]], *, probs: bool) -> Tensor:

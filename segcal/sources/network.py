@@ -274,6 +274,10 @@ class NetworkSource(LoaderSource):
         other._read(self.splits.holdout)
         return other
 
+    def logit_module(self) -> nn.Module:
+        """The network from its inputs to logits, for export."""
+        return self.model
+
     def fingerprint(self) -> str:
         """A digest of the network, the settings of the data, and the images."""
         if not self.key:

@@ -1,7 +1,9 @@
 """`segcal export`: the file gives the probabilities of the run, calibrated."""
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import segcal
 from segcal.cli import main
@@ -54,6 +56,49 @@ def test_an_ensemble_is_one_file(runs, tmp_path, how):
         expected = calibrator(run.model(images)).softmax(1)
         found = torch.export.load(out).module()(images)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+GLUE = """
+import torch
+from torch import nn
+
+def network(head):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 3, 3, stride=2, padding=1), head)
+
+def logits():
+    return network(nn.Identity())
+
+def scores():
+    return network(nn.Sigmoid())
+
+def probs():
+    return network(nn.Softmax(1))
+"""
+
+
+@pytest.mark.parametrize("outputs", ["logits", "scores", "probs"])
+def test_the_file_of_a_network_by_name_is_its_source(tmp_path, outputs):
+    """Scores are divided by their sum, and joined classes added, in the file too."""
+    rng = np.random.default_rng(0)
+    for folder in ("images", "masks"):
+        (tmp_path / "data" / "test" / folder).mkdir(parents=True)
+    for i in range(4):
+        image, mask = rng.integers(0, 256, (18, 24, 3)), rng.integers(0, 2, (18, 24))
+        for folder, array in (("images", image), ("masks", mask)):
+            path = tmp_path / "data" / "test" / folder / f"{i}.png"
+            Image.fromarray(array.astype(np.uint8)).save(path)
+    (tmp_path / "glue.py").write_text(GLUE)
+    (tmp_path / "merge.yaml").write_text("a: [0, 2]\nb: 1\n")
+    stated = {"classes": tmp_path / "merge.yaml", "outputs": outputs, "num_classes": 2}
+    spec, place, out = f"{tmp_path}/glue.py:{outputs}", f"masks:{tmp_path}/data", tmp_path / "m.pt2"
+    words = [word for name, value in stated.items() for word in (f"--{name}", str(value))]
+    command = ["export", "--model", spec, "--data", place, *words, "--out", str(out), *QUICK]
+    assert main([*command, "--tolerance", "-1"]) == 2 and not out.exists()
+    assert main(command) == 0
+    source = segcal.open_source(spec, data=place, **stated, workers=0)
+    found = torch.export.load(out).module()(source.samples[0][0][None])
+    torch.testing.assert_close(found, source[0].probs, atol=1e-6, rtol=0)
 
 
 def test_wrong_arguments_are_one_line(runs, tmp_path, capsys):
