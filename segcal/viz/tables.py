@@ -668,19 +668,26 @@ def mean_over_shifts(reports: Mapping[str, Report], score: str) -> float:
     return fmean(getattr(report, score) for shift, report in reports.items() if shift != CLEAN)
 
 
+def _shift_scores(models: ShiftedReports) -> tuple[Score, ...]:
+    """The scores of tables under shift; with a calibrator, also how much of the mask it changes."""
+    every = [report for reports in models.values() for report in reports.values()]
+    known = any(report.changed is not None for report in every)
+    return (*SHIFT_SCORES, SCORES["mask_changed"]) if known else SHIFT_SCORES
+
+
 def shift_tables(models: ShiftedReports) -> list[Table]:
     """The means over shifts by model, then one table per score with a row per shift."""
-    every = list(models.values())
+    every, scores = list(models.values()), _shift_scores(models)
     ece = SCORES["ece"]
     columns = [ranked_cells(ece, [reports[CLEAN].ece for reports in every])]
     columns += [
         ranked_cells(score, [mean_over_shifts(reports, score.name) for reports in every])
-        for score in SHIFT_SCORES
+        for score in scores
     ]
-    headings = ["model", f"{CLEAN} {ece.heading}", *(score.heading for score in SHIFT_SCORES)]
+    headings = ["model", f"{CLEAN} {ece.heading}", *(score.heading for score in scores)]
     rows = list(zip(models, zip(*columns, strict=True), strict=True))
     tables = [Table("", headings, rows)]
-    for score in SHIFT_SCORES:
+    for score in scores:
         lines = []
         for shift in [CLEAN, *shifts_of(models)]:
             values = [getattr(reports.get(shift), score.name, math.nan) for reports in every]
@@ -705,15 +712,16 @@ def shift_tables(models: ShiftedReports) -> list[Table]:
 def shift_csv(models: ShiftedReports) -> str:
     """CSV: a row per model and shift, and their mean; scores in the units of the header."""
     rows: list[list[object]] = []
+    scores = _shift_scores(models)
     for model, reports in models.items():
         for shift in [CLEAN, *shifts_of({model: reports})]:
             grade = severity(shift)
             name = shift if grade is None else shift.partition(":")[0]
-            values = [getattr(reports[shift], s.name) * s.scale for s in SHIFT_SCORES]
+            values = [getattr(reports[shift], s.name) * s.scale for s in scores]
             rows.append([model, name, grade, *values])
-        means = [mean_over_shifts(reports, s.name) * s.scale for s in SHIFT_SCORES]
+        means = [mean_over_shifts(reports, s.name) * s.scale for s in scores]
         rows.append([model, MEAN, None, *means])
-    return csv_text(["model", "shift", "severity", *(s.heading for s in SHIFT_SCORES)], rows)
+    return csv_text(["model", "shift", "severity", *(s.heading for s in scores)], rows)
 
 
 def shift_text(models: ShiftedReports) -> str:

@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -269,6 +270,21 @@ def test_shift_tables_have_every_model_and_shift():
     fog = {100 * REPORTS[2].ece, 100 * REPORTS[1].ece}
     assert f"**{min(fog):.2f}**" in ece
     assert "**" not in confidence.split("\n", 1)[1]  # none is better
+
+
+def test_tables_under_shift_say_what_changes_the_mask():
+    changed = [replace(report, changed=5 * i) for i, report in enumerate((CLEAR, REPORTS[0]))]
+    models = {
+        "a": {CLEAN: CLEAR, "fog:3": REPORTS[0]},
+        "a + VS": dict(zip((CLEAN, "fog:3"), changed)),
+    }
+    heading = SCORES["mask_changed"].heading
+    rows = list(csv.DictReader(io.StringIO(shift_csv(models))))
+    assert [row[heading] for row in rows[:3]] == [""] * 3 and float(rows[3][heading]) == 0
+    share = 100 * 5 / REPORTS[0].protocol.pixels
+    assert float(rows[4][heading]) == float(rows[5][heading]) == pytest.approx(share)
+    means, *_, table = (table.markdown() for table in shift_tables(models))
+    assert heading in means and f"| fog:3 | – | {share:.2f} |" in table
 
 
 def test_text_for_a_terminal_is_aligned():
