@@ -6,8 +6,10 @@ import io
 import re
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from reproduction import command as reproduction_command
 
 import segcal
@@ -209,6 +211,27 @@ def test_code_of_the_readme_runs(tmp_path, monkeypatch):
     assert segcal.Report.load("report.json") == names["report"]
     expected = logits / names["calibrator"].temperature_
     torch.testing.assert_close(names["calibrated"], expected)
+
+
+def test_the_pipeline_of_the_readme_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for part in ("val", "test"):
+        for folder in (part, f"{part}annot"):
+            (tmp_path / "ROOT" / folder).mkdir(parents=True)
+        for i in range(2):
+            values = np.random.default_rng(i).integers(0, 11, (24, 32), dtype=np.uint8)
+            Image.fromarray(values).save(tmp_path / "ROOT" / f"{part}annot" / f"{i}.png")
+            Image.fromarray(values).convert("RGB").save(tmp_path / "ROOT" / part / f"{i}.png")
+    (tmp_path / "glue.py").write_text(
+        "import torch\n\ndef network():\n    return torch.nn.Conv2d(3, 11, 1)\n"
+    )
+    blocks = re.findall(r"```python\n(.*?)```", PAGES["README.md"], flags=re.S)
+    (code,) = [block for block in blocks if "evaluate_source" in block]
+    names = {}
+    exec(code, names)
+    assert ("ts", "fog:3") in names["result"].reports and (
+        tmp_path / "folder/report.html"
+    ).is_file()
 
 
 def test_the_citation_has_the_version():

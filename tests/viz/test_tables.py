@@ -276,7 +276,7 @@ def test_tables_under_shift_say_what_changes_the_mask():
     changed = [replace(report, changed=5 * i) for i, report in enumerate((CLEAR, REPORTS[0]))]
     models = {
         "a": {CLEAN: CLEAR, "fog:3": REPORTS[0]},
-        "a + VS": dict(zip((CLEAN, "fog:3"), changed)),
+        "a + VS": dict(zip((CLEAN, "fog:3"), changed, strict=True)),
     }
     heading = SCORES["mask_changed"].heading
     rows = list(csv.DictReader(io.StringIO(shift_csv(models))))
