@@ -101,6 +101,7 @@ def image_statistics(
     ends = {name: estimate.interval for name, estimate in found.items()}
     by_class: dict[str, tuple[Interval, ...]] = {}
     if found:
+        ends["bias"] = _bias_interval(units)
         by_class["class_ece"] = tuple(ends[_class_key(c)] for c in range(sums["truth"].shape[1]))
         more, of_classes = _overlap_and_ace(units, first)
         ends, by_class = {**ends, **more}, {**by_class, **of_classes}
@@ -171,6 +172,14 @@ def _overlap_and_ace(
             influence = np.mean([influences[c] for c in classes.tolist()], 0)
             means[name] = interval(values[classes].mean(), influence, plain=True)
     return means, {"class_dice": tuple(dice), "class_ace": tuple(class_ace)}
+
+
+def _bias_interval(units: ImageArrays) -> Interval:
+    """The interval of mean confidence − accuracy, which may be negative."""
+    gap, pixels = units["top_gap"].sum(1), units["pixels"]  # (I,)
+    value = float(gap.sum() / pixels.sum())
+    (down,), (up,) = t_margins(_ratio_influence(gap[None], pixels))
+    return Interval(value - float(down), value + float(up), LEVEL)
 
 
 def _bin_gaps(

@@ -256,7 +256,8 @@ def test_miou_needs_two_images_of_each_class():
     assert "miou" not in measured(logits, labels).compute().intervals  # class 2 is predicted
     labels[3, 0] = 2
     report = measured(logits, labels).compute()
-    assert set(report.intervals) == {"ece", "sce", "accuracy", "image_ace", "foreground_ace"}
+    others = {"ece", "sce", "accuracy", "bias", "image_ace", "foreground_ace"}
+    assert set(report.intervals) == others
     why = "class 2 is labelled in only one image"
     assert report.images.withheld == dict.fromkeys(["miou", "dice", "foreground_dice"], why)
     assert f"no interval for mIoU, Dice, Dice without class 0: {why}" in interval_notes(report)

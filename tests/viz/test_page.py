@@ -161,16 +161,18 @@ def test_headline_says_what_was_found():
     assert verdict(constant_report(0.7, 7)).kind == "even"
 
 
-def test_a_gap_within_its_interval_is_neither_red_nor_over_confident():
-    """Two images of ten pixels, 8 and 6 right: the gap is 1 point, its error over images 10."""
+@pytest.mark.parametrize("groups", [None, ["a", "b"]])
+def test_a_gap_within_its_interval_is_neither_red_nor_over_confident(groups):
+    """Two images, or groups of two, 80 and 60 % right: the gap is 1 point, its error 10 points."""
     meter = CalibrationMeter(2, per_image=True)
-    for right in (8, 6):
-        probs = torch.tensor([0.71, 0.29], dtype=torch.float64).view(1, 2, 1, 1).expand(1, 2, 1, 10)
-        meter.update_probs(probs, (torch.arange(10) >= right).long().view(1, 1, 10))
+    labels = torch.stack([(torch.arange(10) >= right).long() for right in (8, 6)])[:, None]
+    probs = torch.tensor([0.71, 0.29], dtype=torch.float64).view(1, 2, 1, 1).expand(2, 2, 1, 10)
+    for _ in range(2 if groups else 1):
+        meter.update_probs(probs, labels, groups=groups)
     found = verdict(meter.compute())
     assert found.kind == "even" and found.text.startswith("neither over- nor under-confident")
-    # ± t(0.975, 1) · 10 points
-    assert re.findall(r"[+−][\d.]+", found.text) == ["−126.06", "+128.06"]
+    # ± t(0.975, 1) · 10 points · n / (n - 1)
+    assert re.findall(r"[+−][\d.]+", found.text) == ["−253.12", "+255.12"]
     assert verdict(synthetic_report(sharpness=3.0, per_image=True)).kind == "over"
 
 

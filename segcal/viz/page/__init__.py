@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from bokeh.util.paths import bokehjs_path
 from markupsafe import Markup
-from scipy.special import stdtrit
 
 import segcal
 from segcal.files import atomic_write, utf8
@@ -273,7 +271,7 @@ def verdict(report: Report) -> Phrase:
     """Whether the network is over- or under-confident overall, and by how much."""
     if np.isnan(report.bias):
         return Phrase("nothing was counted")
-    text, interval = SCORES["bias"].brief(report.bias), _bias_interval(report)
+    text, interval = SCORES["bias"].brief(report.bias), report.intervals.get("bias")
     if text[0] not in "+-":  # it prints as 0
         return Phrase("as confident as accurate overall", "even")
     if interval is not None and interval.low <= 0 <= interval.high:
@@ -282,22 +280,6 @@ def verdict(report: Report) -> Phrase:
         return Phrase(f"neither over- nor under-confident beyond chance ({spread} points)", "even")
     kind = "over" if report.bias > 0 else "under"
     return Phrase(f"{kind}-confident by {text[1:]}", kind)
-
-
-def _bias_interval(report: Report) -> Interval | None:
-    """The t interval over images of confidence minus accuracy; None if it cannot be known."""
-    images = report.images
-    if images is None or images.table is None or images.groups is not None:
-        return None
-    table = images.table
-    if not 2 <= len(table.names) == report.protocol.images:
-        return None
-    pixels = np.array(table.pixels, np.float64)
-    excess = pixels * (np.array(table.bias) - report.bias)
-    n = len(pixels)
-    error = math.sqrt(n / (n - 1) * float((excess**2).sum())) / pixels.sum()
-    margin = error * float(stdtrit(n - 1, 0.975))
-    return Interval(report.bias - margin, report.bias + margin)
 
 
 def _one(report: Report) -> list[Phrase]:
