@@ -11,6 +11,7 @@ import gzip
 import lzma
 import math
 import os
+import re
 import secrets
 import tokenize
 import zipfile
@@ -440,6 +441,13 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
             error.filename = str(path)
         name_file(error, path)
         raise
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete the temporary files of `atomic_write` in a folder, which a killed process has left."""
+    for path in folder.glob(".*"):
+        if re.fullmatch(r"\..+\.[0-9a-f]{12}", path.name):
+            path.unlink(missing_ok=True)
 
 
 def name_file(error: BaseException, path: Path) -> None:

@@ -20,7 +20,7 @@ from segcal.evaluation.evaluate import calibrated, with_progress
 from segcal.evaluation.expected import TABLE, Expected
 from segcal.evaluation.overlays import grey
 from segcal.evaluation.shifts import learned
-from segcal.files import atomic_write, locked, write_nifti
+from segcal.files import atomic_write, locked, remove_leftovers, write_nifti
 from segcal.metrics.drift import HoldoutProfile, prediction_sums
 from segcal.posthoc import Calibrator
 from segcal.sources.source import Batch, Source, digest
@@ -153,6 +153,8 @@ def _apply(
     about = (segcal.__version__, learned(calibrator), levels)
     plan: list[Any] = [None]
     if distributed.rank() == 0:  # the others shall not see what is written meanwhile
+        for folder in ("", _RECORDS, _PAIR, *OUTPUTS):
+            remove_leftovers(out / folder)
         keys: dict[str, str] = {}
         kinds: dict[str, dict[str, str]] = {}
         known = bool(source.fingerprint())

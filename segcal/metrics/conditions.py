@@ -26,11 +26,12 @@ class Condition:
             ValueError: there is no such score of all pixels, or something else is wrong.
         """
         known = [name for name, score in SCORES.items() if score.scope != "classes"]
-        found = re.fullmatch(r"\s*(\w+)\s*([<>])\s*([-+.\deE]+)\s*", text)
+        number = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+        found = re.fullmatch(rf"\s*(\w+)\s*([<>])\s*({number})\s*", text)
         if found is None or found[1] not in known:
             raise ValueError(
-                f"Expected a condition such as ece>0.05 on one of {', '.join(known)}, "
-                f"but got {text!r}"
+                f"{text!r} is no condition: write a score, < or >, and a fraction, such as "
+                f"ece>0.05; the scores are {', '.join(known)}"
             )
         return cls(found[1], found[2], float(found[3]))
 

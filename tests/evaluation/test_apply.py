@@ -154,9 +154,14 @@ def test_a_second_call_repeats_nothing_and_adds_what_is_new(root, calibrator, tm
     assert more.reused == 5 and len(more.names) == 6
     assert Image.open(tmp_path / "out" / "predictions" / "i9_pred.png").size == (30, 20)
     assert {path: now for path, now in times(tmp_path / "out").items() if path in before} == before
+    # Half a file of a killed process goes; a file of the user stays.
+    half = tmp_path / "out" / "predictions" / ".i1_pred.png.0123456789ab"
+    for path in (half, half.with_name(".notes.txt")):
+        path.write_bytes(b"half")
     # A file that is gone, another kind of file, and another calibrator.
     (tmp_path / "out" / "predictions" / "i1_pred.png").unlink()
     assert segcal.apply(unlabelled(root, images=images), calibrator, tmp_path / "out").reused == 5
+    assert not half.exists() and half.with_name(".notes.txt").exists()
     both = ["mask", "overlay", "uncertainty"]
     drawn = segcal.apply(unlabelled(root, images=images), calibrator, tmp_path / "out", both)
     assert drawn.reused == 0

@@ -18,7 +18,9 @@ def test_conditions_on_a_report():
     assert "not known" in Condition.parse("image_ece>1").broken_by(report)
 
 
-@pytest.mark.parametrize("text", ["ece", "ece=0.1", "class_iou>0.1", "dece>0.1", "ece>x", "ece>-"])
+@pytest.mark.parametrize(
+    "text", ["ece", "ece=0.1", "class_iou>0.1", "dece>0.1", "ece>x", "ece>-", "ece>5%"]
+)
 def test_other_texts_are_refused(text):
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"ece>0\.05"):
         Condition.parse(text)
