@@ -88,6 +88,43 @@ def test_no_test_skips_for_want_of_a_package():
     assert wrong == []
 
 
+TRICKS = {"fork", "forkpty", "_exit", "umask", "setsid", "setpgid", "setpgrp", "killpg"}
+TRICKS |= {"preexec_fn", "start_new_session", "process_group"}
+# Of torchrun, of the trackers, and what torch asks for in deterministic trainings.
+VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME"}
+VARIABLES |= {"CUBLAS_WORKSPACE_CONFIG"}
+
+
+def process_tricks(code):
+    """What code uses of `TRICKS`, and environment variables that are none of `VARIABLES`."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "os":
+            yield from {node.attr} & {*TRICKS, "getenv", "putenv"}
+        elif isinstance(node, ast.keyword) and node.arg in TRICKS:
+            yield node.arg
+        elif isinstance(node, ast.Call) and "os.environ" in ast.unparse(node.func):
+            yield from {ast.literal_eval(node.args[0])} - VARIABLES
+        elif isinstance(node, ast.Subscript) and ast.unparse(node.value) == "os.environ":
+            yield from {ast.unparse(node.slice).strip("'")} - VARIABLES
+        elif isinstance(node, ast.ImportFrom) and node.module == "os":
+            yield from {alias.name for alias in node.names} & {*TRICKS, "environ", "getenv"}
+        elif isinstance(node, ast.Constant) and node.value in ("fork", "forkserver"):
+            yield f"start method {node.value}"
+
+
+def test_no_process_tricks_and_no_hidden_variables():
+    files = [*SOURCES, *(ROOT / "tools").rglob("*.py")]
+    wrong = {str(path): list(process_tricks(path.read_text())) for path in files}
+    assert {path: found for path, found in wrong.items() if found} == {}
+
+
+def test_process_tricks_are_found():
+    code = "from os import fork\nos._exit(0)\nrun(x, start_new_session=True)\nos.environ['A']\n"
+    code += "os.environ.get('B')\nos.environ.get('RANK')\nget_context('fork')\nos.getenv('RANK')"
+    found = {"fork", "_exit", "start_new_session", "A", "B", "start method fork", "getenv"}
+    assert set(process_tricks(code)) == found
+
+
 def loaded(code, names):
     """Those of `names` that Python has loaded after `code`."""
     code += f"; import sys; print(*[m for m in {names} if m in sys.modules])"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,7 +36,7 @@ def read_options(description: str, arguments: Sequence[str]) -> argparse.Namespa
     """What was typed; results of the two scales are in folders of their own."""
     options = parser(description).parse(arguments)
     options.out = options.out / options.scale
-    options.data = options.data or Path(os.environ.get("SEGCAL_SHARED_DATA", "data"))
+    options.data = options.data or Path("data")
     return options
 
 
