@@ -23,8 +23,8 @@ import segcal
 from segcal.cli import main
 from segcal.data import scenes
 from segcal.data.samples import Part
-from segcal.evaluation import evaluate as evaluating
 from segcal.evaluation import folder as results
+from segcal.evaluation import measure as measuring
 from segcal.evaluation.folder import load_evaluation
 from segcal.training import checkpoint
 from segcal.training.step import Learner
@@ -116,7 +116,7 @@ def test_killed_while_a_file_is_being_written(tmp_path, whole, call):
 
 
 MOMENTS = {
-    "counting": (evaluating, "count_batch", 3),
+    "counting": (measuring, "count_batch", 3),
     "writing": (json, "dumps", 2),
     "moving": (os, "replace", 9),
     "tidying up": (results.Path, "rmdir", 1),

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from segcal import open_source
 from segcal.data.shift import Shift
-from segcal.evaluation.evaluate import WHOLE_IMAGE, measure, report_of
 from segcal.evaluation.expected import Expected
 from segcal.evaluation.holdout import choose, fit, recorded
+from segcal.evaluation.measure import measure, watch_logits
 from segcal.evaluation.shifts import open_shifts
 from segcal.metrics.drift import HoldoutProfile, measure_drift, prediction_sums
 from segcal.metrics.scores import class_iou, mean_of_known
@@ -102,12 +102,12 @@ def compare(
         trivial: accuracy and mIoU of the hold-out, as an estimate to beat.
         clean: by calibrator, what the first call finds of its images.
     """
-    observers = {method: [Sums(profiles[method].atc_threshold)] for method in maps}
-    measured = measure(source, maps, observers=observers)
+    counters = {method: Sums(profiles[method].atc_threshold) for method in maps}
+    watches = {method: [watch_logits(sums)] for method, sums in counters.items()}
+    measured = measure(source, maps, watches=watches, per_image=True, resamples=0)
     found = []
-    for method, (sums,) in observers.items():
-        expected, meter = sums.expected(source, profiles[method]), measured[method][WHOLE_IMAGE]
-        report, images = report_of(measured[method], resamples=0), meter.image_sums()
+    for method, (report, meter) in measured.items():
+        expected, images = counters[method].expected(source, profiles[method]), meter.image_sums()
         hit, predicted, truth = (
             getattr(images, key).numpy() for key in ("intersection", "predicted", "truth")
         )
@@ -169,7 +169,8 @@ def main() -> None:
     with recorded(held, ["ts"]) as recording:
         maps = {"none": None, **fit(["ts"], recording)}
         chosen = choose(recording, {"ts": maps["ts"]})
-    trivial = {key: getattr(chosen.reports["none"], key) for key in ("accuracy", "miou")}
+    trivial = {key: getattr(chosen["none"].report, key) for key in ("accuracy", "miou")}
+    profiles = {name: c.profile for name, c in chosen.items() if c.profile is not None}
     wanted = [*options.shift, *(Shift("data", root) for root in options.shift_data)]
     clean: dict[str, Shares] = {}
     sources = {"clean": source}
@@ -180,7 +181,7 @@ def main() -> None:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["table", "row", "column", "value"])
         for name, each in sources.items():
-            for row in compare(each, maps, chosen.profiles, trivial, clean):
+            for row in compare(each, maps, profiles, trivial, clean):
                 place = source.name, f"{name} {row.pop('calibrator')}"
                 for column, value in row.items():
                     shown = f"{value:.5f}" if isinstance(value, float) else value

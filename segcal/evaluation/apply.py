@@ -16,8 +16,8 @@ from torch import Tensor
 
 import segcal
 from segcal import distributed
-from segcal.evaluation.evaluate import calibrated, with_progress
 from segcal.evaluation.expected import TABLE, Expected
+from segcal.evaluation.measure import calibrated, with_progress
 from segcal.evaluation.overlays import grey
 from segcal.evaluation.shifts import learned
 from segcal.files import atomic_write, locked, remove_leftovers, write_nifti

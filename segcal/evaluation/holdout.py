@@ -13,29 +13,29 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from segcal import distributed, posthoc
-from segcal.evaluation.evaluate import (
-    WHOLE_IMAGE,
-    Key,
+from segcal.evaluation.measure import (
+    Groups,
+    Measured,
     Minutes,
+    Watch,
     measure,
-    report_of,
     require_pixels,
+    watch_logits,
     with_progress,
 )
-from segcal.evaluation.objects import fit_objects
+from segcal.evaluation.objects import fit_objects, new_counter, watch_objects
 from segcal.metrics import CalibrationMeter, Report
 from segcal.metrics.drift import HoldoutProfile, ProfileCounts
 from segcal.metrics.intervals import sorted_sums, unit_sums
-from segcal.metrics.objects import ObjectCounter
+from segcal.metrics.objects import ObjectCounter, ObjectRule
 from segcal.metrics.scores import SCORES
 from segcal.metrics.triage import (
     OBJECT_PRECISION,
@@ -48,42 +48,9 @@ from segcal.metrics.triage import (
 )
 from segcal.posthoc import NONE, Calibrator
 from segcal.sources.members import Members
-from segcal.sources.saved import PredictionFolder
-from segcal.sources.source import Batch, Source
+from segcal.sources.source import Batch, Changed, Kind, Source
 
 log = logging.getLogger(__name__)
-
-
-class Recording(Source):
-    """The predictions of a source that were written to files, read again and again.
-
-    Args:
-        source: what was recorded.
-        folder: of the files.
-        batches: kind and names of each batch.
-        device: where batches are put.
-    """
-
-    def __init__(
-        self,
-        source: Source,
-        folder: Path,
-        batches: Sequence[tuple[Any, Sequence[str] | None]],
-        device: torch.device,
-    ) -> None:
-        self.name, self.skipped = f"{source.name}, hold-out", source.skipped
-        self.num_classes, self.class_names = source.num_classes, source.class_names
-        self.ignore_index, self.multilabel = source.ignore_index, source.multilabel
-        self.num_images, self.raters = source.num_images, source.raters
-        self.group = source.group
-        self._folder, self._batches, self._device = folder, batches, device
-
-    def __iter__(self) -> Iterator[Batch]:
-        for number, (kind, names) in enumerate(self._batches):
-            files = sorted(self._folder.glob(f"{number}.*.npy"))  # logits, labels, images
-            arrays = [torch.from_numpy(np.load(file, allow_pickle=False)) for file in files]
-            values, labels, *images = (array.to(self._device) for array in arrays)
-            yield Batch(names, kind, values, labels, images[0] if images else None)
 
 
 @contextmanager
@@ -95,40 +62,45 @@ def recorded(
     Saved predictions are read where they are. Others are kept in a temporary folder, at 4 bytes
     per pixel and class, with the images if one of `methods` reads them.
     """
-    if isinstance(source, PredictionFolder | Recording):
+    if source.stored:
         yield source
         return
-    names = {method.partition("@")[0] for method in methods}
-    images = any(posthoc.CALIBRATORS[name].reads_images for name in names & {*posthoc.METHODS})
+    kinds = [posthoc.CALIBRATORS[method.partition("@")[0]] for method in methods]
     with tempfile.TemporaryDirectory(prefix="segcal-") as name:
         folder, device = Path(name), torch.device("cpu")
-        batches: list[tuple[Any, Sequence[str] | None]] = []
+        batches: list[tuple[Kind, Sequence[str] | None]] = []
         for batch in with_progress(source, progress):
             assert batch.labels is not None
             if not batches:
                 _check_space(source, batch, folder)
-            parts = [batch.logits.float(), batch.labels]
-            if images and batch.images is not None:
-                parts.append(batch.images)
-            for number, part in enumerate(parts):
-                _save(folder / f"{len(batches)}.{number}.npy", part)
+            arrays = {"values": batch.logits.float(), "labels": batch.labels}
+            if any(kind.reads_images for kind in kinds) and batch.images is not None:
+                arrays["images"] = batch.images
+            saved: dict[str, Any] = {key: tensor.cpu().numpy() for key, tensor in arrays.items()}
+            try:
+                np.savez(folder / f"{len(batches)}.npz", allow_pickle=False, **saved)
+            except OSError as error:
+                # numpy says of a full disk only how much of the array was written.
+                raise OSError(
+                    error.errno or errno.ENOSPC,
+                    f"cannot write the logits of the hold-out ({error.strerror or error}), which "
+                    "take 4 bytes per pixel and class; set TMPDIR to use another folder",
+                    str(folder.parent),
+                ) from None
             batches.append(("sigmoid_logits" if batch.multilabel else "logits", batch.names))
             device = batch.values.device
-            del batch, parts, part  # before the next is made
-        yield Recording(source, folder, batches, device)
+            del batch, arrays, saved  # before the next is made
 
+        def read(_: Source) -> Iterator[Batch]:
+            for number, (kind, names) in enumerate(batches):
+                with np.load(folder / f"{number}.npz", allow_pickle=False) as arrays:
+                    found: dict[str, Any]
+                    found = {key: torch.from_numpy(arrays[key]).to(device) for key in arrays}
+                yield Batch(names, kind, **found)
 
-def _save(path: Path, tensor: Tensor) -> None:
-    try:
-        np.save(path, tensor.cpu().numpy(), allow_pickle=False)
-    except OSError as error:
-        # numpy says of a full disk only how much of the array was written.
-        raise OSError(
-            error.errno or errno.ENOSPC,
-            f"cannot write the logits of the hold-out ({error.strerror or error}), which take 4 "
-            "bytes per pixel and class; set TMPDIR to use another folder",
-            str(path.parent),
-        ) from None
+        recording = Changed(source, read)
+        recording.name, recording.stored = f"{source.name}, hold-out", True
+        yield recording
 
 
 def _check_space(source: Source, batch: Batch, folder: Path) -> None:
@@ -219,60 +191,35 @@ class _Pairs:
                 self._minutes.say(f"fitting {name}: {self._read} images read")
                 if source.raters > 1:
                     batch = batch.with_each_rater()
-                groups = source.groups_of(batch.names)
-                if groups is None and len(self._sources) > 1 and batch.names is not None:
-                    groups = list(batch.names)
+                groups: Groups = source.groups_of(batch.names)
+                if groups is None and len(self._sources) > 1:
+                    groups = batch.names
                 pair = [batch.logits, batch.labels, batch.images, groups]
                 yield tuple(part for part in pair if part is not None)
                 del batch, pair  # before the next is read
 
 
 @dataclass
-class Choices:
-    """The thresholds and class sets that were chosen on a hold-out, and their counts on test.
+class Choice:
+    """What a hold-out decides about the predictions after one calibrator.
 
     Attributes:
-        meter: the sums of the hold-out, of the network as it is.
-        reports: the reports of the hold-out by calibrator.
-        accepted: by calibrator and target, the counts at its threshold.
-        sets: by calibrator and promised miss rate, the counts of its class sets.
-        misses: by calibrator and promised miss rate, the mean miss rate of the hold-out.
-        profiles: by calibrator, what `segcal.apply` needs to know of the hold-out.
-        of_objects: by calibrator, the map of the confidence of objects.
+        report: of the hold-out.
+        meter: the sums behind it.
+        profile: what `segcal.apply` needs to know of the hold-out; None if that is too little.
+        watches: count the test images at the thresholds, and with the class sets.
+        objects: the objects of the hold-out, where something is chosen on them.
+        of_objects: the map of the confidence of objects, if one was asked for.
         object_targets: precisions that thresholds of objects shall reach.
     """
 
+    report: Report
     meter: CalibrationMeter
-    reports: dict[str, Report]
-    profiles: dict[str, HoldoutProfile]
-    accepted: dict[str, dict[Target, AcceptedPixels]] = field(default_factory=dict)
-    sets: dict[str, dict[float, SetCounts]] = field(default_factory=dict)
-    misses: dict[str, dict[float, float]] = field(default_factory=dict)
-    of_objects: dict[str, Calibrator] = field(default_factory=dict)
+    profile: HoldoutProfile | None
+    watches: list[Watch]
+    objects: ObjectCounter | None = None
+    of_objects: Calibrator | None = None
     object_targets: Sequence[Target] = ()
-
-    def observers(self) -> dict[str, list[AcceptedPixels | SetCounts]]:
-        """What must see the test images, by calibrator; see `measure`."""
-        return {
-            name: [*self.accepted[name].values(), *self.sets[name].values()]
-            for name in self.accepted
-        }
-
-    def complete(self, method: str, report: Report) -> Report:
-        """The report of the test images with the operating points and class sets."""
-        holdout = self.reports[method]
-        images = holdout.protocol.images
-        return replace(
-            report,
-            operating_points=tuple(
-                counts.point(target, holdout.fine, images)
-                for target, counts in self.accepted[method].items()
-            ),
-            class_sets=tuple(
-                counts.sets(alpha, images, self.misses[method][alpha])
-                for alpha, counts in self.sets[method].items()
-            ),
-        )
 
 
 def choose(
@@ -280,107 +227,140 @@ def choose(
     calibrators: Mapping[str, Calibrator],
     operate: Sequence[str | Target] = (),
     conformal: Sequence[str | float] = (),
-    objects: Mapping[str, ObjectCounter] | None = None,
+    rule: ObjectRule | None = None,
     **settings: Any,
-) -> Choices:
+) -> dict[str, Choice]:
     """Choose thresholds and class sets after each calibrator, in one pass over the hold-out.
 
-    `objects` count the objects of the hold-out, on which their calibrators are fitted.
+    Args:
+        holdout: the predictions.
+        calibrators: by short name; the network as it is belongs to them.
+        operate: targets of operating points.
+        conformal: promised miss rates of class sets.
+        rule: what the objects are, for their calibrator and their operating points.
+        **settings: of `measure`.
 
     Raises:
         ValueError: the hold-out has no labelled pixels, or too few images for a miss rate.
     """
     every = [t if isinstance(t, Target) else Target.parse(t) for t in operate]
     targets = [t for t in every if t.kind != OBJECT_PRECISION]
-    of_objects = [t for t in every if t.kind == OBJECT_PRECISION]
-    objects = objects or {}
-    if of_objects and not objects:
-        raise ValueError(f"{of_objects[0]} needs objects: say of which classes (--objects)")
+    object_targets = [t for t in every if t.kind == OBJECT_PRECISION]
+    if object_targets and rule is None:
+        raise ValueError(f"{object_targets[0]} needs objects: say of which classes (--objects)")
     misses = [m if isinstance(m, float) else check_miss(m) for m in conformal]
     if misses and holdout.multilabel:
         raise ValueError("class sets need one class per pixel, but these are sigmoid outputs")
-    ignore, multilabel = holdout.ignore_index, holdout.multilabel
-    if not (of_objects or any(counter.rule.calibrate for counter in objects.values())):
-        objects = {}  # nothing is chosen on them
+    if rule is not None and not (rule.calibrate or object_targets):
+        rule = None  # nothing is chosen on objects
     maps: dict[str, Calibrator | None] = {NONE: None, **calibrators}
-    rates = {name: [MissRates(ignore)] if misses else [] for name in maps}
-    counts = {name: ProfileCounts(holdout.num_classes, multilabel=multilabel) for name in maps}
-    observers = {  # of new images all classes are known
-        name: [*rates[name], *([] if holdout.top_only else [counts[name]])] for name in maps
+    rates = {name: MissRates(holdout.ignore_index) for name in maps}
+    counts = {
+        name: ProfileCounts(holdout.num_classes, multilabel=holdout.multilabel) for name in maps
     }
-    measured = measure(holdout, maps, observers=observers, objects=objects, **settings)
-    reports = {
-        name: require_pixels(report_of(meters, resamples=0), "the hold-out")
-        for name, meters in measured.items()
-    }
-    choices = Choices(measured[NONE][WHOLE_IMAGE], reports, {}, object_targets=of_objects)
-    for name in maps if objects else ():
-        method, images = objects[name].rule.calibrate, objects[name].by_unit()
-        if method:
-            choices.of_objects[name] = fit_objects(method, images)
-    for name, report in reports.items():
-        found = {alpha: rates[name][0].choose(alpha) for alpha in misses}
-        thresholds = {t: choose_threshold(report.fine, t) for t in targets}
-        choices.accepted[name] = {
-            t: AcceptedPixels(threshold, ignore, multilabel=multilabel, probs=holdout.top_only)
-            for t, threshold in thresholds.items()
-        }
-        choices.sets[name] = {alpha: SetCounts(lam, ignore) for alpha, (lam, _) in found.items()}
-        choices.misses[name] = {alpha: miss for alpha, (_, miss) in found.items()}
-        if holdout.top_only:
-            continue
-        choices.profiles[name] = HoldoutProfile.of(
-            report,
-            counts[name],
-            {str(t): threshold for t, threshold in thresholds.items()},
-            {f"{alpha:g}": lam for alpha, (lam, _) in found.items()},
-        )
+    objects = {name: new_counter(rule, holdout) for name in maps} if rule else {}
+    watches: dict[str, list[Watch]] = {name: [] for name in maps}
+    for name, watching in watches.items():
+        watching += [watch_logits(rates[name])] if misses else []
+        watching += [] if holdout.top_only else [watch_logits(counts[name])]
+        watching += [watch_objects(objects[name])] if rule else []
+    measured = measure(holdout, maps, watches=watches, per_image=True, resamples=0, **settings)
+    choices = {}
+    for name, (report, meter) in measured.items():
+        require_pixels(report, "the hold-out")
+        thresholds = {target: choose_threshold(report.fine, target) for target in targets}
+        sets = {alpha: rates[name].choose(alpha) for alpha in misses}
+        choice = Choice(report, meter, None, [], object_targets=object_targets)
+        choice.watches += [
+            _watch_point(holdout, report, target, threshold)
+            for target, threshold in thresholds.items()
+        ]
+        choice.watches += [
+            _watch_sets(holdout, report, alpha, lam, miss) for alpha, (lam, miss) in sets.items()
+        ]
+        if not holdout.top_only:  # of new images all classes are known
+            choice.profile = HoldoutProfile.of(
+                report,
+                counts[name],
+                {str(target): threshold for target, threshold in thresholds.items()},
+                {f"{alpha:g}": lam for alpha, (lam, _) in sets.items()},
+            )
+        if rule:
+            choice.objects = objects[name]
+            if rule.calibrate:
+                choice.of_objects = fit_objects(rule.calibrate, objects[name].by_unit())
+        choices[name] = choice
     return choices
 
 
-def notes(
-    choices: Choices,
-    reports: Mapping[Key, Report],
-    meter: CalibrationMeter,
+def _watch_point(holdout: Source, report: Report, target: Target, threshold: float | None) -> Watch:
+    """Counts the test images at an operating point; `report` is of the hold-out."""
+    counter = AcceptedPixels(
+        threshold, holdout.ignore_index, multilabel=holdout.multilabel, probs=holdout.top_only
+    )
+
+    def complete(test: Report) -> Report:
+        point = counter.point(target, report.fine, report.protocol.images)
+        return replace(test, operating_points=(*test.operating_points, point))
+
+    return watch_logits(counter, complete)
+
+
+def _watch_sets(holdout: Source, report: Report, alpha: float, lam: float, miss: float) -> Watch:
+    """Counts the test images with the sets of `lam`, which miss `miss` of the hold-out."""
+    counter = SetCounts(lam, holdout.ignore_index)
+
+    def complete(test: Report) -> Report:
+        sets = counter.sets(alpha, report.protocol.images, miss)
+        return replace(test, class_sets=(*test.class_sets, sets))
+
+    return watch_logits(counter, complete)
+
+
+def holdout_notes(
+    chosen: Mapping[str, Choice],
+    measured: Mapping[str, Measured],
     calibrators: Mapping[str, Calibrator],
 ) -> list[str]:
     """What was fitted; which fit makes the test worse; and whether the hold-out is like the test.
 
     Args:
-        choices: what was found on the hold-out.
-        reports: the reports of the test images.
-        meter: the sums of the test images, of the network as it is.
+        chosen: what was found on the hold-out.
+        measured: what was found on the test images.
         calibrators: by short name, fitted on the hold-out.
     """
-    holdout, test, lines = choices.reports[NONE], reports[NONE], []
+    lines = []
+    (holdout, its_meter), (test, meter) = (
+        (one[NONE].report, one[NONE].meter) for one in (chosen, measured)
+    )
     nll = SCORES["nll"]
     for method, calibrator in calibrators.items():
-        fitted = ", ".join(
+        label, way = posthoc.label(method), method.partition("@")[2]
+        numbers = ", ".join(
             f"{name.rstrip('_')} {value.item():.4g}"
             for name, value in calibrator.state_dict().items()
             if not value.ndim
         )
-        way, label = method.partition("@")[2], posthoc.label(method)
-        line = f"{label} was fitted on {holdout.protocol.images} hold-out images"
-        if way:
-            line = f"{label} was fitted on {posthoc.WAYS[way]}"
+        fitted_on = posthoc.WAYS[way] if way else f"{holdout.protocol.images} hold-out images"
+        line = f"{label} was fitted on {fitted_on}"
         if not calibrator.improved_:
             line += ", where it improved nothing, so it leaves the logits as they are"
-        elif fitted:
-            line += f": {fitted}"
+        elif numbers:
+            line += f": {numbers}"
         lines.append(f"{line}.")
-        found = reports[method]
-        if found.nll > test.nll + 1e-6:
+        after = measured[method].report.nll
+        if after > test.nll + 1e-6:
             lines.append(
                 f"{label} makes the NLL of the test images worse: "
-                f"{nll.text(found.nll)} instead of {nll.text(test.nll)}."
+                f"{nll.text(after)} instead of {nll.text(test.nll)}."
             )
-    for method, calibrator in choices.of_objects.items():
-        after = "" if method == NONE else f" after {posthoc.label(method)}"
-        line = f"The calibration of objects{after} ({calibrator.name}) was fitted on the hold-out"
-        worth = "" if calibrator.improved_ else " and improved nothing, so it changes nothing"
-        lines.append(f"{line}{worth}.")
-    ours, theirs = _fractions(choices.meter), _fractions(meter)
+    for method, choice in chosen.items():
+        if (objects := choice.of_objects) is not None:
+            name = "" if method == NONE else f" after {posthoc.label(method)}"
+            line = f"The calibration of objects{name} ({objects.name}) was fitted on the hold-out"
+            worth = "" if objects.improved_ else " and improved nothing, so it changes nothing"
+            lines.append(f"{line}{worth}.")
+    ours, theirs = _fractions(its_meter), _fractions(meter)
     sure = [
         name
         for name in ours.keys() & theirs.keys()

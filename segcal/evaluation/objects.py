@@ -6,19 +6,24 @@ import logging
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from segcal import posthoc
+from segcal.evaluation.measure import Groups, Watch
 from segcal.evaluation.overlays import grey
-from segcal.metrics.objects import ObjectCounter
+from segcal.metrics.objects import ObjectCounter, ObjectRule
 from segcal.metrics.report import ObjectReport
 from segcal.metrics.scores import SCORES, Array
-from segcal.metrics.triage import Target, choose_threshold
+from segcal.metrics.triage import choose_threshold
 from segcal.posthoc import NONE, Calibrator
-from segcal.sources.source import Source
+from segcal.sources.source import Batch, Source
 from segcal.viz.overlay import Tile, draw_crops
+
+if TYPE_CHECKING:
+    from segcal.evaluation.holdout import Choice
 
 log = logging.getLogger(__name__)
 
@@ -70,37 +75,47 @@ def _logits(confidence: Array) -> torch.Tensor:
     return torch.stack([-z / 2, z / 2])[None]
 
 
+def new_counter(rule: ObjectRule, source: Source) -> ObjectCounter:
+    """A counter of the objects in the predictions of `source`."""
+    kind = source.num_classes, source.ignore_index
+    return ObjectCounter(rule, *kind, multilabel=source.multilabel)
+
+
+def watch_objects(
+    counter: ObjectCounter, reports: Callable[[], tuple[ObjectReport, ...]] = tuple
+) -> Watch:
+    """The watch of a counter; `reports` makes what it adds to `Report.objects`."""
+
+    def update(batch: Batch, groups: Groups) -> None:
+        assert batch.labels is not None
+        counter.update(batch.probs, batch.labels, batch.names, groups)
+
+    return Watch(update, counter.sync, lambda report: replace(report, objects=reports()))
+
+
 def object_reports(
-    test: ObjectCounter,
-    holdout: ObjectCounter | None,
-    calibrator: Calibrator | None,
-    targets: Sequence[Target],
-    *,
-    num_bins: int,
-    resamples: int,
+    counter: ObjectCounter, choice: Choice | None, num_bins: int, resamples: int
 ) -> tuple[ObjectReport, ...]:
     """The report of the objects as they are, and after their calibrator, if there is one.
 
     Args:
-        test: the objects to report.
-        holdout: the objects that thresholds are chosen on.
-        calibrator: of `fit_objects`.
-        targets: precisions that thresholds shall reach.
+        counter: the objects to report.
+        choice: what was chosen on the objects of a hold-out: their calibrator, and thresholds.
         num_bins: bins of confidence.
         resamples: resamples over the images, for intervals; 0 for none.
     """
     maps: dict[str, Callable[[Array], Array] | None] = {NONE: None}
-    if calibrator is not None:
-        maps[calibrator.name] = object_probability(calibrator)
+    if choice is not None and choice.of_objects is not None:
+        maps[choice.of_objects.name] = object_probability(choice.of_objects)
     reports = []
     for name, confidence in maps.items():
-        report = test.compute(confidence, name=name, num_bins=num_bins, resamples=resamples)
+        report = counter.compute(confidence, name=name, num_bins=num_bins, resamples=resamples)
         points = []
-        for target in targets:
-            assert holdout is not None
-            chosen_on = holdout.compute(confidence, name=name, resamples=0)
+        for target in choice.object_targets if choice else ():
+            assert choice is not None and choice.objects is not None
+            chosen_on = choice.objects.compute(confidence, name=name, resamples=0)
             threshold = choose_threshold(chosen_on.fine, target)
-            points.append(test.point(str(target), threshold, chosen_on, confidence))
+            points.append(counter.point(str(target), threshold, chosen_on, confidence))
         reports.append(replace(report, points=tuple(points)))
     return tuple(reports)
 

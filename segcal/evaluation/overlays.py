@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from segcal.evaluation.evaluate import LogitMap, calibrated, count_batch, new_meter
+from segcal.evaluation.measure import LogitMap, calibrated, count_batch, new_meter
 from segcal.files import BadFile
 from segcal.metrics import Report
 from segcal.sources.source import Batch, Source

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +10,9 @@ import torch.distributed as dist
 
 import segcal
 from segcal import distributed
-from segcal.evaluation.evaluate import (
-    WHOLE_IMAGE,
-    measure,
-    new_detection,
-    report_of,
-    require_pixels,
-)
+from segcal.evaluation.evaluate import watch_errors
 from segcal.evaluation.folder import place, store, stored
-from segcal.metrics import CalibrationMeter, Report
+from segcal.evaluation.measure import Measured, measure, require_pixels
 from segcal.posthoc import NONE, Calibrator
 from segcal.sources.source import Source, digest
 
@@ -56,12 +49,12 @@ def evaluate_shift(
     shift: str,
     calibrators: Mapping[str, Calibrator | None],
     cache: Path | None,
-    resamples: int,
     *,
+    resamples: int,
     uncertainty: bool = False,
     **settings: Any,
-) -> dict[str, tuple[Report, CalibrationMeter, str]]:
-    """The report, the meter and the key of each calibrator, in one pass over a shifted source.
+) -> dict[str, tuple[Measured, str]]:
+    """What each calibrator gives, with its key, in one pass over a shifted source.
 
     Args:
         source: the predictions on the changed images.
@@ -76,32 +69,21 @@ def evaluate_shift(
     counted = (source.group, resamples, settings.get("num_bins"), uncertainty)
     about = (FORMAT, segcal.__version__, fingerprint, shift, *counted)
     keys = {name: digest(*about, learned(c)) for name, c in calibrators.items()}
-    found: dict[str, tuple[Report, CalibrationMeter]] = {}
-    if cache is not None and fingerprint:
-        kept = {name: stored(cache / place(name, shift), key) for name, key in keys.items()}
-        known = [[name for name, result in kept.items() if result is not None]]
-        if distributed.is_distributed():  # the first process alone may see the files
-            dist.broadcast_object_list(known)
-            results = [kept]
-            dist.broadcast_object_list(results)
-            kept = results[0]
-        found = {name: result for name, result in kept.items() if result is not None}
+    folders = {name: cache / place(name, shift) for name in keys} if cache and fingerprint else {}
+    kept = [{name: stored(folder, keys[name]) for name, folder in folders.items()}]
+    if distributed.is_distributed():  # the first process alone may see the files
+        dist.broadcast_object_list(kept)
+    found = {name: Measured(*result) for name, result in kept[0].items() if result is not None}
     missing = {name: c for name, c in calibrators.items() if name not in found}
     if missing:
-        detection = new_detection(source, missing, resamples) if uncertainty else {}
-        measured = measure(
-            source, missing, detection=detection, per_image=resamples > 0, **settings
-        )
-        for name, meters in measured.items():
-            report = require_pixels(report_of(meters, resamples=resamples), source.name)
-            if name in detection:
-                found_errors = detection[name].compute(resamples=resamples)
-                report = replace(report, detection=found_errors)
-            found[name] = report, meters[WHOLE_IMAGE]
-            if cache is not None and fingerprint and distributed.rank() == 0:
-                folder = cache / place(name, shift)
-                store(folder, report, meters[WHOLE_IMAGE], {"key": keys[name], "shift": shift})
-    return {name: (*found[name], keys[name]) for name in calibrators}
+        watches = {name: [watch_errors(source, resamples)] for name in missing if uncertainty}
+        made = measure(source, missing, watches=watches, resamples=resamples, **settings)
+        for name, (report, meter) in made.items():
+            require_pixels(report, source.name)
+            if name in folders and distributed.rank() == 0:
+                store(folders[name], report, meter, {"key": keys[name], "shift": shift})
+        found |= made
+    return {name: (found[name], keys[name]) for name in calibrators}
 
 
 def learned(calibrator: Calibrator | None) -> list[Any]:

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from segcal.evaluation.evaluate import NONE, Evaluation, require_pixels, title
+from segcal.evaluation.evaluate import Evaluation, title
 from segcal.evaluation.folder import REPORT, STATE, load_evaluation, state_file
+from segcal.evaluation.measure import require_pixels
 from segcal.metrics import CalibrationMeter, Difference, Report, paired_differences
 from segcal.metrics.report import Detection
+from segcal.posthoc import NONE
 
 Rows = dict[str, dict[str, Difference]]  # differences by row and score
 
@@ -65,7 +67,8 @@ def merge_states(
         shown = " and ".join(f"{method} in {path}" for method, path in methods.items())
         raise ValueError(f"the states must be of one post-hoc method, but are of {shown}")
     merged = reduce(add, meters)
-    report = require_pixels(merged.compute(resamples=resamples), "the states")
+    report = merged.compute(resamples=resamples)
+    require_pixels(report, "the states")
     report = replace(report, detection=_detection(paths))
     skipped: dict[str, str] = {}
     for about in described:

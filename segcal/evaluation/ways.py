@@ -23,9 +23,9 @@ from segcal import distributed
 from segcal.evaluation.holdout import fit_on, recorded
 from segcal.evaluation.shifts import open_shifts
 from segcal.metrics.uncertainty import entropy
-from segcal.posthoc import NONE, WAYS, Calibrator, TemperatureScaling, method_names
+from segcal.posthoc import WAYS, Calibrator, TemperatureScaling
 from segcal.sources.network import LoaderSource
-from segcal.sources.source import Batch, Source
+from segcal.sources.source import Batch, Changed, Source
 
 FIT_SHIFT = "all:1,3"
 COPIES = 4  # changed copies of a hold-out image: time and disk do not grow with the shifts
@@ -33,19 +33,6 @@ MOST_IMAGES = 64  # unlabelled images that are looked at
 SHARE = 0.65  # of an image in a mixture
 log = logging.getLogger(__name__)
 _RIDGE = 0.01  # of the regression on statistics, which have unit variance
-
-
-class Changed(Source):
-    """The batches that a function makes of a source, anew each time they are read."""
-
-    def __init__(self, source: Source, make: Callable[[Source], Iterator[Batch]]) -> None:
-        self.name, self.num_images, self.skipped = source.name, source.num_images, source.skipped
-        self.num_classes, self.class_names = source.num_classes, source.class_names
-        self.ignore_index, self.group = source.ignore_index, source.group
-        self._source, self._make = source, make
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self._make(self._source)
 
 
 def fit_ways(
@@ -87,7 +74,6 @@ def fit_ways(
     """
     from segcal.data.shift import parse_shifts
 
-    method_names(",".join([NONE, *methods]))
     ways = {way: [m for m in methods if m.partition("@")[2] == way] for way in ("", *WAYS)}
     for option, given, users in (
         ("fit_shift", fit_shift, ("shift", "set")),

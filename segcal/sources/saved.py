@@ -120,6 +120,7 @@ class PredictionFolder(Source):
     """
 
     num_images: int
+    stored = True
 
     def __init__(
         self, path: str | Path, *, skip_bad: bool = False, labelled: bool = True, **stated: Any

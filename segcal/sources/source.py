@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -127,6 +127,8 @@ class Source(ABC):
             the mean of that sum over the pixels of each image, by name.
         config: the settings behind the predictions as YAML, for the page.
         history: the log of the training, one record per epoch, for the page.
+        pools: whether a prediction is a mean over members, whose spread is known.
+        stored: whether batches are read from files, so that reading them again costs little.
     """
 
     name: str
@@ -144,7 +146,8 @@ class Source(ABC):
     score_sums: Mapping[str, float] = {}
     config: str = ""
     history: Sequence[Mapping[str, Any]] = ()
-    pools: bool = False  # whether a prediction is a mean over members, whose spread is known
+    pools: bool = False
+    stored: bool = False
 
     @abstractmethod
     def __iter__(self) -> Iterator[Batch]: ...
@@ -213,6 +216,21 @@ class Source(ABC):
         It covers weights, settings, and the data: files with their sizes and times.
         """
         return ""
+
+
+class Changed(Source):
+    """A source with other batches, which a function makes anew each time they are read."""
+
+    def __init__(self, source: Source, make: Callable[[Source], Iterator[Batch]]) -> None:
+        for name in (
+            *("name", "num_classes", "class_names", "ignore_index", "multilabel"),
+            *("raters", "group", "num_images", "skipped"),
+        ):
+            setattr(self, name, getattr(source, name))
+        self._source, self._make = source, make
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._make(self._source)
 
 
 def digest(*parts: Any) -> str:

@@ -13,9 +13,9 @@ from torch.nn.functional import interpolate
 import segcal
 from segcal.data import DataConfig
 from segcal.data import build as build_data
-from segcal.evaluation import evaluate as evaluating
-from segcal.evaluation.evaluate import measure, report_of, require_pixels
+from segcal.evaluation import measure as measuring
 from segcal.evaluation.holdout import fit
+from segcal.evaluation.measure import measure, require_pixels
 from segcal.files import BadFile
 from segcal.metrics.regions import boundary, interior
 from segcal.sources.network import NetworkSource
@@ -54,7 +54,7 @@ def test_logits_of_resized_images_have_the_size_of_the_masks(tmp_path):
 
 def test_without_a_terminal_there_are_lines_of_progress(tmp_path, monkeypatch, caplog):
     source = PredictionFolder(save_folder(tmp_path))
-    monkeypatch.setattr(evaluating, "EVERY", 0.0)
+    monkeypatch.setattr(measuring, "EVERY", 0.0)
     with caplog.at_level("INFO", logger="segcal"):
         measure(source, {"none": None}, progress=False)
         assert not caplog.messages
@@ -79,14 +79,13 @@ def test_pixels_whose_class_a_calibrator_changes_are_counted(tmp_path):
             return torch.where(logits[:, :1] > 0, logits.roll(1, 1), logits)
 
     source = PredictionFolder(save_folder(tmp_path))
-    meters = measure(source, {"none": None, "rotated": Rotate()})
+    measured = measure(source, {"none": None, "rotated": Rotate()})
     pairs = [map(torch.from_numpy, logits_and_labels(index)) for index in range(6)]
     expected = sum(int(((z[0] > 0) & (y != 255)).sum()) for z, y in pairs)
-    report = report_of(meters["rotated"])
+    report, meter = measured["rotated"]
     assert report.changed == expected
     assert report.mask_changed == pytest.approx(expected / report.protocol.pixels)
-    assert np.isnan(report_of(meters["none"]).mask_changed)
-    meter = meters["rotated"]["all"]
+    assert np.isnan(measured["none"].report.mask_changed)
     meter.save(tmp_path / "state")
     assert (meter + segcal.CalibrationMeter.load(tmp_path / "state")).changed == 2 * expected
 
@@ -166,22 +165,22 @@ def test_sums_of_images_are_not_kept_where_they_would_not_fit(tmp_path, monkeypa
     source = PredictionFolder(save_folder(tmp_path))
     assert reports(source)["none"].intervals
     assert not reports(source, resamples=0)["none"].intervals
-    monkeypatch.setattr(evaluating, "_MAX_IMAGE_SUMS", 1000)
+    monkeypatch.setattr(measuring, "_MAX_IMAGE_SUMS", 1000)
     assert not reports(source)["none"].intervals
     assert "no intervals" in caplog.text
 
 
 def test_a_protocol_whose_sums_do_not_fit_is_refused(tmp_path, monkeypatch):
     source = PredictionFolder(save_folder(tmp_path))
-    monkeypatch.setattr(evaluating, "_MAX_IMAGE_SUMS", 1000)
+    monkeypatch.setattr(measuring, "_MAX_IMAGE_SUMS", 1000)
     with pytest.raises(ValueError, match="memory"):
-        measure(source, {"none": None}, protocols=("image",), per_image=False)
+        measure(source, {"none": None}, protocols=("image",), resamples=0)
 
 
 def test_regions_are_counted_in_the_same_pass_after_every_calibrator(tmp_path):
     source = PredictionFolder(save_folder(tmp_path))
     regions = {"border": boundary(1), "inside": interior(1)}
-    measured = measure(source, {"none": None, "half": Halve()}, regions=regions)
+    measured = reports(source, {"none": None, "half": Halve()}, regions=regions)
     for scale, found in ((1.0, measured["none"]), (0.5, measured["half"])):
         for name, region in regions.items():
             meter = segcal.CalibrationMeter(
@@ -196,7 +195,7 @@ def test_regions_are_counted_in_the_same_pass_after_every_calibrator(tmp_path):
                 meter.update(scale * logits[None], part, names=[f"im{index:03d}"])
             report = meter.compute()  # regions leave the table of images to the whole
             images = replace(report.images, table=None)
-            assert report_of(found).regions[name] == replace(report, images=images)
+            assert found.regions[name] == replace(report, images=images)
 
 
 def test_a_calibrator_that_reads_images_works_through_every_door():

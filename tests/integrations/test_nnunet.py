@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from segcal.cli import main
-from segcal.evaluation.evaluate import measure, report_of
+from segcal.evaluation.measure import measure
 from segcal.integrations.nnunet import ChannelLabels, NnunetFolder, mdca_trainer
 from segcal.losses import build_loss
 from segcal.metrics import CalibrationMeter, Report
@@ -141,7 +141,7 @@ def test_regions_are_sigmoid_outputs(case):
         meter.update_probs(values, torch.from_numpy(target)[None], names=[name])
     folder = NnunetFolder(out, labels=labels)
     assert folder.class_names == ("whole", "tumour") and folder.multilabel
-    report = report_of(measure(folder, {"none": None})["none"])
+    report = measure(folder, {"none": None})["none"].report
     expected = meter.compute()
     assert report.ece == pytest.approx(expected.ece, rel=1e-9)
     assert report.protocol.pixels == expected.protocol.pixels

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from segcal import CalibrationMeter, Report
-from segcal.evaluation.evaluate import measure, report_of
+from segcal.evaluation.measure import measure
 from segcal.metrics.protocols import (
     PROTOCOLS,
     check_protocols,
@@ -42,8 +42,7 @@ def image(index):
 
 
 def found(order=range(5), protocols=EVERY):
-    meters = measure(Images(order), {"none": None}, protocols=protocols)["none"]
-    return report_of(meters, protocols, resamples=0)
+    return measure(Images(order), {"none": None}, protocols=protocols, resamples=0)["none"].report
 
 
 def slow_ece(indices):

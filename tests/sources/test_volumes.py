@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from segcal.evaluation.evaluate import evaluate_source, measure, report_of
+from segcal.evaluation.evaluate import evaluate_source
+from segcal.evaluation.measure import measure
 from segcal.evaluation.overlays import draw, worst_planes
 from segcal.files import BadFile
 from segcal.metrics import CalibrationMeter
@@ -69,7 +70,7 @@ def test_a_volume_is_one_image_of_the_report(tmp_path):
     stated = save(tmp_path, "nii.gz", block=True)
     source = PredictionFolder(tmp_path, **stated)
     regions = named_regions(["boundary:3", "interior:3", "foreground"], CLASSES)
-    report = report_of(measure(source, {"none": None}, regions=regions)["none"])
+    report = measure(source, {"none": None}, regions=regions)["none"].report
     assert report.protocol.images == 3
     meter = CalibrationMeter(CLASSES)
     for logits, labels in volumes(block=True):
@@ -83,7 +84,7 @@ def test_one_sigmoid_may_have_labels_without_the_axis_of_classes(tmp_path):
     rng = np.random.default_rng(0)
     logits, labels = rng.normal(size=(1, *SIZE)), rng.integers(0, 2, SIZE)
     np.savez(tmp_path / "a.npz", sigmoid_logits=logits, labels=labels)
-    report = report_of(measure(PredictionFolder(tmp_path), {"none": None})["none"])
+    report = measure(PredictionFolder(tmp_path), {"none": None})["none"].report
     right = (logits[0] > 0) == (labels == 1)
     assert report.accuracy == pytest.approx(right.mean())
     np.savez(tmp_path / "a.npz", sigmoid_logits=logits.repeat(2, 0), labels=labels)
@@ -114,7 +115,7 @@ def save_mixed(folder, size, order, *, nifti="labels"):
 
 def accuracy(folder, **stated):
     source = PredictionFolder(folder, **stated)
-    return report_of(measure(source, {"none": None})["none"]).accuracy
+    return measure(source, {"none": None})["none"].report.accuracy
 
 
 @pytest.mark.parametrize("nifti", ["labels", "predictions"])
