@@ -61,9 +61,9 @@ class Sums:
     def expected(self, source: Source, profile: HoldoutProfile) -> Expected:
         """What is expected of the images of `source`."""
         arrays: dict[str, Any] = {n: torch.cat(rows).numpy() for n, rows in self.rows.items()}
-        nothing = np.zeros(len(arrays["pixels"]), np.int64)
-        names = tuple(map(str, range(len(nothing))))
-        return Expected(names, source.class_names, **arrays, accepted=nothing, profile=profile)
+        arrays["accepted"] = np.full(len(arrays["pixels"]), np.nan)
+        names = tuple(map(str, range(len(arrays["pixels"]))))
+        return Expected.of(arrays, names=names, class_names=source.class_names, profile=profile)
 
 
 def alarm_rates(clean: Shares, shares: Shares, profile: HoldoutProfile) -> dict[str, float]:
@@ -119,21 +119,21 @@ def compare(
         row |= {"miou": report.miou, "expected_miou": expected.miou}
         row |= {"holdout_miou": trivial["miou"]}
         for key, values, true in (
-            ("expected_accuracy", expected.image_accuracy, accuracy),
-            ("atc", expected.image_atc, accuracy),
+            ("expected_accuracy", expected.each.accuracy, accuracy),
+            ("atc", expected.each.atc, accuracy),
             ("holdout_accuracy", np.full(len(iou), trivial["accuracy"]), accuracy),
-            ("expected_miou", mean_of_known(expected.image_class_iou), iou),
+            ("expected_miou", expected.each.miou, iou),
         ):
             known = np.isfinite(values) & np.isfinite(true)
             row[f"image_error:{key}"] = float(np.abs(values - true)[known].mean())
-        order = np.array([np.argsort(np.argsort(x)) for x in (expected.image_accuracy, accuracy)])
+        order = np.array([np.argsort(np.argsort(x)) for x in (expected.each.accuracy, accuracy)])
         row["rank_correlation"] = float(np.corrcoef(order)[0, 1])
         drift = expected.drift
         assert drift is not None
         row |= {"drift": int(drift.alarm)}
         each = (
-            expected.bins / expected.pixels[:, None],
-            expected.predicted / expected.pixels[:, None],
+            expected.bins / expected.each.pixels[:, None],
+            expected.each.predicted / expected.each.pixels[:, None],
         )
         clean.setdefault(method, (meter.names, *each))
         row |= alarm_rates(clean[method], (meter.names, *each), profiles[method])

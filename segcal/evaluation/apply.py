@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from PIL import Image, ImageColor
 from torch import Tensor
@@ -22,6 +24,7 @@ from segcal.evaluation.overlays import grey
 from segcal.evaluation.shifts import learned
 from segcal.files import atomic_write, locked, remove_leftovers, write_nifti
 from segcal.metrics.drift import HoldoutProfile, prediction_sums
+from segcal.metrics.uncertainty import entropy
 from segcal.posthoc import Calibrator
 from segcal.sources.source import Batch, Source, digest
 from segcal.viz.page.numbers import data_uri, webp
@@ -85,30 +88,87 @@ def apply(
     Raises:
         ValueError: in one line, what does not fit, or cannot be written.
     """
-    unknown = [name for name in write if name not in OUTPUTS]
-    if unknown or not write:
-        raise ValueError(f"write takes {', '.join(OUTPUTS)}, but got {', '.join(unknown)!r}")
-    if calibrator is not None and calibrator.num_classes_ != source.num_classes:
-        raise ValueError(
-            f"the calibrator is for {calibrator.num_classes_} classes, "
-            f"but {source.name} has {source.num_classes}"
-        )
-    if calibrator is not None and calibrator.multilabel != source.multilabel:
-        raise ValueError(f"the calibrator and {source.name} differ: one is of sigmoid outputs")
-    if source.top_only:
-        raise ValueError(f"{source.name} has the top class of each pixel alone: save all classes")
-    if source.multilabel and set(write) != {"probs"}:
-        raise ValueError("classes may overlap in sigmoid outputs: write probs, and nothing else")
-    files = {name.replace("/", "_"): i for i, name in enumerate(source.names)}
-    if not files or len(files) < len(source.names):
-        raise ValueError(f"the images of {source.name} need names, of which no two are the same")
     if isinstance(profile, str | Path):
         profile = HoldoutProfile.load(profile)
-    if profile is not None and profile.classes.shape[1] != source.num_classes:
-        raise ValueError(
-            f"the hold-out has {profile.classes.shape[1]} classes, "
-            f"but {source.name} has {source.num_classes}"
+    _check(source, calibrator, profile, write)
+    levels = _levels(profile, operate, miss, write)
+    out, first = Path(out), distributed.rank() == 0
+    (out / _RECORDS).mkdir(parents=True, exist_ok=True)
+    with locked(out, wait=False) if first else nullcontext():
+        for folder in ("", _RECORDS, _PAIR, *OUTPUTS) if first else ():
+            remove_leftovers(out / folder)
+        plan = [_written(source, out, (segcal.__version__, learned(calibrator), levels))]
+        if distributed.is_distributed():  # the others shall not see what is written meanwhile
+            dist.broadcast_object_list(plan)
+        records = plan[0]
+        if first:
+            _write_manifests(source, out, write)
+        todo = [
+            i for i, name in enumerate(source.names) if not {*write} <= {*records[name]["written"]}
+        ]
+        left = source if len(todo) == len(records) else source.only(todo) if todo else None
+        number = {} if left is None else {name: i for i, name in enumerate(left.names)}
+        for batch in () if left is None else with_progress(left, progress, labelled=False):
+            assert left is not None
+            if calibrator is not None:
+                calibrator.to(batch.values.device)
+            probs = calibrated(batch, calibrator).probs.detach()
+            _check_batch(left, batch, number, write)
+            sums = prediction_sums(probs, multilabel=source.multilabel)
+            top = sums.pop("top")
+            for name, level in (("above", levels.atc), ("accepted", levels.threshold)):
+                sums[name] = (top > (math.inf if level is None else level)).sum(1)
+            for row, name in enumerate(batch.names or ()):
+                record = records[name]
+                files = _write(out, _stem(name), probs[row], write, left, number[name], levels)
+                record["written"] |= files
+                record |= {key: each[row].tolist() for key, each in sums.items()}
+                with atomic_write(_record(out, name)) as file:
+                    json.dump(record, file)
+            del batch, probs, sums, top  # before the next is made
+        if distributed.is_distributed():
+            dist.barrier()
+        known = {name: _read_record(_record(out, name), r["key"]) for name, r in records.items()}
+        known = {name: record for name, record in known.items() if record}
+        if not known:
+            raise ValueError(f"none of the images of {source.name} could be used")
+        sums_of = {key: np.array([record[key] for record in known.values()]) for key in _SUMS}
+        for key, level in (("above", levels.atc), ("accepted", levels.threshold)):
+            if level is None:
+                sums_of[key] = np.full(len(known), math.nan)
+        names = source.class_names or [f"class {c}" for c in range(source.num_classes)]
+        skipped = [*source.skipped, *(name for name in records if name not in known)]
+        expected = Expected.of(
+            sums_of,
+            names=tuple(known),
+            class_names=tuple(names),
+            operate=levels.target if levels.threshold is not None else "",
+            profile=profile,
+            multilabel=source.multilabel,
+            reused=len(records) - len(todo),
+            skipped=tuple(dict.fromkeys(skipped)),
         )
+        if first:
+            for path, text in ((TABLE, expected.to_csv()), (SUMMARY, expected.to_json())):
+                with atomic_write(out / path) as file:
+                    file.write(text)
+            gallery = _gallery(source, calibrator, expected)
+            expected.write_page(out / PAGE, f"{source.name}: images without labels", gallery)
+    return expected
+
+
+class Levels(NamedTuple):
+    """What confidence is compared with; None where it is not known."""
+
+    atc: float | None = None
+    target: str = ""
+    threshold: float | None = None
+    lam: float | None = None
+
+
+def _levels(
+    profile: HoldoutProfile | None, operate: str | None, miss: str | None, write: Sequence[str]
+) -> Levels:
     if profile is None and (operate or miss):
         raise ValueError("operating points and class sets need the holdout.json of segcal eval")
     levels = Levels()
@@ -123,115 +183,79 @@ def apply(
                 f"{kind} needs the holdout.json of a segcal eval with {option}, in which the "
                 "hold-out reaches the target"
             )
-    out = Path(out)
-    (out / _RECORDS).mkdir(parents=True, exist_ok=True)
-    if distributed.rank() > 0:
-        return _apply(source, calibrator, out, write, profile, levels, progress)
-    with locked(out, wait=False):
-        return _apply(source, calibrator, out, write, profile, levels, progress)
+    return levels
 
 
-class Levels(NamedTuple):
-    """What confidence is compared with; None where it is not known."""
-
-    atc: float | None = None
-    target: str = ""
-    threshold: float | None = None
-    lam: float | None = None
-
-
-def _apply(
+def _check(
     source: Source,
     calibrator: Calibrator | None,
-    out: Path,
-    write: Sequence[str],
     profile: HoldoutProfile | None,
-    levels: Levels,
-    progress: bool | None,
-) -> Expected:
-    names = [name.replace("/", "_") for name in source.names]
-    about = (segcal.__version__, learned(calibrator), levels)
-    plan: list[Any] = [None]
-    if distributed.rank() == 0:  # the others shall not see what is written meanwhile
-        for folder in ("", _RECORDS, _PAIR, *OUTPUTS):
-            remove_leftovers(out / folder)
-        keys: dict[str, str] = {}
-        kinds: dict[str, dict[str, str]] = {}
-        known = bool(source.fingerprint())
-        for index, name in enumerate(names):
-            # Of its own image alone, so that more images make nothing stale.
-            state = source.only([index]).fingerprint() if known else secrets.token_hex(16)
-            keys[name] = digest(*about, state)
-            written = _read_record(out / _RECORDS / f"{name}.json", keys[name]).get("written", {})
-            kinds[name] = {k: file for k, file in written.items() if (out / file).is_file()}
-        plan = [(keys, kinds)]
-        stated = {"class_names": source.class_names, "ignore_index": source.ignore_index}
-        stated["axes"] = "zyx"
-        folders = {"probs": "probs", "mask": _PAIR, "confidence": _PAIR}
-        for folder in {folders[kind] for kind in write if kind in folders}:
-            with atomic_write(out / folder / "manifest.json") as file:
-                json.dump(stated, file, indent=1)
-    if distributed.is_distributed():
-        dist.broadcast_object_list(plan)
-    keys, kinds = plan[0]
-    todo = [i for i, name in enumerate(names) if not set(write) <= set(kinds[name])]
-    left = source if len(todo) == len(names) else source.only(todo) if todo else None
-    if left is not None:
-        number = {name: i for i, name in enumerate(left.names)}
-        for batch in with_progress(left, progress, labelled=False):
-            if calibrator is not None:
-                calibrator.to(batch.values.device)
-            probs = calibrated(batch, calibrator).probs.detach()
-            _check(source, batch, number, write)
-            sums = prediction_sums(probs, multilabel=source.multilabel)
-            top = sums.pop("top")
-            for name, level in (("above", levels.atc), ("accepted", levels.threshold)):
-                sums[name] = (top > (math.inf if level is None else level)).sum(1)
-            for row, name in enumerate(batch.names or ()):
-                stem = name.replace("/", "_")
-                files = _write(out, stem, probs[row], write, left, number[name], levels)
-                record = {"key": keys[stem], "written": {**kinds[stem], **files}}
-                record |= {name: each[row].tolist() for name, each in sums.items()}
-                with atomic_write(out / _RECORDS / f"{stem}.json") as file:
-                    json.dump(record, file)
-            del batch, probs, sums, top  # before the next is made
-    if distributed.is_distributed():
-        dist.barrier()
-    records, skipped = {}, list(source.skipped)
-    for name, stem in zip(source.names, names, strict=True):
-        if record := _read_record(out / _RECORDS / f"{stem}.json", keys[stem]):
-            records[name] = record
-        else:
-            skipped.append(name)
-    if not records:
-        raise ValueError(f"none of the images of {source.name} could be used")
-    class_names = source.class_names or tuple(f"class {c}" for c in range(source.num_classes))
-    expected = Expected(
-        tuple(records),
-        tuple(class_names),
-        **{key: np.array([record[key] for record in records.values()]) for key in _SUMS},
-        operate=levels.target if levels.threshold is not None else "",
-        profile=profile,
-        multilabel=source.multilabel,
-        reused=len(names) - len(todo),
-        skipped=tuple(dict.fromkeys(skipped)),
-    )
-    if distributed.rank() == 0:
-        for path, text in ((TABLE, expected.to_csv()), (SUMMARY, expected.to_json())):
-            with atomic_write(out / path) as file:
-                file.write(text)
-        gallery = {}
-        if not source.multilabel:
-            number = {name: i for i, name in enumerate(source.names)}
-            for i in expected.review[:_DRAWN]:
-                name = expected.names[i]
-                batch = source[number[name]]
-                if batch.values.ndim > 3:
-                    caption = f"{name}: {expected.reasons[i]}"
-                    p = calibrated(batch, calibrator).probs[0].float().cpu().numpy()
-                    gallery[caption] = _panel(p, source.image(number[name]), source.palette)
-        expected.write_page(out / PAGE, f"{source.name}: images without labels", gallery)
-    return expected
+    write: Sequence[str],
+) -> None:
+    unknown = [name for name in write if name not in OUTPUTS]
+    if unknown or not write:
+        raise ValueError(f"write takes {', '.join(OUTPUTS)}, but got {', '.join(unknown)!r}")
+    for what, classes in (
+        ("calibrator", calibrator and calibrator.num_classes_),
+        ("hold-out", profile and profile.classes.shape[1]),
+    ):
+        if classes not in (None, source.num_classes):
+            raise ValueError(
+                f"the {what} has {classes} classes, but {source.name} has {source.num_classes}"
+            )
+    if calibrator is not None and calibrator.multilabel != source.multilabel:
+        raise ValueError(f"the calibrator and {source.name} differ: one is of sigmoid outputs")
+    if source.top_only:
+        raise ValueError(f"{source.name} has the top class of each pixel alone: save all classes")
+    if source.multilabel and set(write) != {"probs"}:
+        raise ValueError("classes may overlap in sigmoid outputs: write probs, and nothing else")
+    if not source.names or len({*map(_stem, source.names)}) < len(source.names):
+        raise ValueError(f"the images of {source.name} need names, of which no two are the same")
+
+
+def _stem(name: str) -> str:
+    """The name of an image in names of files."""
+    return name.replace("/", "_")
+
+
+def _record(out: Path, name: str) -> Path:
+    return out / _RECORDS / f"{_stem(name)}.json"
+
+
+def _written(source: Source, out: Path, settings: Any) -> dict[str, dict[str, Any]]:
+    """By image, the key of its record, and the files by kind that an earlier call wrote."""
+    records = {}
+    known = bool(source.fingerprint())
+    for index, name in enumerate(source.names):
+        # Of its own image alone, so that more images make nothing stale.
+        state = source.only([index]).fingerprint() if known else secrets.token_hex(16)
+        key = digest(*settings, state)
+        files = _read_record(_record(out, name), key).get("written", {})
+        there = {kind: file for kind, file in files.items() if (out / file).is_file()}
+        records[name] = {"key": key, "written": there}
+    return records
+
+
+def _write_manifests(source: Source, out: Path, write: Sequence[str]) -> None:
+    """What `segcal eval --predictions` needs to know of the files."""
+    stated = {"class_names": source.class_names, "ignore_index": source.ignore_index}
+    folders = {"probs": "probs", "mask": _PAIR, "confidence": _PAIR}
+    for folder in {folders[kind] for kind in write if kind in folders}:
+        with atomic_write(out / folder / "manifest.json") as file:
+            json.dump({**stated, "axes": "zyx"}, file, indent=1)
+
+
+def _gallery(source: Source, calibrator: Calibrator | None, expected: Expected) -> dict[str, str]:
+    """Pictures of the first images to review, by caption; none of classification."""
+    gallery = {}
+    for i in expected.review[:_DRAWN] if not source.multilabel else ():
+        index = list(source.names).index(expected.names[i])
+        batch = source[index]
+        if batch.values.ndim > 3:
+            p = calibrated(batch, calibrator).probs[0].float().cpu().numpy()
+            caption = f"{expected.names[i]}: {expected.reasons[i]}"
+            gallery[caption] = _panel(p, source.image(index), source.palette)
+    return gallery
 
 
 def _read_record(path: Path, key: str) -> dict[str, Any]:
@@ -243,7 +267,9 @@ def _read_record(path: Path, key: str) -> dict[str, Any]:
     return record if isinstance(record, dict) and record.get("key") == key else {}
 
 
-def _check(source: Source, batch: Batch, number: Mapping[str, int], write: Sequence[str]) -> None:
+def _check_batch(
+    source: Source, batch: Batch, number: Mapping[str, int], write: Sequence[str]
+) -> None:
     if any(name not in number for name in batch.names or ("",)):
         raise ValueError(f"a file of {source.name} has several rows: save one image in a file")
     if batch.values.ndim < 4 and set(write) != {"probs"}:
@@ -261,53 +287,39 @@ def _write(
     index: int,
     levels: Levels,
 ) -> dict[str, str]:
-    """Write the files of one image, each of them whole or not at all; their places by kind.
-
-    Args:
-        out: the folder.
-        name: of the files.
-        probs: (C, *S).
-        write: the kinds of files.
-        source: the predictions.
-        index: of the image in `source`.
-        levels: of operating point and class sets.
-    """
+    """Write the files of the image at `index`, from its (C, *S) probabilities; places by kind."""
     p = probs.float().cpu().numpy()
     top = p.max(0)
-    files: dict[str, str] = {}
-    if "probs" in write:
-        files["probs"] = f"probs/{name}.npz"
-        with atomic_write(out / files["probs"], "wb") as file:
-            key = "sigmoid_probs" if source.multilabel else "probs"
-            np.savez(file, allow_pickle=False, **{key: p})
-    if "sets" in write and levels.lam is not None:
-        files["sets"] = f"sets/{name}.npz"
-        with atomic_write(out / files["sets"], "wb") as file:
-            np.savez_compressed(file, allow_pickle=False, sets=p >= 1 - levels.lam)
-    maps: dict[str, np.ndarray] = {}
-    if "mask" in write:
-        maps["mask"] = p.argmax(0).astype(np.uint8 if len(p) <= 256 else np.uint16)
-    if "confidence" in write:
-        maps["confidence"] = top
-    if "accept" in write and levels.threshold is not None:
-        maps["accept"] = np.uint8(255) * (top.astype(np.float64) > levels.threshold)
-    if "uncertainty" in write:
-        entropy = -(p * np.log(np.maximum(p, np.finfo(p.dtype).tiny))).sum(0)
-        maps["uncertainty"] = entropy / np.float32(math.log(len(p)))
-    if "overlay" in write:
-        maps["overlay"] = _painted(p, source.image(index), source.palette)
-    ending = "nii.gz" if p.ndim == 4 else "png"
-    affine = source.affine(index) if p.ndim == 4 else None
-    places = {"mask": f"{_PAIR}/{name}_pred", "confidence": f"{_PAIR}/{name}_conf"}
-    places = {} if p.ndim == 4 else places
-    for kind, values in maps.items():
-        files[kind] = f"{places.get(kind, f'{kind}/{name}')}.{ending}"
-        if p.ndim == 4:
+    volume = p.ndim == 4
+    makers: dict[str, Callable[[], np.ndarray]] = {
+        "probs": lambda: p,
+        "sets": lambda: p >= 1 - (levels.lam or 0.0),
+        "mask": lambda: p.argmax(0).astype(np.uint8 if len(p) <= 256 else np.uint16),
+        "confidence": lambda: top,
+        "accept": lambda: np.uint8(255) * (top.astype(np.float64) > (levels.threshold or 0.0)),
+        "uncertainty": lambda: entropy(torch.from_numpy(p)[None])[0].numpy() / math.log(len(p)),
+        "overlay": lambda: _painted(p, source.image(index), source.palette),
+    }
+    keys = {"probs": "sigmoid_probs" if source.multilabel else "probs", "sets": "sets"}
+    files = {}
+    for kind in write:
+        values, place = makers[kind](), f"{kind}/{name}"
+        if not volume and kind in ("mask", "confidence"):
+            place = f"{_PAIR}/{name}_{'pred' if kind == 'mask' else 'conf'}"
+        ending = "npz" if kind in keys else "nii.gz" if volume else "png"
+        files[kind] = f"{place}.{ending}"
+        if ending == "nii.gz":
+            affine = source.affine(index)
             write_nifti(out / files[kind], values, np.eye(4) if affine is None else affine)
             continue
-        if values.dtype == np.float32:
-            values = (_SIXTEEN_BITS * values.clip(0, 1)).round().astype(np.uint16)
         with atomic_write(out / files[kind], "wb") as file:
+            if ending == "npz":
+                arrays: dict[str, Any] = {keys[kind]: values}
+                save = np.savez if kind == "probs" else np.savez_compressed
+                save(file, allow_pickle=False, **arrays)
+                continue
+            if values.dtype.kind == "f":
+                values = (_SIXTEEN_BITS * values.clip(0, 1)).round().astype(np.uint16)
             Image.fromarray(values).save(file, format="png")
     return files
 
@@ -315,12 +327,7 @@ def _write(
 def _panel(probs: np.ndarray, image: np.ndarray | None, palette: np.ndarray | None) -> str:
     """The data URI of an image, its classes, and where the confidence is low.
 
-    Of a volume it is the plane with the lowest mean confidence.
-
-    Args:
-        probs: (C, H, W) or (C, D, H, W).
-        image: (h, w, 3) uint8, or (D, H, W) or (D, H, W, 3) of any numbers; None for grey.
-        palette: (C, 3) uint8.
+    Of (C, D, H, W) probabilities of a volume it is the plane with the lowest mean confidence.
     """
     if probs.ndim == 4:
         worst = int(probs.max(0).mean((1, 2)).argmin())
@@ -346,13 +353,7 @@ def _panel(probs: np.ndarray, image: np.ndarray | None, palette: np.ndarray | No
 def _painted(
     probs: np.ndarray, image: np.ndarray | None, palette: np.ndarray | None = None
 ) -> np.ndarray:
-    """(H, W, 3) uint8: the predicted classes on an image, paler where the confidence is lower.
-
-    Args:
-        probs: (C, H, W).
-        image: (h, w, 3) uint8; None for grey.
-        palette: (C, 3) uint8.
-    """
+    """(H, W, 3) uint8: the predicted classes on an image, paler where the confidence is lower."""
     palette = class_palette(len(probs)) if palette is None else palette
     ground = np.full((*probs.shape[1:], 3), 236, np.uint8)
     if image is not None:

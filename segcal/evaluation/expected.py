@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from segcal.metrics import Interval
 from segcal.metrics.drift import CONFIDENCE_EDGES, Drift, HoldoutProfile, measure_drift
@@ -39,20 +39,77 @@ _MANY = 2.0  # times the usual share of pixels below the threshold
 
 
 @dataclass(frozen=True, eq=False)
-class Expected:
-    """What calibrated probabilities promise for M images; properties follow the formulas above.
+class Promise:
+    """What probabilities promise, from sums over pixels: of images (M,), or of all together ().
+
+    Properties follow the formulas above. They are NaN where a class is predicted nowhere, and
+    where there is no threshold.
+
+    Attributes:
+        pixels: (…) pixels; of C sigmoid outputs, C times as many.
+        confidence: (…) sums over pixels of max_c p_c.
+        predicted: (…, C) n_{ŷ=c}.
+        inside: (…, C) Σ_{ŷ=c} p_c.
+        outside: (…, C) Σ_{ŷ≠c} p_c.
+        above: (…) pixels above the threshold of ATC; NaN without one.
+        accepted: (…) pixels above the threshold of the operating point; NaN without one.
+    """
+
+    pixels: Array
+    confidence: Array
+    predicted: Array
+    inside: Array
+    outside: Array
+    above: Array
+    accepted: Array
+
+    @property
+    def accuracy(self) -> Array:
+        """(…) expected accuracy."""
+        return self.confidence / self.pixels
+
+    @property
+    def atc(self) -> Array:
+        """(…) accuracy as ATC expects it."""
+        return self.above / self.pixels
+
+    @property
+    def coverage(self) -> Array:
+        """(…) share of the pixels that the operating point accepts."""
+        return self.accepted / self.pixels
+
+    @property
+    def class_iou(self) -> Array:
+        """(…, C) expected IoU."""
+        empty = np.full(np.shape(self.inside), np.nan)
+        union = self.predicted + self.outside
+        return np.divide(self.inside, union, out=empty, where=self.predicted > 0)
+
+    @property
+    def class_dice(self) -> Array:
+        """(…, C) expected Dice."""
+        return _dice(self.class_iou)
+
+    @property
+    def miou(self) -> Array:
+        """(…) mean expected IoU of the classes that are predicted."""
+        return mean_of_known(self.class_iou)
+
+    @property
+    def dice(self) -> Array:
+        """(…) mean expected Dice of the classes that are predicted."""
+        return mean_of_known(self.class_dice)
+
+
+@dataclass(frozen=True, eq=False)
+class Expected(Promise):
+    """What calibrated probabilities promise for all of M images together.
 
     Attributes:
         names: of the images.
         class_names: C names.
-        pixels: (M,) pixels; of C sigmoid outputs, C times as many.
-        confidence: (M,) sums over pixels of max_c p_c.
-        predicted: (M, C) n_{ŷ=c}.
-        inside: (M, C) Σ_{ŷ=c} p_c.
-        outside: (M, C) Σ_{ŷ≠c} p_c.
+        each: the same of each image, (M,).
         bins: (M, B) pixels by confidence, as in `HoldoutProfile`.
-        above: (M,) pixels above the threshold of ATC; 0 without a profile.
-        accepted: (M,) pixels above the threshold of the operating point; 0 without one.
         operate: the operating point, such as accuracy=0.99; empty without one.
         profile: of the hold-out, if it is known.
         multilabel: whether the outputs are sigmoids.
@@ -62,80 +119,25 @@ class Expected:
 
     names: tuple[str, ...]
     class_names: tuple[str, ...]
-    pixels: NDArray[np.int64]
-    confidence: NDArray[np.float64]
-    predicted: NDArray[np.int64]
-    inside: NDArray[np.float64]
-    outside: NDArray[np.float64]
-    bins: NDArray[np.int64]
-    above: NDArray[np.int64]
-    accepted: NDArray[np.int64]
+    each: Promise
+    bins: Array
     operate: str = ""
     profile: HoldoutProfile | None = None
     multilabel: bool = False
     reused: int = 0
     skipped: tuple[str, ...] = ()
 
-    @property
-    def accuracy(self) -> float:
-        """Expected accuracy of all pixels."""
-        return float(self.confidence.sum() / self.pixels.sum())
-
-    @property
-    def image_accuracy(self) -> NDArray[np.float64]:
-        """(M,) expected accuracy of each image."""
-        return self.confidence / self.pixels
-
-    @property
-    def atc(self) -> float:
-        """Accuracy of all pixels as ATC expects it; NaN without a profile."""
-        return math.nan if self.profile is None else float(self.above.sum() / self.pixels.sum())
-
-    @property
-    def image_atc(self) -> NDArray[np.float64]:
-        """(M,) accuracy of each image as ATC expects it."""
-        known = 1.0 if self.profile is not None else math.nan
-        return known * self.above / self.pixels
-
-    @property
-    def coverage(self) -> float:
-        """Share of all pixels that the operating point accepts; NaN without one."""
-        return float(self.accepted.sum() / self.pixels.sum()) if self.operate else math.nan
-
-    @property
-    def image_coverage(self) -> NDArray[np.float64]:
-        """(M,) share of the pixels that the operating point accepts; NaN without one."""
-        return (1.0 if self.operate else math.nan) * self.accepted / self.pixels
-
-    @property
-    def class_iou(self) -> NDArray[np.float64]:
-        """(C,) expected IoU over all images; NaN for a class that is predicted nowhere."""
-        return _iou(self.predicted.sum(0), self.inside.sum(0), self.outside.sum(0))
-
-    @property
-    def image_class_iou(self) -> NDArray[np.float64]:
-        """(M, C) expected IoU in each image; NaN for a class that is not predicted in it."""
-        return _iou(self.predicted, self.inside, self.outside)
-
-    @property
-    def class_dice(self) -> NDArray[np.float64]:
-        """(C,) expected Dice over all images; NaN for a class that is predicted nowhere."""
-        return _dice(self.class_iou)
-
-    @property
-    def image_class_dice(self) -> NDArray[np.float64]:
-        """(M, C) expected Dice in each image; NaN for a class that is not predicted in it."""
-        return _dice(self.image_class_iou)
-
-    @property
-    def miou(self) -> float:
-        """Mean expected IoU of the classes that are predicted anywhere; NaN if none is."""
-        return float(mean_of_known(self.class_iou))
-
-    @property
-    def dice(self) -> float:
-        """Mean expected Dice of the classes that are predicted anywhere; NaN if none is."""
-        return float(mean_of_known(self.class_dice))
+    @classmethod
+    def of(cls, sums: Mapping[str, Array], **more: Any) -> Expected:
+        """From the sums of each image, by the names of the attributes of `Promise`, and `bins`."""
+        bins = sums["bins"]
+        each = Promise(**{field.name: sums[field.name] for field in fields(Promise)})
+        return cls(
+            **{name: values.sum(0) for name, values in vars(each).items()},
+            each=each,
+            bins=bins,
+            **more,
+        )
 
     @cached_property
     def drift(self) -> Drift | None:
@@ -143,32 +145,32 @@ class Expected:
         if self.profile is None:
             return None
         share = len(self.class_names) if self.multilabel else 1
-        pixels = self.pixels[:, None]
-        return measure_drift(self.profile, self.bins / pixels, self.predicted / (pixels / share))
+        pixels = self.each.pixels[:, None]
+        classes = self.each.predicted / (pixels / share)
+        return measure_drift(self.profile, self.bins / pixels, classes)
 
     @cached_property
     def intervals(self) -> dict[str, Interval]:
         """95 % intervals over images: accuracy, atc, miou, dice, and iou:CLASS, dice:CLASS."""
-        sums: dict[str, tuple[Array, Array]] = {"accuracy": (self.confidence, self.pixels)}
-        if self.profile is not None:
-            sums["atc"] = self.above, self.pixels
-        union = self.predicted + self.outside
-        for c in np.flatnonzero(self.predicted.sum(0)):
-            sums[f"iou:{self.class_names[c]}"] = self.inside[:, c], union[:, c]
-        found = {name: fraction_interval(*each) for name, each in sums.items()}
+        each = self.each
+        sums: dict[str, tuple[Array, Array]] = {"accuracy": (each.confidence, each.pixels)}
+        if not math.isnan(self.atc):
+            sums["atc"] = each.above, each.pixels
+        union = each.predicted + each.outside
+        for c in np.flatnonzero(self.predicted):
+            sums[f"iou:{self.class_names[c]}"] = each.inside[:, c], union[:, c]
+        found = {name: fraction_interval(*pair) for name, pair in sums.items()}
         known = {name: interval for name, interval in found.items() if interval is not None}
-        for name, (low, high, level) in [(n, vars(i).values()) for n, i in known.items()]:
+        for name, interval in [*known.items()]:
             if name.startswith("iou:"):
-                ends = _dice(np.array([low, high]))
-                known[f"dice:{name[4:]}"] = Interval(float(ends[0]), float(ends[1]), level)
+                low, high = _dice(np.array([interval.low, interval.high])).tolist()
+                known[f"dice:{name[4:]}"] = Interval(low, high, interval.level)
         if len(self.names) > 1 and not math.isnan(self.miou):
-            rest = [sums.sum(0) - sums for sums in (self.predicted, self.inside, self.outside)]
-            without = _iou(*rest)  # (M, C) over all images but one
-            for name, value, each in (
-                ("miou", self.miou, without),
-                ("dice", self.dice, _dice(without)),
-            ):
-                down, up = t_margins((value - mean_of_known(each))[None], plain=True)[:, 0]
+            names = [field.name for field in fields(Promise)]
+            without = Promise(*(getattr(self, name) - getattr(each, name) for name in names))
+            for name in ("miou", "dice"):  # jackknife: over all images but one
+                value = float(getattr(self, name))
+                down, up = t_margins((value - getattr(without, name))[None], plain=True)[:, 0]
                 known[name] = Interval(max(value - down, 0.0), min(value + up, 1.0), LEVEL)
         return known
 
@@ -180,7 +182,7 @@ class Expected:
         lowest expected accuracy.
         """
         unlike = np.zeros(len(self.names), bool) if self.drift is None else self.drift.unlike.any(0)
-        return np.lexsort((self.image_accuracy, ~unlike)).tolist()
+        return np.lexsort((self.each.accuracy, ~unlike)).tolist()
 
     @cached_property
     def reasons(self) -> list[str]:
@@ -190,8 +192,8 @@ class Expected:
         threshold of the operating point; or its weakest class has an expected IoU below a half. If
         nothing of this is so, the weakest class is named.
         """
-        iou = np.where(np.isnan(self.image_class_iou), np.inf, self.image_class_iou)
-        below, usual = 1 - self.image_coverage, 1 - self.coverage
+        iou = np.nan_to_num(self.each.class_iou, nan=np.inf)
+        below, usual = 1 - self.each.coverage, 1 - self.coverage
         found = []
         for i, weakest in enumerate(iou.argmin(1)):
             parts = []
@@ -252,26 +254,26 @@ class Expected:
         headings = ["image", "pixels", "expected_accuracy", "atc", "expected_miou", "expected_dice"]
         headings += ["accepted", "drift_confidence", "drift_classes", "reason"]
         headings += [f"expected_iou:{name}" for name in self.class_names]
-        known, unknown = self.drift, math.nan
-        iou, dice = self.image_class_iou, self.image_class_dice
-        means = [self.image_accuracy, self.image_atc, mean_of_known(iou), mean_of_known(dice)]
-        far = [unknown, unknown] if known is None else known.distances
-        rows = [
-            ["(all images)", self.pixels.sum(), self.accuracy, self.atc, self.miou, self.dice]
-            + [self.coverage, *far, "", *self.class_iou]
-        ]
+        far = [math.nan] * 2 if self.drift is None else [*self.drift.distances]
+        rows = [["(all images)", *self._shares(self), *far, "", *self.class_iou]]
+        shares, iou = self._shares(self.each), self.each.class_iou
         for i in self.review:
-            far = [unknown, unknown] if known is None else known.image_distances[:, i]
-            shares = [*(mean[i] for mean in means), self.image_coverage[i], *far]
-            rows.append([self.names[i], self.pixels[i], *shares, self.reasons[i], *iou[i]])
+            if self.drift is not None:
+                far = [*self.drift.image_distances[:, i]]
+            mine = [share[i] for share in shares]
+            rows.append([self.names[i], *mine, *far, self.reasons[i], *iou[i]])
         return csv_text(headings, rows)
+
+    @staticmethod
+    def _shares(of: Promise) -> list[Array]:
+        return [of.pixels, of.accuracy, of.atc, of.miou, of.dice, of.coverage]
 
     def to_json(self) -> str:
         """What is expected of all images together, with intervals, and the drift."""
         drift = self.drift
         found = {
             "images": len(self.names),
-            "pixels": int(self.pixels.sum()),
+            "pixels": int(self.pixels),
             **{name: getattr(self, name) for name in ("accuracy", "atc", "miou", "dice")},
             "class_iou": dict(zip(self.class_names, self.class_iou.tolist(), strict=True)),
             "class_dice": dict(zip(self.class_names, self.class_dice.tolist(), strict=True)),
@@ -291,7 +293,7 @@ class Expected:
 
     def class_table(self) -> Table:
         """Expected IoU and Dice by class, and its share of the pixels here and on the hold-out."""
-        share = self.predicted.sum(0) / self.pixels.sum()
+        share = self.predicted / self.pixels
         share = share * (len(self.class_names) if self.multilabel else 1)
         known = None if self.profile is None else self.profile.classes.mean(0)
         rows = []
@@ -311,16 +313,15 @@ class Expected:
 
     def review_table(self) -> Table:
         """The images, the one to look at first on top, with the reason."""
-        iou = mean_of_known(self.image_class_iou)
+        each = self.each
         accuracy, miou = (f"expected {SCORES[name].heading}" for name in ("accuracy", "miou"))
         headings = ["image", accuracy, "by ATC (%)", miou, "reason"]
         if self.operate:
             headings.insert(4, f"accepted at {self.operate} (%)")
         rows = []
         for i in self.review[:_LISTED]:
-            shares = [self.image_accuracy[i], self.image_atc[i], iou[i]]
-            shares += [self.image_coverage[i]] if self.operate else []
-            cells = [score_cell(_ACCURACY, share) for share in shares]
+            shares = [each.accuracy, each.atc, each.miou, *([each.coverage] * bool(self.operate))]
+            cells = [score_cell(_ACCURACY, share[i]) for share in shares]
             rows.append((self.names[i], [*cells, Cell(self.reasons[i])]))
         notes = [f"{TABLE} lists all {len(self.names)} images."] * (len(rows) < len(self.names))
         return Table("Images to review", headings, rows, notes)
@@ -366,7 +367,7 @@ class Expected:
             figures = {}
             for caption, names, shares in (
                 ("Pixels by confidence", bins, [self.bins, self.profile.confidence]),
-                ("Pixels by class", self.class_names, [self.predicted, self.profile.classes]),
+                ("Pixels by class", self.class_names, [self.each.predicted, self.profile.classes]),
             ):
                 # Of each image alike, as in the distances.
                 means = [(x / x.sum(1, keepdims=True).clip(1e-9)).mean(0) for x in shares]
@@ -391,8 +392,3 @@ class Expected:
 
 def _dice(iou: Array) -> Array:
     return 2 * iou / (1 + iou)
-
-
-def _iou(predicted: Array, inside: Array, outside: Array) -> Array:
-    empty = np.full(inside.shape, np.nan)
-    return np.divide(inside, predicted + outside, out=empty, where=predicted > 0)

@@ -108,7 +108,7 @@ def test_what_is_expected_follows_its_formulas(root, calibrator, tmp_path):
     p = p.astype(np.float64).transpose(1, 0, 2, 3)  # (C, M, H, W)
     predicted = p.argmax(0)
     assert found.accuracy == pytest.approx(p.max(0).mean(), abs=1e-7)
-    assert found.image_accuracy == pytest.approx(p.max(0).mean((1, 2)), abs=1e-7)
+    assert found.each.accuracy == pytest.approx(p.max(0).mean((1, 2)), abs=1e-7)
     for c in range(CLASSES):
         here = predicted == c
         inside, outside = p[c][here].sum(), p[c][~here].sum()
@@ -261,7 +261,7 @@ def test_what_the_holdout_decides(root, evaluated, tmp_path):
     profile = evaluated / "ts" / "holdout.json"
     write = ["probs", "accept", "sets"]
     found = segcal.apply(unlabelled(root), calibrator, tmp_path, write, profile=profile)
-    assert found.operate == "coverage=0.5" and found.image_coverage.mean() >= 0.45
+    assert found.operate == "coverage=0.5" and found.each.coverage.mean() >= 0.45
     assert not found.drift.alarm and not found.drift.unlike.any()
     low, high = found.intervals["accuracy"].low, found.intervals["accuracy"].high
     assert low < found.accuracy < high
@@ -270,7 +270,7 @@ def test_what_the_holdout_decides(root, evaluated, tmp_path):
     for i, name in enumerate(found.names):
         p = np.load(tmp_path / "probs" / f"{name}.npz")["probs"]
         accept = np.asarray(Image.open(tmp_path / "accept" / f"{name}.png"))
-        assert (accept == 255).sum() == found.accepted[i] == (p.max(0) > threshold).sum()
+        assert (accept == 255).sum() == found.each.accepted[i] == (p.max(0) > threshold).sum()
         assert np.array_equal(np.load(tmp_path / "sets" / f"{name}.npz")["sets"], p >= 1 - lam)
     with pytest.raises(ValueError, match="--operate"):
         segcal.apply(unlabelled(root), calibrator, tmp_path, ["accept"])
@@ -358,6 +358,6 @@ def test_sigmoid_outputs(tmp_path):
     np.savez(tmp_path / "p" / "b.npz", sigmoid_probs=probs / 2)  # no class is predicted
     source = PredictionFolder(tmp_path / "p", labelled=False)
     both = segcal.apply(source, None, tmp_path / "out", write=["probs"])
-    assert both.reused == 1 and np.isnan(both.image_class_iou[1]).all()
+    assert both.reused == 1 and np.isnan(both.each.class_iou[1]).all()
     with pytest.raises(ValueError, match="sigmoid"):
         segcal.apply(source, None, tmp_path / "out")
