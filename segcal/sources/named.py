@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -223,7 +222,8 @@ def open_network(
         images: instead of a data set: a folder of images without labels.
         holdout: another such text: the images to fit calibrators on.
         holdout_fraction: cut this share of the images off as hold-out; the rest is evaluated.
-        group: regular expression; images whose names share what it finds are cut off together.
+        group: regular expression; images whose names share what it finds belong together, in
+            intervals and in the cut.
         input_size: (h, w) that images are resized to; logits are resized back.
         mean: of each channel on a 0-1 scale; with std instead of the network's own.
         std: of each channel.
@@ -278,6 +278,7 @@ def open_network(
             key=key,
         )
         source.network, source.joined, source.amp, source.on = network, groups, amp, on
+        source.group = group or ""
         source._pad_to, source._padded, source.score_sums = network.pad_to, False, {}
         return source
 
@@ -319,7 +320,7 @@ def open_network(
     assert data_spec is not None
     source = on(data_spec)
     if holdout_fraction is not None:
-        held, source = cut(source, holdout_fraction, group=group)
+        held, source = cut(source, holdout_fraction)
         source.fit_source = held
     elif holdout is not None:
         source.fit_source = on(holdout)
@@ -333,13 +334,15 @@ def cut(
 ) -> tuple[NamedSource, NamedSource]:
     """Cut a share of the images off as hold-out, at random: (hold-out, rest).
 
-    Images in whose names the regular expression `group` finds the same text stay together, as
-    frames of one video or slices of one patient must; the share is then one of groups.
+    Images in whose names the regular expression `group`, by default that of the source, finds the
+    same text stay together, as frames of one video or slices of one patient must; the share is then
+    one of groups.
     """
+    source = copy.copy(source)
+    source.group = group or source.group
     units: dict[str, list[int]] = {}
-    for index, name in enumerate(source.names):
-        found = re.search(group, name) if group else None
-        units.setdefault(found[0] if found else name, []).append(index)
+    for index, unit in enumerate(source.groups_of(source.names) or source.names):
+        units.setdefault(unit, []).append(index)
     size = round(len(units) * fraction)
     if not 0 < size < len(units):
         raise ValueError(

@@ -70,6 +70,8 @@ class PredictionFormat:
         ignore_index: the label that is not counted; null: 255, or -100 if 255 is a class.
         align_corners: how predictions that are smaller than their labels are resized to them;
             see `torch.nn.functional.interpolate`.
+        group: regular expression; images in whose names it finds the same text, such as the patient
+            of a slice, are one unit of intervals.
     """
 
     kind: Kind | None = None
@@ -81,6 +83,7 @@ class PredictionFormat:
     class_names: tuple[str, ...] | None = None
     ignore_index: int | None = None
     align_corners: bool = False
+    group: str = ""
 
     def __post_init__(self) -> None:
         if self.num_classes is not None:
@@ -136,6 +139,7 @@ class PredictionFolder(Source):
         stated = {name: value for name, value in stated.items() if value is not None}
         self.format = settings.read(PredictionFormat, [(where, manifest), ("", stated)])
         folders = ", ".join(map(str, self.format.label_folders)) or "null"
+        self.group = self.format.group
         self.config = f"predictions: {self.path}\nlabels: {folders}\n"
         kind, shape = self._first()
         self.multilabel = kind.startswith("sigmoid_")

@@ -335,6 +335,11 @@ def test_a_hold_out_by_name_by_share_and_by_group(root, tmp_path):
     assert {name[:4] for name in held.names}.isdisjoint(name[:4] for name in rest.names)
     with pytest.raises(ValueError, match="empty"):
         cut(stated, 0.01)
+    whole = open_network(f"{glue}:bare", f"masks:{root}", group="seq.", workers=0)
+    report = segcal.evaluate_source(whole, overlays="none").reports["none"]
+    assert report.images.groups == len({name[:4] for name in whole.names})
+    with pytest.raises(ValueError, match="regular expression"):
+        cut(stated, 0.5, group="(")
     unstated = open_network(f"{glue}:bare", f"masks:{root}", workers=0)
     with pytest.raises(ValueError, match="--holdout"):  # it may have been trained on the data's own
         segcal.evaluate_source(unstated, posthoc=("ts",))

@@ -118,7 +118,7 @@ def test_a_manifest_states_what_flags_would_and_flags_go_first(tmp_path, name):
     Image.fromarray(labels).save(tmp_path / "truth" / "a.png")
     text = (
         '{"kind": "logits", "layout": "hwc", "labels": "truth", "ignore_index": 9, '
-        '"class_names": ["sky", "road", "car", "dog"]}'
+        '"class_names": ["sky", "road", "car", "dog"], "group": "^p[0-9]"}'
     )
     (tmp_path / name).write_text(text)
     labels[0, 0] = 9  # 255 is no longer ignored
@@ -128,6 +128,8 @@ def test_a_manifest_states_what_flags_would_and_flags_go_first(tmp_path, name):
     assert folder.class_names == ("sky", "road", "car", "dog")
     np.testing.assert_array_equal(folder[0].values[0], logits)
     assert PredictionFolder(tmp_path, ignore_index=-1).ignore_index == -1
+    assert folder.groups_of(["p1_01", "p1_02", "q"]) == ["p1", "p1", "q"]
+    assert PredictionFolder(tmp_path, group="^q").group == "^q"
 
 
 @pytest.mark.parametrize("align_corners", [False, True])
