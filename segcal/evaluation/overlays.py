@@ -99,7 +99,7 @@ def worst_planes(source: Source, batch: Batch) -> list[tuple[int, int]]:
             spread=None,
         )
         count_batch([meter], cut)
-        planes.append((axis, int(meter.image_sums().top_gap.abs().sum(1).argmax())))
+        planes.append((axis, int(meter.image_sums()["top_gap"].abs().sum(1).argmax())))
     return planes
 
 

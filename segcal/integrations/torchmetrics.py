@@ -61,21 +61,21 @@ class CalibrationMetric(Metric):
         self.probs, self.scores = probs, chosen_scores(scores)
         self.options = {"num_classes": num_classes, **known}
         meter = CalibrationMeter(**self.options)
-        for name, tensor in meter.sums().tensors().items():
+        for name, tensor in meter.sums().items():
             self.add_state(f"sum_{name}", tensor, dist_reduce_fx="sum")
         if meter.settings.per_image:
-            for name in meter.image_sums().tensors():
+            for name in meter.image_sums():
                 self.add_state(f"image_{name}", [], dist_reduce_fx="cat")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Count (N, C, *S) logits, or probabilities if `probs`, and their (N, *S) labels."""
         meter = CalibrationMeter(**self.options)
         (meter.update_probs if self.probs else meter.update)(preds, target)
-        for name, tensor in meter.sums().tensors().items():
+        for name, tensor in meter.sums().items():
             state = getattr(self, f"sum_{name}")
             setattr(self, f"sum_{name}", state + tensor.to(state.device))
         if meter.settings.per_image:
-            for name, tensor in meter.image_sums().tensors().items():
+            for name, tensor in meter.image_sums().items():
                 getattr(self, f"image_{name}").append(tensor.to(self.device))
 
     def compute(self) -> dict[str, Tensor]:
@@ -92,9 +92,9 @@ class CalibrationMetric(Metric):
         """A meter with the pixels counted so far."""
         meter = CalibrationMeter(**self.options)
         state = meter.state_dict()
-        for name in meter.sums().tensors():
+        for name in meter.sums():
             state[name] = getattr(self, f"sum_{name}").cpu()
-        for name in meter.image_sums().tensors() if meter.settings.per_image else ():
+        for name in meter.image_sums() if meter.settings.per_image else ():
             rows = getattr(self, f"image_{name}")  # a list, or one tensor after synchronising
             rows = [rows] if isinstance(rows, Tensor) else rows
             empty = state[f"image.{name}"]

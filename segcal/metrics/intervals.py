@@ -27,7 +27,7 @@ from scipy.special import betaincinv, stdtrit  # scipy.stats takes as long to im
 from segcal.metrics import scores
 from segcal.metrics.report import BinGap, ImageScore, ImageStatistics, ImageTable, Interval
 from segcal.metrics.scores import Array
-from segcal.metrics.sums import ImageSums
+from segcal.metrics.sums import Sums
 
 LEVEL = 0.95
 MOST_WORST = 20  # images listed in a report
@@ -55,7 +55,7 @@ class Estimate(NamedTuple):
 
 
 def image_statistics(
-    images: ImageSums,
+    images: Sums,
     names: Sequence[str],
     groups: Sequence[str] = (),
     *,
@@ -83,7 +83,7 @@ def image_statistics(
     shown = sums["truth"] > 0  # (I, K)
     ace = np.where(shown, sums["class_ace"], 0.0)
     sums = {**sums, "shown": shown, "ace": ace}
-    first = int(images.pixels.ndim == 1)  # sigmoid outputs have no background
+    first = int(images["pixels"].ndim == 1)  # sigmoid outputs have no background
     units = unit_sums(sums)
     number = len(units["pixels"])
     unit = "group" if any(groups) else "image"
@@ -214,18 +214,19 @@ def _image_table(sums: ImageArrays, names: Sequence[str], ece: Array, raters: in
 
 
 def sorted_sums(
-    images: ImageSums, names: Sequence[str], groups: Sequence[str] = ()
+    images: Sums, names: Sequence[str], groups: Sequence[str] = ()
 ) -> tuple[list[str], ImageArrays]:
     """Names and sums of the images that have pixels, in the order of their names.
 
     Returns:
-        The names, and by name the arrays of `ImageSums`, with three that are the same for softmax
-        and sigmoid outputs: "pixels" (I,), "class_pixels" (I, K) that a class's gaps are of, and
-        "hits" (I,) predicted right. "unit" (I,) tells the images of different groups apart.
+        The names, and by name the arrays of `sums.no_images`, with three that are the same for
+        softmax and sigmoid outputs: "pixels" (I,), "class_pixels" (I, K) that a class's gaps are
+        of, and "hits" (I,) predicted right. "unit" (I,) tells the images of different groups apart.
     """
-    counted = images.pixels.numpy() if images.pixels.ndim == 1 else images.pixels.sum(1).numpy()
+    counted = images["pixels"].numpy()
+    counted = counted if counted.ndim == 1 else counted.sum(1)
     order = [i for i in sorted(range(len(names)), key=names.__getitem__) if counted[i]]
-    sums = {name: tensor.numpy()[order] for name, tensor in images.tensors().items()}
+    sums = {name: tensor.numpy()[order] for name, tensor in images.items()}
     pixels, hits = sums["pixels"], sums["intersection"]
     if pixels.ndim == 2:  # decisions of each class; "absent" is right where neither says "present"
         hits = pixels - sums["predicted"] - sums["truth"] + 2 * hits

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,23 +15,25 @@ from torch import Tensor
 
 import segcal
 from segcal import distributed
-from segcal.files import utf8
+from segcal.files import atomic_write, utf8
 from segcal.metrics.counting import count
 from segcal.metrics.intervals import image_statistics
 from segcal.metrics.regions import classes_outside
 from segcal.metrics.report import BinTable, ClassHistogram, FineHistogram, Protocol, Report
 from segcal.metrics.sums import (
-    ImageSums,
     Settings,
     Sums,
+    add_,
     check_state,
     class_edges,
     decode_names,
     encode_names,
     encode_settings,
     fine_edges,
+    moved,
+    no_images,
+    no_pixels,
     read_state,
-    write_state,
 )
 from segcal.pixels import (
     check_batch,
@@ -111,9 +114,8 @@ class CalibrationMeter:
 
     def reset(self) -> None:
         """Forget all pixels."""
-        s = self.settings
-        self._sums = Sums.zeros(s.num_classes, s.num_bins, multilabel=s.multilabel)
-        self._images: list[ImageSums] = []
+        self._sums = no_pixels(self.settings)
+        self._images: list[Sums] = []
         self._names: list[str] = []
         self._groups: list[str] = []
         self._synced = False
@@ -153,20 +155,11 @@ class CalibrationMeter:
         names: Sequence[str] | None = None,
         groups: Sequence[str] | None = None,
     ) -> None:
-        """Count a batch of probabilities.
+        """Count a batch of (N, C, *S) probabilities; everything else is as for `update`.
 
         Values must lie in [0, 1] and sum to 1 over the classes, up to the rounding of their dtype
         (the sum to 1e-4 at least; those of `multilabel` have no sum). They are not normalised. For
         NLL, a probability of 0 counts as the smallest normal number of the dtype.
-
-        Args:
-            probs: (N, C, *S) of any floating dtype.
-            labels: as for `update`.
-            names: as for `update`.
-            groups: as for `update`.
-
-        Raises:
-            ValueError: as for `update`, or `probs` are no probabilities.
         """
         update_together([self], probs, labels, names=names, groups=groups, probs=True)
 
@@ -180,14 +173,8 @@ class CalibrationMeter:
     ) -> None:
         """Count the mean of the probabilities of M members, such as networks or dropout samples.
 
-        Args:
-            probs: (M, N, C, *S) of any floating dtype; the mean is taken in float64.
-            labels: as for `update_probs`.
-            names: as for `update`.
-            groups: as for `update`.
-
-        Raises:
-            ValueError: as for `update_probs`, or there are no members.
+        `probs` are (M, N, C, *S), and their mean is taken in float64; everything else is as for
+        `update_probs`.
         """
         if probs.ndim < 3 or not len(probs):
             raise ValueError(
@@ -202,15 +189,11 @@ class CalibrationMeter:
     def compute(self, *, resamples: int = 1000, seed: int = 0) -> Report:
         """The report of everything counted so far; scores are NaN if that is nothing.
 
-        Args:
-            resamples: how often images are resampled for intervals, if sums are kept per image.
-            seed: of the resamples.
-
-        Raises:
-            ValueError: bad values were met on an accelerator.
+        With sums per image, `resamples` and `seed` say how images are drawn for the intervals.
+        Raises a ValueError if an accelerator met values that cannot be counted.
         """
         s = self.settings
-        labels, logits, probs = self._sums.faults.tolist()
+        labels, logits, probs = self._sums["faults"].tolist()
         if labels or logits or probs:
             raise ValueError(
                 "Expected finite logits, probabilities that sum to 1 and labels in "
@@ -221,24 +204,24 @@ class CalibrationMeter:
         self._warn_of_probs()
         images = None
         if s.per_image:
-            names = [utf8(name) or f"image {i}" for i, name in enumerate(self._names)]
             images = image_statistics(
                 self.image_sums(),
-                names,
+                [utf8(name) or f"image {i}" for i, name in enumerate(self._names)],
                 self._groups,
                 resamples=resamples,
                 seed=seed,
                 raters=s.raters,
                 outside=() if s.multilabel else classes_outside(s.region, s.num_classes),
             )
-        sums = {n: t.numpy() for n, t in self._sums.to("cpu", copy=True).tensors().items()}
+        sums = {name: t.numpy() for name, t in moved(self._sums, "cpu", copy=True).items()}
         if s.raters > 1:
             sums = {n: array if n == "images" else array / s.raters for n, array in sums.items()}
         edges = np.arange(s.num_bins + 1) / s.num_bins
-        class_fine = None
-        if len(sums["class_fine_correct"]):
-            by_class = sums["class_fine_correct"], sums["class_fine_wrong"]
-            class_fine = ClassHistogram(class_edges().numpy(), *by_class)
+
+        def some(kind: str, *names: str) -> list[np.ndarray]:
+            return [sums[f"{kind}_{name}"] for name in names]
+
+        by_class = some("class_fine", "correct", "wrong")
         return Report(
             protocol=Protocol(
                 num_classes=s.num_classes,
@@ -253,17 +236,14 @@ class CalibrationMeter:
                 multilabel=s.multilabel,
                 raters=s.raters,
             ),
-            top=BinTable(edges, sums["top_count"], sums["top_hits"], sums["top_confidence"]),
-            classes=BinTable(
-                edges, sums["class_count"], sums["class_hits"], sums["class_confidence"]
-            ),
+            top=BinTable(edges, *some("top", "count", "hits", "confidence")),
+            classes=BinTable(edges, *some("class", "count", "hits", "confidence")),
             fine=FineHistogram(
-                fine_edges().numpy(),
-                sums["fine_correct"],
-                sums["fine_wrong"],
-                sums["fine_confidence"],
+                fine_edges().numpy(), *some("fine", "correct", "wrong", "confidence")
             ),
-            class_fine=class_fine,
+            class_fine=(
+                ClassHistogram(class_edges().numpy(), *by_class) if len(by_class[0]) else None
+            ),
             confusion=sums["confusion"],
             nll_sum=float(sums["nll"]),
             brier_sum=float(sums["brier"]),
@@ -286,11 +266,10 @@ class CalibrationMeter:
         """The sums over all pixels, where the predictions are: the meter's own, not copies."""
         return self._sums
 
-    def image_sums(self) -> ImageSums:
-        """The sums of each image, in the order of `names`; none unless `per_image`."""
-        s = self.settings
-        empty = ImageSums.of_no_image(s.num_classes, s.num_bins, multilabel=s.multilabel)
-        return ImageSums.cat([empty, *self._images])
+    def image_sums(self) -> Sums:
+        """The sums of each image on the CPU, in the order of `names`; none unless `per_image`."""
+        parts = [no_images(self.settings), *self._images]
+        return {name: torch.cat([part[name].cpu() for part in parts]) for name in parts[0]}
 
     def _warn_of_probs(self) -> None:
         if self._like_probs is not None and bool(self._like_probs):
@@ -305,8 +284,8 @@ class CalibrationMeter:
             return NotImplemented
         self.settings.require_equal(other.settings)
         merged = CalibrationMeter(**asdict(self.settings))
-        merged._sums = self._sums.to(self._sums.nll.device, copy=True)
-        merged._sums.add_(other._sums)
+        merged._sums = moved(self._sums, self._sums["nll"].device, copy=True)
+        add_(merged._sums, other._sums)
         merged._images = self._images + other._images  # which are never changed
         merged._names = self._names + other._names
         merged._groups = self._groups + other._groups
@@ -324,17 +303,15 @@ class CalibrationMeter:
         if self._synced or not distributed.is_distributed():
             return self
         device = distributed.communication_device()
-        self._sums = self._sums.to(device)
-        distributed.sum_(*self._sums.tensors().values())
+        self._sums = moved(self._sums, device)
+        distributed.sum_(*self._sums.values())
         if self.changed is not None:
             total = torch.tensor(self.changed, device=device)
             distributed.sum_(total)
             self.changed = int(total)
         if self.settings.per_image:
-            images = self.image_sums().tensors().items()
-            self._images = [
-                ImageSums(**{name: distributed.concatenate(t.to(device)) for name, t in images})
-            ]
+            images = moved(self.image_sums(), device)
+            self._images = [{name: distributed.concatenate(t) for name, t in images.items()}]
             for text in (self._names, self._groups):
                 text[:] = decode_names(distributed.concatenate(encode_names(text).to(device)).cpu())
         self._synced = True
@@ -342,27 +319,26 @@ class CalibrationMeter:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything, as plain tensors on the CPU that share nothing with the meter."""
-        state = self._sums.to("cpu", copy=True).tensors()
-        for name, tensor in self.image_sums().tensors().items():
-            state[f"image.{name}"] = tensor.clone()
-        state["names"] = encode_names(self._names)
-        state["groups"] = encode_names(self._groups)
-        state["synced"] = torch.tensor(self._synced)
         known = [] if self.changed is None else [self.changed]
-        state["changed"] = torch.tensor(known, dtype=torch.int64)
-        state["settings"] = encode_settings(self.settings)
-        return state
+        return {
+            **moved(self._sums, "cpu", copy=True),
+            **{f"image.{name}": tensor for name, tensor in self.image_sums().items()},
+            "names": encode_names(self._names),
+            "groups": encode_names(self._groups),
+            "synced": torch.tensor(self._synced),
+            "changed": torch.tensor(known, dtype=torch.int64),
+            "settings": encode_settings(self.settings),
+        }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state_dict` gave, replacing what was counted.
 
-        Raises:
-            ValueError: other settings, or not such a state. The meter is then as it was.
+        Raises a ValueError if the settings are others, or it is not such a state; the meter is
+        then as it was.
         """
         check_state(state, self.state_dict(), self.settings)
-        images = {k[6:]: v.clone() for k, v in state.items() if k.startswith("image.")}
-        self._sums = Sums(**{k: state[k] for k in self._sums.tensors()}).to("cpu", copy=True)
-        self._images = [ImageSums(**images)]
+        self._sums = moved({name: state[name] for name in self._sums}, "cpu", copy=True)
+        self._images = [{k[6:]: v.clone() for k, v in state.items() if k.startswith("image.")}]
         self._names = decode_names(state["names"])
         self._groups = decode_names(state["groups"])
         self._synced = bool(state["synced"])
@@ -370,15 +346,13 @@ class CalibrationMeter:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state as npz (no pickle inside); `path` is never half-written."""
-        write_state(path, self.state_dict())
+        arrays: dict[str, Any] = {name: t.numpy() for name, t in self.state_dict().items()}
+        with atomic_write(path, "wb") as file:
+            np.savez(file, **arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CalibrationMeter:
-        """The meter that `save` wrote.
-
-        Raises:
-            ValueError: the file is not a saved meter; the message names it.
-        """
+        """The meter that `save` wrote; a ValueError names the file if it is something else."""
         try:
             settings, state = read_state(path)
             meter = cls(**asdict(settings))
@@ -416,10 +390,10 @@ def update_together(
     Raises:
         ValueError: as for an update of one meter. All meters are then as they were.
     """
-    inside = [None] * len(meters) if inside is None else inside
-    if len(inside) != len(meters) or not meters:
+    masks: list[Tensor | None] = [None] * len(meters) if inside is None else [*inside]
+    if len(masks) != len(meters) or not meters:
         raise ValueError(
-            f"Expected a mask or None for each meter, but got {len(inside)} for {len(meters)}"
+            f"Expected a mask or None for each meter, but got {len(masks)} for {len(meters)}"
         )
     s = meters[0].settings
     for meter in meters:
@@ -427,74 +401,83 @@ def update_together(
         s.require_equal(replace(other, class_names=s.class_names, region=s.region, raters=s.raters))
         if meter._synced:
             raise ValueError("Expected a meter that was not synced, but got one: reset() it first")
-    values, labels = countable(values.detach(), labels)
-    inside = [None if mask is None else mask.to(values.device) for mask in inside]
-    if s.raters > 1:
-        if len(labels) != s.raters:
-            raise ValueError(f"Expected labels of {s.raters} raters, but got {tuple(labels.shape)}")
-        # Raters become the last axis: a few rows of pixels can then be counted at a time.
-        axis = 2 if s.multilabel else 1
-        inside = [m if m is None else each_rater(values, m)[1].movedim(axis, -1) for m in inside]
-        values, labels = each_rater(values, labels)
-        values, labels = values.movedim(2, -1), labels.movedim(axis, -1)
-    if s.multilabel:
-        given, labels = labels, multilabel_labels(values, labels)
-        inside = [m if m is None or m.shape != given.shape else m.view_as(labels) for m in inside]
-    else:
-        check_shapes(values, labels)
-    n, k = values.shape[:2]
-    if k != s.num_classes:
-        raise ValueError(
-            f"Expected {s.num_classes} classes in dimension 1, but got {tuple(values.shape)}"
-        )
-    for mask in inside:
-        if mask is not None and (mask.shape != labels.shape or mask.dtype != torch.bool):
-            raise ValueError(
-                f"Expected masks of bool and the labels' shape {tuple(labels.shape)}, "
-                f"but got {mask.dtype} {tuple(mask.shape)}"
-            )
+    values, labels, masks = _arranged(*countable(values.detach(), labels), masks, s)
+    n = len(values)
+    for what, given in (("names", names), ("groups", groups)):
+        if given is not None and (isinstance(given, str) or len(given) != n):
+            raise ValueError(f"Expected {n} {what}, one per image, but got {given!r:.200}")
     if not n:
         return
-    for what, given_names in (("names", names), ("groups", groups)):
-        if given_names is not None and (isinstance(given_names, str) or len(given_names) != n):
-            raise ValueError(f"Expected {n} {what}, one per image, but got {given_names!r:.200}")
     # Few images at a time where their sums take more room than their pixels.
-    step = max(_IMAGE_BINS // (k * s.num_bins), 1) if s.per_image else n
+    step = max(_IMAGE_BINS // (s.num_classes * s.num_bins), 1) if s.per_image else n
     counted = []
     try:
         for first in range(0, n, step):
             some = slice(first, first + step)
-            masks = [None if mask is None else mask[some] for mask in inside]
-            counted.append(count(values[some], labels[some], masks, s, logits=not probs))
+            inner = [None if mask is None else mask[some] for mask in masks]
+            counted.append(count(values[some], labels[some], inner, s, logits=not probs))
+        faults = [batch.sums["faults"] for batches in counted for batch in batches]
+        fine = not _can_look(values) or not any(found.any() for found in faults)
     except ValueError:  # labels out of range
         fine = False
-    else:
-        faults = (batch.sums.faults for batches in counted for batch in batches)
-        fine = not _can_look(values) or not any(found.any() for found in faults)
     if not fine:
         check_batch(values, labels, s.ignore_index, probs=probs, multilabel=s.multilabel)
         raise ValueError("Expected values that can be counted, but some are no probabilities")
     # Nothing below can fail, so a batch is counted wholly or not at all.
     if not probs and meters[0]._like_probs is None:
-        corner = values[(slice(_SOME), slice(None), *[slice(_SOME)] * (values.ndim - 2))]
-        if s.multilabel:
-            like = ((corner >= 0) & (corner <= 1)).all() & (corner > 0).any()
-        else:
-            like = is_distribution(corner, 1).all() & (corner.numel() > 0)
-        meters[0]._like_probs = like
+        meters[0]._like_probs = _look_like_probs(values, multilabel=s.multilabel)
         if _can_look(values):
             meters[0]._warn_of_probs()
     for batches in counted:
         for meter, batch in zip(meters, batches, strict=True):
             if values.device.type != "cpu":
-                meter._sums = meter._sums.to(values.device)
-            batch.add_to(meter._sums)
+                meter._sums = moved(meter._sums, values.device)
+            add_(meter._sums, batch.sums)
             if batch.images is not None:
                 meter._images.append(batch.images)
     if s.per_image:
         for meter in meters:
             meter._names += [""] * n if names is None else map(str, names)
             meter._groups += [""] * n if groups is None else map(str, groups)
+
+
+def _arranged(
+    values: Tensor, labels: Tensor, inside: Sequence[Tensor | None], s: Settings
+) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+    """The batch as it is counted, checked: masks have the labels' shape."""
+    masks = [None if mask is None else mask.to(values.device) for mask in inside]
+    if s.raters > 1:
+        if len(labels) != s.raters:
+            raise ValueError(f"Expected labels of {s.raters} raters, but got {tuple(labels.shape)}")
+        # Raters become the last axis: a few rows of pixels can then be counted at a time.
+        axis = 2 if s.multilabel else 1
+        masks = [m if m is None else each_rater(values, m)[1].movedim(axis, -1) for m in masks]
+        values, labels = each_rater(values, labels)
+        values, labels = values.movedim(2, -1), labels.movedim(axis, -1)
+    if s.multilabel:
+        shape, labels = labels.shape, multilabel_labels(values, labels)
+        masks = [m if m is None or m.shape != shape else m.view_as(labels) for m in masks]
+    else:
+        check_shapes(values, labels)
+    if values.shape[1] != s.num_classes:
+        raise ValueError(
+            f"Expected {s.num_classes} classes in dimension 1, but got {tuple(values.shape)}"
+        )
+    for mask in masks:
+        if mask is not None and (mask.shape != labels.shape or mask.dtype != torch.bool):
+            raise ValueError(
+                f"Expected masks of bool and the labels' shape {tuple(labels.shape)}, "
+                f"but got {mask.dtype} {tuple(mask.shape)}"
+            )
+    return values, labels, masks
+
+
+def _look_like_probs(values: Tensor, *, multilabel: bool) -> Tensor:
+    """() whether some of the (N, C, *S) logits are probabilities, by all that can be seen."""
+    corner = values[(slice(_SOME), slice(None), *[slice(_SOME)] * (values.ndim - 2))]
+    if multilabel:
+        return ((corner >= 0) & (corner <= 1)).all() & (corner > 0).any()
+    return is_distribution(corner, 1).all() & (corner.numel() > 0)
 
 
 @functools.cache

@@ -5,17 +5,16 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from segcal.files import BadFile, Npz, atomic_write, check_num_classes, check_size, one_line
+from segcal.files import BadFile, Npz, check_num_classes, check_size, one_line
 from segcal.pixels import resolve_ignore_index
 
 # The fine histogram of top-label confidence p has bins of width 1/FINE_CELLS up to p = 15/16. From
@@ -36,8 +35,13 @@ CLASS_BINS = FINE_BINS // CLASS_STEP + 1
 MOST_BINS = 2**16  # more would be a mistake, and take all memory
 MOST_CLASSES = 256  # for more it is not kept: it takes 2 kB per class
 
-_MOST_CELLS = 2**20  # of a confusion matrix of a batch; with more, the cell of each pixel is listed
+MOST_CELLS = 2**20  # of the confusion matrix of a batch; one with more cells is sparse
 EDGE_RULES = ("right", "left")
+
+# Tensors by name. Counts are int64 and sums float64: exact, and exact to rounding, for any number
+# of pixels.
+Sums = dict[str, Tensor]
+_FLOATS = {"class_confidence", "top_confidence", "fine_confidence", "nll", "brier"}
 
 
 def fine_edges() -> Tensor:
@@ -60,16 +64,9 @@ def bin_edges(num_bins: int, edge_rule: str, dtype: torch.dtype) -> Tensor:
     """(B + 1,) edges of bins (lo, hi] over [0, 1] in float32 at least; the outer ones are infinite.
 
     A bin [lo, hi) holds the same numbers as (lo, hi] with lo and hi one step of the dtype smaller,
-    so that the comparison is the same for both rules.
-
-    Args:
-        num_bins: B.
-        edge_rule: "right" for (lo, hi], "left" for [lo, hi).
-        dtype: of the probabilities; k/B is rounded to it, so that a probability written as k/B
-            lies on the edge whatever its precision.
-
-    Returns:
-        The same tensor for the same arguments: not to be changed.
+    so that the comparison is the same for both rules. `dtype` is that of the probabilities: k/B is
+    rounded to it, so that a probability written as k/B lies on the edge whatever its precision.
+    The same arguments give the same tensor, which must not be changed.
     """
     edges = torch.arange(num_bins + 1, dtype=torch.float64) / num_bins
     edges = edges.to(dtype).to(torch.promote_types(dtype, torch.float32))
@@ -131,119 +128,83 @@ class Settings:
             raise ValueError(f"Expected meters of equal settings, but got {', '.join(differing)}")
 
 
-class _Tensors:
-    """A dataclass of tensors."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The sums by name; the tensors themselves, not copies."""
-        return dict(vars(self))
-
-
-@dataclass
-class Sums(_Tensors):
-    """Everything the scores of a data set depend on. K classes, B bins, F fine bins, G by class.
-
-    Counts are int64 and sums float64: exact, and exact to rounding, for any number of pixels.
+def sum_shapes(settings: Settings) -> dict[str, tuple[int, ...]]:
+    """Everything the scores of a data set depend on, by name. K classes, B bins.
 
     With K sigmoid outputs, each pixel is K decisions between a class and its absence. The sums of a
     class are over its own decisions; all others are over all decisions, as if they were pixels.
-
-    The fine histogram by class has no rows for more than MOST_CLASSES classes.
     """
+    k, b = settings.num_classes, settings.num_bins
+    by_class = k if k <= MOST_CLASSES else 0
+    return {
+        "class_count": (k, b),  # pixels whose p_c lies in the bin
+        "class_hits": (k, b),  # of those, how many have label c
+        "class_confidence": (k, b),  # their sum of p_c
+        "top_count": (b,),  # pixels whose largest probability lies in the bin
+        "top_hits": (b,),  # of those, how many are predicted right
+        "top_confidence": (b,),  # their sum of the largest probability
+        "confusion": (k, 2, 2) if settings.multilabel else (k, k),  # label (row) and prediction
+        "fine_correct": (FINE_BINS,),  # fine histogram of the confidence of right predictions
+        "fine_wrong": (FINE_BINS,),  # the same of wrong ones
+        "fine_confidence": (FINE_BINS,),  # sum of confidence, right and wrong
+        "class_fine_correct": (by_class, CLASS_BINS),  # the same of the pixels predicted as c
+        "class_fine_wrong": (by_class, CLASS_BINS),
+        "nll": (),  # sum of -log p_y
+        "brier": (),  # sum of |p - onehot(y)|^2
+        "images": (),  # images with at least one counted pixel
+        "faults": (3,),  # pixels refused on an accelerator for labels, logits, probabilities
+    }
 
-    class_count: Tensor  # (K, B) pixels whose p_c lies in the bin
-    class_hits: Tensor  # (K, B) of those, how many have label c
-    class_confidence: Tensor  # (K, B) their sum of p_c
-    top_count: Tensor  # (B,) pixels whose largest probability lies in the bin
-    top_hits: Tensor  # (B,) of those, how many are predicted right
-    top_confidence: Tensor  # (B,) their sum of the largest probability
-    confusion: Tensor  # (K, K) pixels of label (row) and prediction (column); sigmoid: (K, 2, 2)
-    fine_correct: Tensor  # (F,) fine histogram of the confidence of right predictions
-    fine_wrong: Tensor  # (F,) the same of wrong ones
-    fine_confidence: Tensor  # (F,) sum of confidence, right and wrong
-    class_fine_correct: Tensor  # (K, G) the same of the pixels predicted as class c; or (0, G)
-    class_fine_wrong: Tensor  # (K, G)
-    nll: Tensor  # () sum of -log p_y
-    brier: Tensor  # () sum of |p - onehot(y)|^2
-    images: Tensor  # () images with at least one counted pixel
-    faults: Tensor  # (3,) pixels refused on an accelerator for labels, logits, probabilities
 
-    @classmethod
-    def zeros(
-        cls,
-        num_classes: int,
-        num_bins: int,
-        device: torch.device | str = "cpu",
-        *,
-        multilabel: bool = False,
-    ) -> Sums:
-        """No pixels yet; tensors that can be changed in and out of inference mode."""
-        k, b = num_classes, num_bins
-        by_class = (k if k <= MOST_CLASSES else 0, CLASS_BINS)
-        counts: dict[str, tuple[int, ...]] = {
-            **{"class_count": (k, b), "class_hits": (k, b), "top_count": (b,), "top_hits": (b,)},
-            **{"confusion": (k, 2, 2) if multilabel else (k, k), "images": (), "faults": (3,)},
-            **{"fine_correct": (FINE_BINS,), "fine_wrong": (FINE_BINS,)},
-            **{"class_fine_correct": by_class, "class_fine_wrong": by_class},
+def no_pixels(settings: Settings) -> Sums:
+    """The sums of no pixels, which can be changed in and out of inference mode."""
+    with torch.inference_mode(False):
+        return {
+            name: torch.zeros(shape, dtype=torch.float64 if name in _FLOATS else torch.int64)
+            for name, shape in sum_shapes(settings).items()
         }
-        totals: dict[str, tuple[int, ...]] = {
-            **{"class_confidence": (k, b), "top_confidence": (b,), "nll": (), "brier": ()},
-            "fine_confidence": (FINE_BINS,),
-        }
-        with torch.inference_mode(False):
-            found = {n: torch.zeros(s, dtype=torch.int64, device=device) for n, s in counts.items()}
-            for n, s in totals.items():
-                found[n] = torch.zeros(s, dtype=torch.float64, device=device)
-            return cls(**{field.name: found[field.name] for field in fields(cls)})
-
-    def add_(self, other: Sums) -> None:
-        """Add `other` in place; an empty confusion matrix adds nothing."""
-        for name, tensor in self.tensors().items():
-            more = getattr(other, name)
-            if more.numel():
-                tensor += more.to(tensor.device)
-
-    def to(self, device: torch.device | str, *, copy: bool = False) -> Sums:
-        """The sums on `device`; with `copy`, they share nothing with these."""
-        with torch.inference_mode(False):
-            moved = {name: t.to(device, copy=copy) for name, t in self.tensors().items()}
-        return Sums(**moved)
 
 
-@dataclass
-class ImageSums(_Tensors):
-    """The sums of each of I images that intervals over images need: kilobytes per image.
+def no_images(settings: Settings) -> Sums:
+    """The sums of no images; rows of I images are kilobytes each, and all that intervals need.
 
     A gap is the sum of confidence minus the number of hits in a bin; ECE needs no more.
     """
+    k, b = settings.num_classes, settings.num_bins
+    pixels = (0, k) if settings.multilabel else (0,)
+    return {
+        "pixels": torch.zeros(pixels, dtype=torch.int64),  # (I,) or, of each class, (I, K)
+        "top_gap": torch.zeros((0, b), dtype=torch.float64),  # (I, B)
+        "class_gap": torch.zeros((0, k, b), dtype=torch.float64),  # (I, K, B)
+        "intersection": torch.zeros((0, k), dtype=torch.int32),  # (I, K) right, by class
+        "predicted": torch.zeros((0, k), dtype=torch.int32),  # (I, K) predicted as the class
+        "truth": torch.zeros((0, k), dtype=torch.int32),  # (I, K) labelled as the class
+        # (I, K) mean |gap| / pixels of the bins that hold pixels
+        "class_ace": torch.zeros((0, k), dtype=torch.float64),
+    }
 
-    pixels: Tensor  # (I,) int64 counted pixels; may be 0. Sigmoid outputs: (I, K), of each class
-    top_gap: Tensor  # (I, B) float64
-    class_gap: Tensor  # (I, K, B) float64
-    intersection: Tensor  # (I, K) int32 pixels predicted right, by class
-    predicted: Tensor  # (I, K) int32 pixels predicted as the class
-    truth: Tensor  # (I, K) int32 pixels labelled as the class
-    class_ace: Tensor  # (I, K) float64 mean |gap| / pixels of the bins that hold pixels
 
-    @classmethod
-    def of_no_image(cls, num_classes: int, num_bins: int, *, multilabel: bool) -> ImageSums:
-        """No images yet."""
-        k, b = num_classes, num_bins
-        counts = [torch.zeros((0, k), dtype=torch.int32) for _ in range(3)]
-        gaps = [torch.zeros(s, dtype=torch.float64) for s in ((0, b), (0, k, b), (0, k))]
-        pixels = torch.zeros((0, k) if multilabel else 0, dtype=torch.int64)
-        return cls(pixels, gaps[0], gaps[1], counts[0], counts[1], counts[2], gaps[2])
+def add_(total: Sums, more: Sums) -> None:
+    """Add in place."""
+    for name, tensor in total.items():
+        tensor += more[name].to(tensor.device)
 
-    @classmethod
-    def cat(cls, blocks: Iterable[ImageSums]) -> ImageSums:
-        """The images of all `blocks` (at least one), in order, on the CPU."""
-        blocks = list(blocks)
-        names = [field.name for field in fields(cls)]
-        return cls(*(torch.cat([getattr(b, name).cpu() for b in blocks]) for name in names))
+
+def moved(sums: Sums, device: torch.device | str, *, copy: bool = False) -> Sums:
+    """The sums on a device; with `copy`, they share nothing with these."""
+    with torch.inference_mode(False):
+        return {name: tensor.to(device, copy=copy) for name, tensor in sums.items()}
+
+
+class BatchSums(NamedTuple):
+    """What one batch adds to a meter."""
+
+    sums: Sums  # as `sum_shapes` names them; without rows by class for many classes
+    images: Sums | None  # as `no_images` names them
 
 
 class Tables(NamedTuple):
-    """What is counted of a batch: sums over the pixels of R images, or of all (R = 1); all float64.
+    """What a pass counts of a batch, all in float64. R rows: one for each image, or one for all.
 
     The last axis of `classes`, `top` and `fine` is (number of pixels, Σ p).
     """
@@ -254,131 +215,83 @@ class Tables(NamedTuple):
     predicted: Any  # (R, K, 2) wrong and right
     fine: Any  # (F, 2, 2) wrong and right
     class_fine: Any  # (K, G, 2) wrong and right; (0, G, 2) for many classes
-    confusion: Any  # (K, K); (0, 0) if cells are listed
+    confusion: Any  # (K, K); (0, 0) for many classes
     scores: Any  # (2,) NLL and Brier
 
     @classmethod
-    def zeros(cls, make: Callable[[tuple[int, ...]], Any], r: int, k: int, b: int) -> Tables:
+    def zeros(cls, make: Callable[[tuple[int, ...]], Any], images: int, s: Settings) -> Tables:
         """Empty tables of the arrays that `make` makes of a shape."""
-        cells = (k, k) if k * k <= _MOST_CELLS else (0, 0)
+        r, k, b = images if s.per_image else 1, s.num_classes, s.num_bins
+        cells = (k, k) if k * k <= MOST_CELLS else (0, 0)
         kept = k if k <= MOST_CLASSES else 0
         shapes = [(r, k, b, 2), (r, k, b), (r, b, 2, 2), (r, k, 2)]
         shapes += [(FINE_BINS, 2, 2), (kept, CLASS_BINS, 2), cells, (2,)]
         return cls(*map(make, shapes))
 
-    def batch_sums(self, faults: Tensor, *, per_image: bool) -> BatchSums:
-        """What the batch adds to a meter, but for the number of images.
-
-        Args:
-            faults: (3,) as in `Sums`.
-            per_image: whether R is the number of images.
-        """
+    def batch_sums(self, faults: Tensor, s: Settings) -> BatchSums:
+        """What the batch adds to a meter, but for the number of images."""
         classes, hits, top, predicted, fine, class_fine, confusion, scores = self
         count = classes[..., 0]
         pixels = top[..., 0].sum((1, 2))  # (R,)
         count[..., 0] = pixels[:, None] - count[..., 1:].sum(2)
-        whole = Sums(
-            class_count=count.sum(0).long(),
-            class_hits=hits.sum(0).long(),
-            class_confidence=classes[..., 1].sum(0),
-            top_count=top[..., 0].sum((0, 2)).long(),
-            top_hits=top[:, :, 1, 0].sum(0).long(),
-            top_confidence=top[..., 1].sum((0, 2)),
-            confusion=confusion.long(),
-            fine_correct=fine[:, 1, 0].long(),
-            fine_wrong=fine[:, 0, 0].long(),
-            fine_confidence=fine[..., 1].sum(1),
-            class_fine_correct=class_fine[..., 1].long(),
-            class_fine_wrong=class_fine[..., 0].long(),
-            nll=scores[0],
-            brier=scores[1],
-            images=faults.new_zeros(()),
-            faults=faults,
-        )
-        if not per_image:
-            return BatchSums(whole, None)
+        whole = {
+            "class_count": count.sum(0).long(),
+            "class_hits": hits.sum(0).long(),
+            "class_confidence": classes[..., 1].sum(0),
+            "top_count": top[..., 0].sum((0, 2)).long(),
+            "top_hits": top[:, :, 1, 0].sum(0).long(),
+            "top_confidence": top[..., 1].sum((0, 2)),
+            "confusion": confusion.long(),
+            "fine_correct": fine[:, 1, 0].long(),
+            "fine_wrong": fine[:, 0, 0].long(),
+            "fine_confidence": fine[..., 1].sum(1),
+            "class_fine_correct": class_fine[..., 1].long(),
+            "class_fine_wrong": class_fine[..., 0].long(),
+            "nll": scores[0],
+            "brier": scores[1],
+            "images": faults.new_zeros(()),
+            "faults": faults,
+        }
         gap = classes[..., 1] - hits
-        each = ImageSums(
-            pixels=pixels.long(),
-            top_gap=top[..., 1].sum(2) - top[:, :, 1, 0],
-            class_gap=gap,
-            intersection=predicted[..., 1].int(),
-            predicted=predicted.sum(2).int(),
-            truth=hits.sum(2).int(),
-            class_ace=(gap.abs() / count.clamp(min=1)).sum(2) / (count > 0).sum(2).clamp(min=1),
-        )
-        return BatchSums(whole, each)
+        each = {
+            "pixels": pixels.long(),
+            "top_gap": top[..., 1].sum(2) - top[:, :, 1, 0],
+            "class_gap": gap,
+            "intersection": predicted[..., 1].int(),
+            "predicted": predicted.sum(2).int(),
+            "truth": hits.sum(2).int(),
+            "class_ace": (gap.abs() / count.clamp(min=1)).sum(2) / (count > 0).sum(2).clamp(min=1),
+        }
+        if s.top_only:  # what a top class and its confidence do not tell
+            for name in ("class_count", "class_hits", "class_confidence"):
+                whole[name].zero_()
+            for sums in (whole["nll"], whole["brier"], each["class_gap"], each["class_ace"]):
+                sums.fill_(torch.nan)
+        return BatchSums(whole, each if s.per_image else None)
 
 
-@dataclass
-class BatchSums:
-    """What one batch adds to a meter.
+def join_problems(parts: Sequence[BatchSums]) -> BatchSums:
+    """The sums of K sigmoid outputs from those of "absent" and "present", two classes for each."""
 
-    With many classes a confusion matrix has more cells than a batch has pixels. The batch may then
-    list its cells instead, one per pixel.
-    """
+    def stacked(sums: Sequence[Sums]) -> Sums:
+        return {name: torch.stack([part[name] for part in sums]) for name in sums[0]}
 
-    sums: Sums  # without confusion if there are cells
-    images: ImageSums | None
-    cells: Tensor | None = None  # (P,) label · K + prediction
-    counted: Tensor | None = None  # (P,) bool, which of the cells to count
-
-    def add_to(self, total: Sums) -> None:
-        """Add to the sums of all batches."""
-        if self.cells is not None and self.counted is not None:
-            confusion = total.confusion.view(-1)
-            cells, counted = self.cells.to(confusion.device), self.counted.to(confusion)
-            confusion.index_add_(0, cells, counted)
-        total.add_(self.sums)
-
-    @classmethod
-    def of_problems(cls, parts: Sequence[BatchSums]) -> BatchSums:
-        """The sums of K sigmoid outputs from those of their two-class problems.
-
-        Args:
-            parts: K, each with the sums of "absent" and "present" as the two classes.
-        """
-        by_class = _stacked([part.sums for part in parts])  # (K, ...)
-        for name, tensor in by_class.items():
-            if name.startswith("class_"):
-                by_class[name] = tensor[:, 1]
-            elif name != "confusion":
-                by_class[name] = tensor.sum(0)
-        kept = [part.images for part in parts if part.images is not None]
-        by_image = _stacked(kept) if kept else {}
-        for name, tensor in by_image.items():
-            if name == "top_gap":
-                by_image[name] = tensor.sum(0)
-            elif name == "pixels":
-                by_image[name] = tensor.T
-            else:
-                by_image[name] = tensor[:, :, 1].movedim(0, 1)
-        return cls(Sums(**by_class), ImageSums(**by_image) if by_image else None)
-
-    def forget_classes(self) -> None:
-        """Leave what a top class and its confidence tell; all other sums are 0, or NaN."""
-        for table in (self.sums.class_count, self.sums.class_hits, self.sums.class_confidence):
-            table.zero_()
-        unknown = [self.sums.nll, self.sums.brier]
-        if self.images is not None:
-            unknown += [self.images.class_gap, self.images.class_ace]
-        for sums in unknown:
-            sums.fill_(torch.nan)
-
-    def neutralise(self) -> None:
-        """Make a batch with faults add nothing but the faults, without waiting for the device."""
-        bad = self.sums.faults.sum() > 0
-        for sums in (self.sums, self.images):
-            for name, tensor in sums.tensors().items() if sums is not None else ():
-                if name != "faults":
-                    tensor.masked_fill_(bad, 0)
-        if self.counted is not None:
-            self.counted.masked_fill_(bad, False)
-
-
-def _stacked(parts: Sequence[Sums] | Sequence[ImageSums]) -> dict[str, Tensor]:
-    """The tensors of all parts by name, stacked: one row per part."""
-    return {name: torch.stack([getattr(p, name) for p in parts]) for name in parts[0].tensors()}
+    whole = stacked([part.sums for part in parts])  # (K, ...)
+    for name, tensor in whole.items():
+        if name.startswith("class_"):
+            whole[name] = tensor[:, 1]
+        elif name != "confusion":
+            whole[name] = tensor.sum(0)
+    kept = [part.images for part in parts if part.images is not None]
+    if not kept:
+        return BatchSums(whole, None)
+    each = stacked(kept)  # (K, I, ...)
+    for name, tensor in each.items():
+        if name == "top_gap":
+            each[name] = tensor.sum(0)
+        else:
+            each[name] = tensor.T if name == "pixels" else tensor[:, :, 1].movedim(0, 1)
+    return BatchSums(whole, each)
 
 
 def encode_settings(settings: Settings) -> Tensor:
@@ -395,25 +308,15 @@ def _decode_settings(data: Tensor) -> Settings:
         raise ValueError(one_line(error)) from None
 
 
-def write_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> None:
-    """Write the state of a meter as npz, completely or not at all."""
-    arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in state.items()}
-    with atomic_write(path, "wb") as file:
-        np.savez(file, **arrays)
+def read_state(path: str | os.PathLike[str]) -> tuple[Settings, Sums]:
+    """The settings and the state in an npz file of a meter; nothing is unpickled.
 
-
-def read_state(path: str | os.PathLike[str]) -> tuple[Settings, dict[str, Tensor]]:
-    """Read the settings and the state that `write_state` wrote; nothing is unpickled.
-
-    Memory is taken for what the file holds alone, whatever sizes it states.
-
-    Raises:
-        ValueError: the file holds something else, or is damaged.
+    Shapes are compared before memory is taken, whatever sizes the file states.
     """
     try:
         with Npz(Path(path), own=True) as arrays:
             settings = _decode_settings(torch.from_numpy(arrays["settings"]))
-            for name, shape in _shapes(settings).items():
+            for name, shape in sum_shapes(settings).items():
                 if arrays.shape(name) != shape:
                     raise ValueError(
                         f"the settings say {settings.num_classes} classes and "
@@ -424,14 +327,7 @@ def read_state(path: str | os.PathLike[str]) -> tuple[Settings, dict[str, Tensor
         raise ValueError(str(error).removeprefix(f"{path}: ")) from None
 
 
-def _shapes(settings: Settings) -> dict[str, tuple[int, ...]]:
-    """The shapes of the sums over all pixels, by name."""
-    s = settings
-    sums = Sums.zeros(s.num_classes, s.num_bins, "meta", multilabel=s.multilabel)
-    return {name: tuple(tensor.shape) for name, tensor in sums.tensors().items()}
-
-
-def check_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor], settings: Settings) -> None:
+def check_state(state: Mapping[str, Tensor], own: Sums, settings: Settings) -> None:
     """Raise a ValueError unless `state` has the names, shapes and dtypes of the state `own`."""
     if set(state) != set(own):
         odd = sorted(set(state) ^ set(own))
@@ -442,11 +338,8 @@ def check_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor], settings
         text = name in ("names", "groups", "settings", "changed")
         free = 1 if text or name.startswith("image.") else 0
         got = state[name]
-        if (
-            got.dtype != tensor.dtype
-            or got.ndim != tensor.ndim
-            or (got.shape[free:] != tensor.shape[free:])
-        ):
+        same = got.dtype == tensor.dtype and got.ndim == tensor.ndim
+        if not same or got.shape[free:] != tensor.shape[free:]:
             raise ValueError(
                 f"Expected {name} of {tensor.dtype} {tuple(tensor.shape)}, "
                 f"but got {got.dtype} {tuple(got.shape)}"

@@ -63,13 +63,13 @@ def test_clear_errors_need_no_correction():
 def test_debiased_error_by_its_formula():
     """The docstring's formula, one image and one bin at a time."""
     meter = measured(*images(7, torch.Generator().manual_seed(2)))
-    gap = meter.image_sums().top_gap.numpy()
+    gap = meter.image_sums()["top_gap"].numpy()
     total = 0.0
     for i, b in np.ndindex(gap.shape):
         others = np.delete(gap[:, b], i)
         if others.any():
             total += gap[i, b] * np.clip(2 * others.sum() / np.sqrt((others**2).sum()), -1, 1)
-    expected = total / meter.image_sums().pixels.sum().item()
+    expected = total / meter.image_sums()["pixels"].sum().item()
     assert meter.compute(resamples=0).ece_debiased == pytest.approx(expected, abs=1e-15)
 
 
