@@ -9,16 +9,16 @@ import ray
 from ray.cluster_utils import Cluster
 
 from segcal.cli import main
-from segcal.sweep.definition import Method, Tuning
+from segcal.sweep.definition import Method
 from segcal.sweep.pools import OnRay
 from segcal.sweep.runner import work
 from tests.support.stepwise import STEPS, Stepwise
 
 pytestmark = pytest.mark.slow
-NLL = Method("nll", "nll", seeds=(0, 1))
+NLL = Method("nll", "nll", "scenes", seeds=(0, 1))
 GRID = tuple((("gamma", gamma),) for gamma in (1, 3))
-TUNED = Tuning(replace(NLL, name="fl", loss="fl"), "scenes", GRID)
-TUNINGS = [TUNED, Tuning(NLL, "scenes")]
+TUNED = replace(NLL, name="fl", loss="fl", grid=GRID)
+METHODS = [TUNED, NLL]
 RUNS = ["fl-gamma1-seed0", "fl-gamma3-seed0", "fl-gamma3-seed1", "nll-seed0", "nll-seed1"]
 FAST = {"worker_niceness": 0, "health_check_initial_delay_ms": 0, "health_check_period_ms": 300}
 FAST |= {"health_check_timeout_ms": 1000, "health_check_failure_threshold": 3}
@@ -56,7 +56,7 @@ def each_step_once(log):
 def test_a_killed_worker_goes_on_from_its_checkpoint(cluster, tmp_path):
     said, log = [], tmp_path / "log"
     runs = Stepwise(tmp_path / "runs", log, dies="scenes-fl-gamma1-seed0")
-    assert work(TUNINGS, runs, OnRay(runs, cluster.address), say=said.append) == {}
+    assert work(METHODS, runs, OnRay(runs, cluster.address), say=said.append) == {}
     assert sorted(steps(log)) == RUNS and each_step_once(log)
     assert runs.choice(TUNED) == GRID[1] and said[-1].startswith("[5/5] ")
 
@@ -68,7 +68,7 @@ def test_what_fails_is_named_and_the_others_finish(cluster, tmp_path):
         "scenes-fl-gamma1-seed0": "dies",
     }
     runs = Stepwise(tmp_path / "runs", tmp_path / "log", fails=fails)
-    failures = work(TUNINGS, runs, OnRay(runs, cluster.address, retries=1))
+    failures = work(METHODS, runs, OnRay(runs, cluster.address, retries=1))
     found = {training.label: reason for training, reason in failures.items()}
     assert "no longer finite at step 7" in found["scenes-nll-seed0"]
     assert found["scenes-nll-seed1"] == "KeyError: 'a bug'"
@@ -86,7 +86,7 @@ def test_stopping_saves_every_run(cluster, tmp_path):
     pool.stop(2)
     assert all((runs.folder(training) / "saved").exists() for training in TUNED.candidates())
     again = Stepwise(tmp_path / "runs", log)
-    assert work(TUNINGS, again, OnRay(again, cluster.address)) == {}
+    assert work(METHODS, again, OnRay(again, cluster.address)) == {}
     assert each_step_once(log)
 
 
@@ -128,7 +128,7 @@ def test_a_lost_node_loses_nothing(cluster, tmp_path):
                 (tmp_path / "gate").touch()
             return super().wait()
 
-    assert work(TUNINGS, runs, Watched(runs, cluster.address)) == {}
+    assert work(METHODS, runs, Watched(runs, cluster.address)) == {}
     assert sorted(steps(log)) == RUNS and each_step_once(log)
     moved = [done for done in steps(log).values() if len({node for _, node in done}) == 2]
     assert moved and all(done[0][1] == dead for done in moved)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from segcal.commands.options import add_units, at_least, checked
 
 if TYPE_CHECKING:
-    from segcal.sweep.definition import Tuning
+    from segcal.sweep.definition import Method
     from segcal.sweep.runner import Runs
 
 
@@ -112,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
         for name in options.sweeps
     ]
     return make(
-        [tuning for sweep in sweeps for tuning in sweep.tunings()],
+        [method for sweep in sweeps for method in sweep.methods],
         runs,
         options,
         lambda: write_sweeps(sweeps, runs, options.out, options.typed, options.into),
@@ -133,7 +133,7 @@ def open_runs(options: argparse.Namespace) -> Runs:
 
 
 def make(
-    tunings: Sequence[Tuning],
+    methods: Sequence[Method],
     runs: Runs,
     options: argparse.Namespace,
     write: Callable[[], Iterable[Path]],
@@ -144,13 +144,13 @@ def make(
     from segcal.sweep.runner import plan, work
 
     if options.dry_run:
-        print(*plan(tunings, runs), sep="\n")
+        print(*plan(methods, runs), sep="\n")
         try:
-            runs.require_data(tunings)
+            runs.require_data(methods)
         except (ValueError, OSError) as error:
             print(f"before it can start: {error}")
         return 0
-    runs.require_data(tunings)
+    runs.require_data(methods)
     options.out.mkdir(parents=True, exist_ok=True)
     pool = open_pool(
         runs, options.jobs, options.ray, cpus=options.cpus_per_run, gpus=options.gpus_per_run
@@ -158,7 +158,7 @@ def make(
     try:
         with locked(options.out, wait=False):
             say = partial(print, flush=True)
-            failures = work(tunings, runs, pool, train=options.train, say=say)
+            failures = work(methods, runs, pool, train=options.train, say=say)
             for path in write():
                 print(path)
     except KeyboardInterrupt:

@@ -7,7 +7,7 @@ hold-out is reported, and the other seeds take its choice.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -28,57 +28,50 @@ _MAX_SEEDS = 1000
 
 @dataclass(frozen=True)
 class Training:
-    """One training: a config, and the settings that replace some of its own."""
+    """One training, or those of several seeds, whose predictions are pooled.
 
-    config: str  # a YAML file, or the name of a recipe
-    changes: Changes  # the loss, its hyper-parameters, other settings, the seed
+    Attributes:
+        config: a YAML file, or the name of a recipe.
+        changes: the loss, its hyper-parameters, and other settings in place of the config's.
+        seeds: one, or those that are pooled.
+    """
+
+    config: str
+    changes: Changes
+    seeds: tuple[int, ...] = (0,)
 
     @property
     def label(self) -> str:
-        """What it is called: small_scenes-fl-gamma3-seed0."""
+        """What it is called: small_scenes-fl-gamma3-seed0, or …-seeds0_1_2."""
         path = Path(self.config)
         words = [path.stem if path.suffix == ".yaml" else self.config]
-        for name, value in self.changes:
-            words.append(("" if name == "loss" else name) + shown(value))
+        words += [("" if name == "loss" else name) + shown(value) for name, value in self.changes]
+        several = "s" if len(self.seeds) > 1 else ""
+        words.append(f"seed{several}{'_'.join(map(str, self.seeds))}")
         return "-".join(re.sub(r"[^\w.+=-]+", "_", word) for word in words)
 
     @property
-    def members(self) -> tuple[Training, ...]:
-        """Itself alone; see `Ensemble`."""
-        return (self,)
-
-
-@dataclass(frozen=True)
-class Ensemble:
-    """The trainings of all seeds of a method, whose predictions are pooled."""
-
-    members: tuple[Training, ...]
-
-    @property
-    def label(self) -> str:
-        """What it is called: small_scenes-fl-gamma3-seeds0_1_2."""
-        label, _, first = self.members[0].label.rpartition("-seed")
-        others = (member.label.rpartition("-seed")[2] for member in self.members[1:])
-        return f"{label}-seeds{'_'.join([first, *others])}"
-
-
-Evaluated = Training | Ensemble  # what a row of the tables shows
+    def members(self) -> list[Training]:
+        """The training of each seed."""
+        return [replace(self, seeds=(seed,)) for seed in self.seeds]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method of a sweep, as one line of its file states it.
+    """A method in one table: trainings of which the best on the hold-out is reported.
 
     Attributes:
         name: what tables call it.
         loss: the training loss.
-        hyper: the values to choose from, by the name of a hyper-parameter.
-        seeds: one training per seed.
+        config: a YAML file, or the name of a recipe.
+        table: what the title of its table begins with; "" if the sweep has one table.
+        grid: the hyper-parameters to choose from.
+        options: settings in place of the config's.
+        seeds: one training per seed; the first seed tries the whole grid.
         posthoc: short names of the calibrators it is evaluated with.
         shifts: the shifts of the test images it is evaluated under.
         limit: how many images are evaluated under shift; None for all.
         select: the score on the hold-out that chooses hyper-parameters.
-        options: settings of this method alone.
         ensemble: whether the mean of the predictions of its seeds is evaluated too.
         holdout: the images that calibrators are fitted on, as a shift data:ROOT; by default the
             hold-out of the training.
@@ -88,61 +81,44 @@ class Method:
 
     name: str
     loss: str
-    hyper: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    config: str
+    table: str = ""
+    grid: tuple[Changes, ...] = ((),)
+    options: Changes = ()
     seeds: tuple[int, ...] = (0,)
     posthoc: tuple[str, ...] = (NONE,)
     shifts: tuple[Shift, ...] = ()
     limit: int | None = None
     select: str = "accuracy"
-    options: Changes = ()
     ensemble: bool = False
     holdout: Shift | None = None
     group: str = ""
 
-    def rows(self) -> list[tuple[str, str, bool]]:
-        """Name, post-hoc method, and whether seeds are pooled, of each row of the tables."""
-        pooled = (False, True) if self.ensemble and len(self.seeds) > 1 else (False,)
-        return [
-            (f"{self.name}{' ensemble' * ensemble} / {posthoc}", posthoc, ensemble)
-            for ensemble in pooled
-            for posthoc in self.posthoc
-        ]
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """The trainings of a method with one config, of which the best on the hold-out is reported."""
-
-    method: Method
-    config: str
-    grid: tuple[Changes, ...] = ((),)  # hyper-parameters to choose from
-    options: Changes = ()
+    def training(self, hyper: Changes, *seeds: int) -> Training:
+        """The training with these hyper-parameters."""
+        return Training(self.config, (("loss", self.loss), *hyper, *self.options), seeds)
 
     def candidates(self) -> list[Training]:
-        """The trainings, all of the first seed, that the hyper-parameters are chosen by."""
-        return [self.training(hyper, self.method.seeds[0]) for hyper in self.grid]
+        """The trainings that the hyper-parameters are chosen by."""
+        return [self.training(hyper, self.seeds[0]) for hyper in self.grid]
 
-    def training(self, hyper: Changes, seed: int) -> Training:
-        """The training with these hyper-parameters."""
-        loss = ("loss", self.method.loss)
-        return Training(self.config, (loss, *hyper, *self.options, ("seed", seed)))
+    def rows(self) -> list[Row]:
+        """Its rows in the table."""
+        pooled = (False, True) if self.ensemble and len(self.seeds) > 1 else (False,)
+        return [Row(self, posthoc, ensemble) for ensemble in pooled for posthoc in self.posthoc]
 
 
 class Row(NamedTuple):
-    """A row of the tables: a method, or its seeds pooled, after one calibrator."""
+    """A row of a table: a method, or its seeds pooled, after one calibrator."""
 
-    name: str
-    tuning: Tuning
+    method: Method
     posthoc: str
     ensemble: bool
 
-
-class Variation(NamedTuple):
-    """What the trainings of one table share: a config, and values of the settings that vary."""
-
-    config: str
-    options: Changes = ()
-    title: str = ""  # what tells it from the others
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
+        return f"{self.method.name}{' ensemble' * self.ensemble} / {self.posthoc}"
 
 
 @dataclass(frozen=True)
@@ -150,11 +126,11 @@ class Sweep:
     """A grid of trainings and what its tables show.
 
     The fields are the keys of its file, which docs/sweeps.md describes; `name` is that of the
-    files it writes.
+    files it writes. `methods` are `Method`s, once for each config and combination of `vary`.
     """
 
     config: tuple[str, ...]
-    methods: tuple[Any, ...]  # of `Method`, in which the keys of the sweep are filled in
+    methods: tuple[Any, ...]
     title: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     vary: dict[str, Any] = field(default_factory=dict)
@@ -174,43 +150,12 @@ class Sweep:
     by_class: tuple[str, ...] = ()
     name: str = ""
 
-    def variations(self) -> list[Variation]:
-        """Each config with each combination of the values of `vary`."""
-        configs = list(dict.fromkeys(self.config))
-        names = [Path(each).stem if each.endswith(".yaml") else each for each in configs]
-        if len(set(names)) < len(names):
-            names = distinct_names(configs)
-        found = []
-        for config, name in zip(configs, names, strict=True):
-            for options in combinations(_flat(self.vary)):
-                words = [f"{key} {shown(value)}" for key, value in options]
-                title = ", ".join([*[name] * (len(configs) > 1), *words])
-                found.append(Variation(config, options, title))
+    def tables(self) -> dict[str, list[Row]]:
+        """The rows of each table, by what its title begins with."""
+        found: dict[str, list[Row]] = {}
+        for method in self.methods:
+            found.setdefault(method.table, []).extend(method.rows())
         return found
-
-    def tunings(self, variation: Variation | None = None) -> list[Tuning]:
-        """What is to be trained and evaluated, in one variation or in all."""
-        found = []
-        for config, varied, _ in self.variations() if variation is None else [variation]:
-            for method in self.methods:
-                options = {**dict(_flat(self.options)), **dict(method.options)}
-                hyper = dict(method.hyper)
-                for name, value in varied:
-                    if name in hyper_names(method.loss):
-                        hyper[name] = (value,)
-                    else:
-                        options[name] = value
-                grid = combinations(sorted(hyper.items()))
-                found.append(Tuning(method, config, grid, tuple(options.items())))
-        return found
-
-    def rows(self, variation: Variation) -> list[Row]:
-        """The rows of a variation."""
-        return [
-            Row(name, tuning, posthoc, ensemble)
-            for tuning in self.tunings(variation)
-            for name, posthoc, ensemble in tuning.method.rows()
-        ]
 
     def shifts(self) -> list[Shift]:
         """The shifts of all methods, in order."""
@@ -222,10 +167,7 @@ class Sweep:
         if seeds is not None:
             methods = tuple(replace(m, seeds=tuple(range(seeds))) for m in methods)
         if not tune:
-            methods = tuple(
-                replace(m, hyper=tuple((name, values[:1]) for name, values in m.hyper))
-                for m in methods
-            )
+            methods = tuple(replace(m, grid=m.grid[:1]) for m in methods)
         return replace(self, methods=methods)
 
 
@@ -249,17 +191,12 @@ def read_sweep(
         path = ours
     if not path.is_file():
         raise FileNotFoundError(f"there is no sweep {name}: neither a file nor one of segcal's")
-    stated = read_yaml(path)
-    if not isinstance(stated, dict):
-        raise ValueError(f"{path}: expected a sweep (key: value), but got {stated!r:.60}")
-    versions = _listed(stated.pop("small", []))
+    stated = convert(read_yaml(path), dict[str, Any], f"{path}")
+    listed = _listed(stated.pop("small", []))
+    versions = [convert(one, dict[str, Any], f"{path}: small") for one in listed]
     sweep = _sweep({"title": path.stem, **stated, "name": path.stem}, path)
     renamed = {"title": f"{sweep.title}, small version", "name": f"{path.stem}_small"}
-    smaller = []
-    for changes in versions:
-        if not isinstance(changes, dict):
-            raise ValueError(f"{path}: small: expected keys of a sweep, but got {changes!r:.60}")
-        smaller.append(_sweep({**stated, **renamed, **versions[0], **changes}, path))
+    smaller = [_sweep({**stated, **renamed, **versions[0], **own}, path) for own in versions]
     if not small:
         return sweep
     if not smaller:
@@ -269,33 +206,48 @@ def read_sweep(
 
 def _sweep(stated: Mapping[str, Any], path: Path) -> Sweep:
     sweep = build(Sweep, stated, f"{path}: ")
+    beside = [path.parent / name for name in sweep.config]  # a path is relative to the file
+    near = zip(beside, sweep.config, strict=True)
+    sweep = replace(sweep, config=tuple(str(p) if p.is_file() else name for p, name in near))
     try:
-        methods = tuple(_method(line, sweep) for line in sweep.methods)
-        scores = [name for name, score in SCORES.items() if score.scope != "classes"]
-        of_classes = [name for name, score in SCORES.items() if score.scope == "classes"]
-        _expect("scores", sweep.scores, scores)
-        _expect("by_shift", sweep.by_shift, scores)
-        _expect("by_class", sweep.by_class, of_classes)
-        _expect("grid", sweep.grid, [*BASE_LOSSES, *AUXILIARY_LOSSES])
-        if not (sweep.config and methods):
+        if not (sweep.config and sweep.methods):
             raise ValueError("config and methods must not be empty")
         if sweep.limit is not None and sweep.limit < 1:
             raise ValueError(f"limit: expected at least 1, but got {sweep.limit}")
-        rows = [name for method in methods for name, _, _ in method.rows()]
-        if twice := [row for row in rows if rows.count(row) > 1]:
-            raise ValueError(f"two methods are called {twice[0]}: give one of them another name")
-        _expect("compare", [name for pair in sweep.compare for name in pair], rows)
-        _expect("draw", sweep.draw, rows)
+        scores = [name for name, score in SCORES.items() if score.scope != "classes"]
+        _expect("scores", sweep.scores, scores)
+        _expect("by_shift", sweep.by_shift, scores)
+        _expect("by_class", sweep.by_class, [name for name in SCORES if name not in scores])
+        _expect("grid", sweep.grid, [*BASE_LOSSES, *AUXILIARY_LOSSES])
+        methods = []
+        for config, varied, table in _variations(sweep):
+            methods += [_method(line, sweep, config, varied, table) for line in sweep.methods]
+        sweep = replace(sweep, methods=tuple(methods))
+        for rows in sweep.tables().values():
+            names = [row.name for row in rows]
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise ValueError(f"two methods are called {twice[0]}: give one another name")
+            _expect("compare", [name for pair in sweep.compare for name in pair], names)
+            _expect("draw", sweep.draw, names)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    beside = [path.parent / config for config in sweep.config]  # a path is relative to the file
-    near = zip(beside, sweep.config, strict=True)
-    config = tuple(str(file) if file.is_file() else name for file, name in near)
-    return replace(sweep, config=config, methods=methods)
+    return sweep
 
 
-def _method(line: Any, sweep: Sweep) -> Method:
-    """A method, with the keys of the sweep in place of those that it does not state."""
+def _variations(sweep: Sweep) -> Iterator[tuple[str, Changes, str]]:
+    """Each config with each combination of the values of `vary`, and what its table is called."""
+    configs = list(dict.fromkeys(sweep.config))
+    names = [Path(each).stem if each.endswith(".yaml") else each for each in configs]
+    if len(set(names)) < len(names):
+        names = distinct_names(configs)
+    for config, name in zip(configs, names, strict=True):
+        for varied in _combinations(_flat(sweep.vary)):
+            words = [f"{key} {shown(value)}" for key, value in varied]
+            yield config, varied, ", ".join([*[name] * (len(configs) > 1), *words])
+
+
+def _method(line: Any, sweep: Sweep, config: str, varied: Changes, table: str) -> Method:
+    """One of `methods`, with the keys of the sweep in place of those that it does not state."""
     stated = {"loss": line} if isinstance(line, str) else line
     if not isinstance(stated, dict) or "loss" not in stated:
         raise ValueError(f"methods: expected a loss, or keys with a loss, but got {line!r:.60}")
@@ -316,24 +268,28 @@ def _method(line: Any, sweep: Sweep) -> Method:
     select = take("select", str, sweep.select)
     _expect("select", [select], [score.name for score in LOGGED])
     ensemble = take("ensemble", bool, sweep.ensemble)
-    options = take("options", dict[str, Any], {})
+    options = dict(_flat(sweep.options)) | dict(_flat(take("options", dict[str, Any], {})))
 
     base, auxiliaries = parse_spec(loss)
     hyper = {k: v for term in (base, *auxiliaries) for k, v in sweep.grid.get(term, {}).items()}
     hyper |= stated  # every key that is not one of a method
-    axes = tuple((key, tuple(_listed(hyper[key]))) for key in sorted(hyper))
-    for combination in combinations(axes):
+    for key, value in varied:
+        (hyper if key in hyper_names(loss) else options)[key] = value
+    grid = _combinations(sorted(hyper.items()))
+    for combination in grid:
         build_loss(loss, **dict(combination))  # raises if a value does not fit
     return Method(
         name=name,
         loss=loss,
-        hyper=axes,
+        config=config,
+        table=table,
+        grid=grid,
+        options=tuple(options.items()),
         seeds=tuple(range(seeds)) if isinstance(seeds, int) else tuple(dict.fromkeys(seeds)),
         posthoc=(NONE, *known) if NONE in posthoc or not known else known,
         shifts=parse_shifts(shifts) if shifts else (),
         limit=sweep.limit,
         select=select,
-        options=_flat(options),
         ensemble=ensemble,
         holdout=parse_shifts(f"data:{sweep.holdout}")[0] if sweep.holdout else None,
         group=sweep.group,
@@ -346,7 +302,7 @@ def _expect(key: str, names: Sequence[str] | Mapping[str, Any], known: Sequence[
             raise ValueError(f"{key}: expected names out of {', '.join(known)}, but got {name}")
 
 
-def combinations(axes: Sequence[tuple[str, Any]]) -> tuple[Changes, ...]:
+def _combinations(axes: Sequence[tuple[str, Any]]) -> tuple[Changes, ...]:
     """Every combination of one of the values of each name; one empty one without names."""
     return tuple(product(*([(name, each) for each in _listed(values)] for name, values in axes)))
 

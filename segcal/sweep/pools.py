@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from segcal.sweep.definition import Evaluated, Method
+from segcal.sweep.definition import Method, Training
 from segcal.sweep.runner import Outcome, Runs
 from segcal.training.signals import Interrupted
 
@@ -30,11 +30,11 @@ class Pool:
         self.runs = runs
         self._under_way: dict[Any, Any] = {}
 
-    def start(self, training: Evaluated, methods: Sequence[Method]) -> None:
+    def start(self, training: Training, methods: Sequence[Method]) -> None:
         """Make a run and evaluate it for the methods."""
         self._under_way[training] = self.runs.do(training, methods)
 
-    def wait(self) -> tuple[Evaluated, Outcome]:
+    def wait(self) -> tuple[Training, Outcome]:
         """Wait for the first that is done."""
         return self._under_way.popitem()
 
@@ -52,7 +52,7 @@ class Processes(Pool):
         super().__init__(runs)
         self.size = size
 
-    def start(self, training: Evaluated, methods: Sequence[Method]) -> None:
+    def start(self, training: Training, methods: Sequence[Method]) -> None:
         """Start a process for the run."""
         spawn = multiprocessing.get_context("spawn")
         ours, theirs = spawn.Pipe(duplex=False)
@@ -63,7 +63,7 @@ class Processes(Pool):
         theirs.close()
         self._under_way[ours] = training, process
 
-    def wait(self) -> tuple[Evaluated, Outcome]:
+    def wait(self) -> tuple[Training, Outcome]:
         """Wait for the first; a process that died has failed."""
         ours = wait(list(self._under_way))[0]
         assert isinstance(ours, Connection)
@@ -95,7 +95,7 @@ class Processes(Pool):
 
 
 def _work(
-    runs: Runs, training: Evaluated, methods: Sequence[Method], result: Connection, threads: int
+    runs: Runs, training: Training, methods: Sequence[Method], result: Connection, threads: int
 ) -> None:
     torch.set_num_threads(threads)
     folder = runs.folder(training)
@@ -145,12 +145,12 @@ class OnRay(Pool):
         self._do = remote(_work_on_ray)
         self._shared = self._ray.put(runs)
 
-    def start(self, training: Evaluated, methods: Sequence[Method]) -> None:
+    def start(self, training: Training, methods: Sequence[Method]) -> None:
         """Give the run to the cluster."""
         remote = self._do.options(name=training.label)
         self._under_way[remote.remote(self._shared, training, methods, os.getcwd())] = training
 
-    def wait(self) -> tuple[Evaluated, Outcome]:
+    def wait(self) -> tuple[Training, Outcome]:
         """Wait for the first."""
         (handle, *_), _ = self._ray.wait(list(self._under_way), num_returns=1)
         try:
@@ -175,9 +175,7 @@ class OnRay(Pool):
             self._ray.shutdown()
 
 
-def _work_on_ray(
-    runs: Runs, training: Evaluated, methods: Sequence[Method], folder: str
-) -> Outcome:
+def _work_on_ray(runs: Runs, training: Training, methods: Sequence[Method], folder: str) -> Outcome:
     if os.path.isdir(folder):  # paths mean what they mean to the command
         os.chdir(folder)
     return runs.do(training, methods)

@@ -76,14 +76,14 @@ class Results:
             rows = [(name, [Cell(number.text) for number in line]) for name, line in lines.items()]
             tables.append(Table(title, columns, rows))
 
-        for variation, condition in product(self.sweep.variations(), conditions(self.sweep)):
-            before = f"{variation.title}: " if variation.title else ""
+        tables_of = self.sweep.tables().items()
+        for (table, every), condition in product(tables_of, conditions(self.sweep)):
+            before = f"{table}: " if table else ""
             where = f"{before}{condition.title}"
             caption = where[0].upper() + where[1:]
+            shown_in = [{"", *map(str, row.method.shifts)} for row in every]
             rows = [
-                row
-                for row in self.sweep.rows(variation)
-                if set(condition.shifts) <= {"", *map(str, row.tuning.method.shifts)}
+                r for r, own in zip(every, shown_in, strict=True) if own >= set(condition.shifts)
             ]
             names = [row.name for row in rows]
 
@@ -186,7 +186,7 @@ class Results:
 
     def _folders(self, row: Row, shift: str) -> list[Path]:
         """The folders of a row's evaluations, one per seed; none while any is missing."""
-        method, reported = row.tuning.method, self.runs.reported(row)
+        method, reported = row.method, self.runs.reported(row)
         measured = all(method in self.runs.measured.get(each, ()) for each in reported)
         if not measured or shift not in ("", *map(str, method.shifts)):
             return []
@@ -217,25 +217,24 @@ class Results:
         counts = sorted({len(method.seeds) for method in self.sweep.methods})
         seeds = " or ".join(map(str, counts)) + (" seeds" if counts[-1] > 1 else " seed")
         said = [f"{seeds} per method; calibrators are fitted on the clean hold-out."]
-        if any(ensemble for m in self.sweep.methods for _, _, ensemble in m.rows()):
+        if any(row.ensemble for method in self.sweep.methods for row in method.rows()):
             said.append(
                 "An ensemble is the mean of the probabilities of the seeds of a method, and its "
                 "calibrators are fitted on that mean; its interval is over images only."
             )
-        tuned = [t.method.select for t in self.sweep.tunings() if len(t.grid) > 1]
+        tuned = [method.select for method in self.sweep.methods if len(method.grid) > 1]
         if tuned:
             rules = " or ".join(SCORES[rule].label for rule in dict.fromkeys(tuned))
             said.append(
                 f"Hyper-parameters are chosen by {rules} on the hold-out with the first seed, "
                 "never on the test images."
             )
-        for variation in self.sweep.variations():
-            before = f"{variation.title}, " if variation.title else ""
-            for tuning in self.sweep.tunings(variation):
-                count, chosen = len(tuning.grid), self.runs.choice(tuning)
-                if count > 1 and chosen is not None:
-                    text = ", ".join(f"{name} {shown(value)}" for name, value in chosen)
-                    said.append(f"{before}{tuning.method.name}: {text} chosen, of {count}.")
+        for method in self.sweep.methods:
+            count, chosen = len(method.grid), self.runs.choice(method)
+            if count > 1 and chosen is not None:
+                before = f"{method.table}, " if method.table else ""
+                text = ", ".join(f"{name} {shown(value)}" for name, value in chosen)
+                said.append(f"{before}{method.name}: {text} chosen, of {count}.")
         return said
 
     def figures(self) -> dict[str, Figure]:
@@ -244,14 +243,13 @@ class Results:
         Reliability on the clean images (first seeds), and scores against severity (means over
         seeds and corruptions).
         """
-        variations = self.sweep.variations()
+        tables = self.sweep.tables()
         graded = [c for c in conditions(self.sweep) if c.severity is not None]
         graded.sort(key=lambda condition: condition.severity or 0)
         found = {}
-        for number, variation in enumerate(variations, 1):
-            ending = f"_{number}" if len(variations) > 1 else ""
-            rows = [row for row in self.sweep.rows(variation) if row.name in self.sweep.draw]
-            rows = [row for row in rows if self.reports(row)]
+        for number, every in enumerate(tables.values(), 1):
+            ending = f"_{number}" if len(tables) > 1 else ""
+            rows = [row for row in every if row.name in self.sweep.draw and self.reports(row)]
             if not rows:
                 continue
             found[ending] = new_figure(5.4, 5.4)
@@ -292,7 +290,7 @@ def write_sweeps(
     """
     for sweep in sweeps:
         results = Results(sweep, runs)
-        said = [runs.weights_remark(sweep.tunings()[0])] if remarks is None else remarks
+        said = [runs.weights_remark(sweep.methods[0])] if remarks is None else remarks
         sheet = results.sheet(command, said)
         if into is not None:
             put_into(into, mark or f"sweep {sweep.name}", sheet.markdown())

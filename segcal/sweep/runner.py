@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from signal import SIGINT
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import segcal
 from segcal import settings
@@ -35,16 +35,7 @@ from segcal.metrics.scores import SCORES
 from segcal.sources.members import Members
 from segcal.sources.network import RunSource
 from segcal.sources.source import digest, file_digest
-from segcal.sweep.definition import (
-    Changes,
-    Ensemble,
-    Evaluated,
-    Method,
-    Row,
-    Training,
-    Tuning,
-    shown,
-)
+from segcal.sweep.definition import Changes, Method, Row, Training, shown
 from segcal.training.checkpoint import BEST
 from segcal.training.config import CONFIG, TrainConfig, header, load_config, recipe_path
 from segcal.training.run import train_run
@@ -86,9 +77,9 @@ class Runs:
     ) -> None:
         self.root, self.data, self.device, self.moved = root, data, device, dict(moved or {})
         self._configs: dict[Training, TrainConfig] = {}
-        self.known: dict[Evaluated, Scores] = {}  # hold-out scores of the trained ones
-        self.failures: dict[Evaluated, str] = {}
-        self.measured: dict[Evaluated, Sequence[Method]] = {}  # what each is evaluated for
+        self.known: dict[Training, Scores] = {}  # hold-out scores of the trained ones
+        self.failures: dict[Training, str] = {}
+        self.measured: dict[Training, Sequence[Method]] = {}  # what each is evaluated for
         self.found: dict[str, Path] = {}  # folders of runs by `identity`
         for top in (root, *elsewhere):
             for path in (top / CONFIG, *sorted(top.glob(f"*/{CONFIG}"))):
@@ -128,14 +119,14 @@ class Runs:
         if training in self._configs:
             return self._configs[training]
         own = load_config(recipe_path(training.config))
-        changes = dict(training.changes)
+        changes: dict[str, Any] = {**dict(training.changes), "seed": training.seeds[0]}
         if self.data is not None:  # in the configs, data/NAME is NAME in this folder
             weights = own.model.encoder_weights
             for name, place in (("data.root", own.data.root), ("model.encoder_weights", weights)):
                 parts = Path(place or "").parts
                 if parts[:1] == ("data",):
                     changes.setdefault(name, str(self.data.joinpath(*parts[1:])))
-        hyper = hyper_names(dict(training.changes)["loss"]) - {"beta"}
+        hyper = hyper_names(changes["loss"]) - {"beta"}
         stated = {f"hyper.{k}" if k in hyper else k: v for k, v in changes.items()}
         layers = [("", settings.to_dict(own)), ("", {**stated, "device": self.device})]
         config = settings.read(TrainConfig, layers)
@@ -144,12 +135,12 @@ class Runs:
         self._configs[training] = replace(config, out=str(folder))
         return self._configs[training]
 
-    def folder(self, training: Evaluated) -> Path:
+    def folder(self, training: Training) -> Path:
         """Where the evaluations of a run are: its own folder, unless it was found elsewhere."""
         keys = [self.identity(self.config(member)) for member in training.members]
         return self._own(training, keys[0] if len(keys) == 1 else digest(*keys))
 
-    def _own(self, training: Evaluated, key: str) -> Path:
+    def _own(self, training: Training, key: str) -> Path:
         return self.root / f"{training.label}-{key[:8]}"
 
     def scores(self, training: Training) -> Scores | None:
@@ -162,41 +153,41 @@ class Runs:
             self.known[training] = found
         return self.known[training]
 
-    def complete(self, training: Evaluated) -> bool:
+    def complete(self, training: Training) -> bool:
         """Whether a training, or each member of an ensemble, is complete."""
         return all(self.scores(member) is not None for member in training.members)
 
-    def choice(self, tuning: Tuning) -> Changes | None:
+    def choice(self, method: Method) -> Changes | None:
         """The hyper-parameters that are best on the hold-out; None until all are trained.
 
         Equally good ones are told apart by their NLL. Candidates that failed do not count; if all
         did, there is no choice.
         """
-        if len(tuning.grid) == 1:
-            return tuning.grid[0]
-        select = tuning.method.select
+        if len(method.grid) == 1:
+            return method.grid[0]
+        sign = 1 if SCORES[method.select].higher else -1
         ranks = {}
-        for training, hyper in zip(tuning.candidates(), tuning.grid, strict=True):
+        for training, hyper in zip(method.candidates(), method.grid, strict=True):
             scores = self.scores(training)
             if scores is not None:
-                sign = 1 if SCORES[select].higher else -1
-                ranks[hyper] = (sign * scores[select], -scores["nll"])
+                ranks[hyper] = (sign * scores[method.select], -scores["nll"])
             elif training not in self.failures:
                 return None
         return max(ranks, key=ranks.__getitem__) if ranks else None
 
-    def chosen(self, tuning: Tuning) -> list[Training]:
+    def chosen(self, method: Method) -> list[Training]:
         """The trainings that are reported, one per seed; none while there is no choice."""
-        hyper = self.choice(tuning)
-        seeds = () if hyper is None else tuning.method.seeds
-        return [tuning.training(hyper or (), seed) for seed in seeds]
+        hyper = self.choice(method)
+        return [] if hyper is None else [method.training(hyper, seed) for seed in method.seeds]
 
-    def reported(self, row: Row) -> Sequence[Evaluated]:
-        """What a row shows: the trainings of its seeds, or their ensemble; none as in `chosen`."""
-        trainings = self.chosen(row.tuning)
-        return [Ensemble(tuple(trainings))] if row.ensemble and trainings else trainings
+    def reported(self, row: Row) -> list[Training]:
+        """What a row shows: the trainings of `chosen`, or these pooled."""
+        hyper = self.choice(row.method)
+        if row.ensemble and hyper is not None:
+            return [row.method.training(hyper, *row.method.seeds)]
+        return self.chosen(row.method)
 
-    def do(self, training: Evaluated, methods: Sequence[Method] = ()) -> Outcome:
+    def do(self, training: Training, methods: Sequence[Method] = ()) -> Outcome:
         """Train a run, if it is not trained yet, and evaluate it for some methods.
 
         Raises:
@@ -210,14 +201,13 @@ class Runs:
                     train_run(config, resume=True)
             for method in methods:
                 self._evaluate(training, method)
-            pooled = isinstance(training, Ensemble)
-            return {} if pooled else holdout_scores(config.folder, config) or {}
+            return self.scores(training) or {} if len(training.seeds) == 1 else {}
         except (ValueError, ArithmeticError, RuntimeError, OSError) as error:
             return one_line(error) or type(error).__name__
 
-    def weights_remark(self, tuning: Tuning) -> str:
+    def weights_remark(self, method: Method) -> str:
         """Which epoch is evaluated, in a sentence for the tables."""
-        config = self.config(tuning.candidates()[0])
+        config = self.config(method.candidates()[0])
         if config.eval_every >= config.epochs:
             return "The weights of the last epoch are evaluated."
         select = config.select
@@ -240,17 +230,17 @@ class Runs:
         """Whether the data and weights of a config are on the disk."""
         return self.lacks(config, fetch=False) is None
 
-    def require_data(self, tunings: Sequence[Tuning]) -> None:
+    def require_data(self, methods: Sequence[Method]) -> None:
         """Raise a ValueError if data is missing, or is not what the runs were trained on."""
-        for name in dict.fromkeys(tuning.config for tuning in tunings):
+        for name in dict.fromkeys(method.config for method in methods):
             if (reason := self.lacks(name)) is not None:
                 raise ValueError(f"{reason} (for {name})")
-        for tuning in tunings:
-            for training in dict.fromkeys([*tuning.candidates(), *self.chosen(tuning)]):
+        for method in methods:
+            for training in dict.fromkeys([*method.candidates(), *self.chosen(method)]):
                 config = self.config(training)
                 if (config.folder / DATA).is_file():
                     self.require_same_data(config)
-            for shift in (*tuning.method.shifts, tuning.method.holdout):
+            for shift in (*method.shifts, method.holdout):
                 if shift is not None and shift.brings_images:
                     # Raises if they are missing or have other classes.
                     shifted(_splits(config.data), config.data, shift)
@@ -272,7 +262,7 @@ class Runs:
             with atomic_write(path) as file:
                 json.dump(now, file)
 
-    def _evaluate(self, training: Evaluated, method: Method) -> None:
+    def _evaluate(self, training: Training, method: Method) -> None:
         """Evaluate a trained run, or several pooled, as far as no stored result still holds."""
         configs = [self.config(member) for member in training.members]
         config = configs[0]  # they differ in the seed alone
@@ -285,8 +275,8 @@ class Runs:
         fitted_on = splits.holdout
         if method.holdout is not None:
             fitted_on = shifted(splits, config.data, method.holdout).test
-        clean: list[Shift | None] = [None]
-        wanted = {None: clean, method.limit: [*(clean if not method.limit else []), *method.shifts]}
+        wanted: dict[int | None, list[Shift | None]] = {None: [None]}  # all clean images
+        wanted.setdefault(method.limit, []).extend(method.shifts)
         source = None
         for limit, shifts in wanted.items():
             folder = self.evaluations(training, limit)
@@ -319,7 +309,7 @@ class Runs:
                 if path in open_:
                     store(path, report, found.meters[at], {"key": open_[path]})
 
-    def evaluations(self, training: Evaluated, limit: int | None) -> Path:
+    def evaluations(self, training: Training, limit: int | None) -> Path:
         """The folder of the evaluations with `limit` images."""
         return self.folder(training) / ("eval" if limit is None else f"eval-limit-{limit}")
 
@@ -346,17 +336,17 @@ def _splits(config: DataConfig) -> Splits:
 
 
 def work(
-    tunings: Iterable[Tuning],
+    methods: Iterable[Method],
     runs: Runs,
     pool: Pool,
     *,
     train: bool = True,
     say: Callable[[str], None] = lambda _: None,
-) -> dict[Evaluated, str]:
+) -> dict[Training, str]:
     """Train, choose and evaluate until nothing is left.
 
     Args:
-        tunings: what to train, choose and evaluate.
+        methods: what to train, choose and evaluate.
         runs: where it is kept; what was measured is noted there.
         pool: where it is done.
         train: whether to train what is not trained yet, or only to evaluate what is.
@@ -368,20 +358,20 @@ def work(
     Raises:
         KeyboardInterrupt: a signal stopped the work; every run under way was saved.
     """
-    tunings = list(dict.fromkeys(tunings))
-    under_way: dict[Evaluated, list[Method]] = {}
+    methods = list(dict.fromkeys(methods))
+    under_way: dict[Training, list[Method]] = {}
     done, started, said = 0, time.monotonic(), ""
     try:
         while True:
-            wanted = {k: m for k, m in _wanted(tunings, runs).items() if train or runs.complete(k)}
+            wanted = {k: m for k, m in _wanted(methods, runs).items() if train or runs.complete(k)}
             left = {
-                key: methods
-                for key, methods in wanted.items()
+                key: asked
+                for key, asked in wanted.items()
                 if key not in runs.failures
-                and not (runs.complete(key) and methods == runs.measured.get(key, []))
+                and not (runs.complete(key) and asked == runs.measured.get(key, []))
             }
             if said:
-                later = _later(tunings, runs)
+                later = _later(methods, runs)
                 seconds = (time.monotonic() - started) / done * (len(left) + later)
                 after = f"; about {in_time(seconds)} left" if left or later else ""
                 say(f"[{len(wanted) - len(left)}/{len(wanted) + later}] {said}{after}")
@@ -392,13 +382,13 @@ def work(
             if not under_way:
                 return runs.failures
             key, outcome = pool.wait()
-            methods = under_way.pop(key)
+            asked = under_way.pop(key)
             done += 1
             if isinstance(outcome, str):
                 runs.failures[key] = outcome
                 said = f"{key.label}: failed: {outcome}"
             else:
-                runs.known[key], runs.measured[key] = outcome, methods
+                runs.known[key], runs.measured[key] = outcome, asked
                 texts = [
                     f"{SCORES[name].label} {SCORES[name].brief(outcome[name])}"
                     for name in ("accuracy", "ece")
@@ -411,36 +401,34 @@ def work(
         raise
 
 
-def _wanted(tunings: Iterable[Tuning], runs: Runs) -> dict[Evaluated, list[Method]]:
+def _wanted(methods: Iterable[Method], runs: Runs) -> dict[Training, list[Method]]:
     """What is known to be needed, and the methods that each is evaluated for.
 
-    A candidate is evaluated for none. An ensemble is needed once its members are trained.
+    A candidate is evaluated for none. Pooled seeds are needed once they are trained.
     """
-    found: dict[Evaluated, list[Method]] = {}
-    for tuning in tunings:
-        method, chosen = tuning.method, runs.chosen(tuning)
-        if len(tuning.grid) > 1:
-            for training in tuning.candidates():
+    found: dict[Training, list[Method]] = {}
+    for method in methods:
+        if len(method.grid) > 1:
+            for training in method.candidates():
                 found.setdefault(training, [])
-        keys: list[Evaluated] = [*chosen]
-        if method.ensemble and len(chosen) > 1 and runs.complete(Ensemble(tuple(chosen))):
-            keys.append(Ensemble(tuple(chosen)))
-        for key in keys:
-            methods = found.setdefault(key, [])
-            methods += [] if method in methods else [method]
+        for row in method.rows():
+            for training in runs.reported(row):
+                if not row.ensemble or runs.complete(training):
+                    asked = found.setdefault(training, [])
+                    asked += [] if method in asked else [method]
     return found
 
 
-def _later(tunings: Iterable[Tuning], runs: Runs) -> int:
+def _later(methods: Iterable[Method], runs: Runs) -> int:
     """How many trainings wait for a choice of hyper-parameters."""
-    return sum(len(t.method.seeds) - 1 for t in tunings if runs.choice(t) is None)
+    return sum(len(method.seeds) - 1 for method in methods if runs.choice(method) is None)
 
 
-def plan(tunings: Iterable[Tuning], runs: Runs) -> list[str]:
+def plan(methods: Iterable[Method], runs: Runs) -> list[str]:
     """Lines that say how many trainings there are and what is left, with their commands."""
-    tunings = list(dict.fromkeys(tunings))
-    wanted = [key for key in _wanted(tunings, runs) if isinstance(key, Training)]
-    later = _later(tunings, runs)
+    methods = list(dict.fromkeys(methods))
+    wanted = [training for training in _wanted(methods, runs) if len(training.seeds) == 1]
+    later = _later(methods, runs)
     done = [scores for training in wanted if (scores := runs.scores(training)) is not None]
     left = [training for training in wanted if runs.scores(training) is None]
     count = len(left) + later

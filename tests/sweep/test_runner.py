@@ -10,22 +10,20 @@ from dataclasses import replace
 import pytest
 
 from segcal.files import locked
-from segcal.sweep.definition import Method, Training, Tuning
+from segcal.sweep.definition import Method, Training
 from segcal.sweep.pools import Pool, Processes
 from segcal.sweep.runner import plan, work
 from segcal.training.config import RECIPES
 from tests.support import ROOT
 from tests.support.stepwise import STEPS, Counted, Stepwise
 
-NLL = Method("nll", "nll", seeds=(0, 1, 2), posthoc=("none", "ts"))
-MDCA = replace(NLL, name="nll+mdca", loss="nll+mdca", posthoc=("none",))
-PLAIN = Tuning(NLL, "scenes")
+PLAIN = Method("nll", "nll", "scenes", seeds=(0, 1, 2), posthoc=("none", "ts"))
 GRID = tuple((("beta", beta),) for beta in (1, 5, 10))
-TUNED = Tuning(MDCA, "scenes", GRID)
+TUNED = replace(PLAIN, name="nll+mdca", loss="nll+mdca", posthoc=("none",), grid=GRID)
 
 
-def run(tunings, runs, **options):
-    return work(tunings, runs, Pool(runs), **options)
+def run(methods, runs, **options):
+    return work(methods, runs, Pool(runs), **options)
 
 
 def labels(trainings):
@@ -107,7 +105,7 @@ def test_a_failed_run_is_named_and_the_others_go_on(tmp_path):
 
 
 def test_tables_that_share_a_run_share_its_training(tmp_path):
-    shorter = replace(PLAIN, method=replace(NLL, seeds=(0,), posthoc=("vs",)))
+    shorter = replace(PLAIN, seeds=(0,), posthoc=("vs",))
     fake = Fake(tmp_path)
     run([PLAIN, shorter], fake)
     assert len(fake.trained) == 3
@@ -123,7 +121,7 @@ def test_methods_of_two_rules_share_the_candidates(tmp_path):
             found = super().scores(training)
             return found and {**found, "nll": 1 / beta_of(training)}
 
-    fake, by_nll = Both(tmp_path), replace(TUNED, method=replace(MDCA, name="by NLL", select="nll"))
+    fake, by_nll = Both(tmp_path), replace(TUNED, name="by NLL", select="nll")
     assert plan([TUNED, by_nll], fake)[0] == "7 trainings, 0 done"
     run([TUNED, by_nll], fake)
     assert fake.choice(TUNED) == GRID[1] and fake.choice(by_nll) == GRID[2]
@@ -196,7 +194,7 @@ def test_ctrl_c_saves_the_runs_of_every_process(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_process_is_one_failure_and_the_same_command_goes_on(tmp_path):
-    one = replace(PLAIN, method=replace(NLL, seeds=(0, 1)))
+    one = replace(PLAIN, seeds=(0, 1))
     runs = Stepwise(tmp_path / "runs", tmp_path / "log", dies="scenes-nll-seed0")
     failures = work([one], runs, Processes(runs, 2))
     assert labels(failures) == ["scenes-nll-seed0"]
@@ -235,7 +233,7 @@ def test_the_second_driver_is_told_who_works_and_a_dead_one_holds_nothing(tmp_pa
 
 
 def test_a_training_is_called_by_all_that_tells_it_from_others():
-    changes = (("loss", "fl+mdca"), ("beta", 0.5), ("data.limit", 40), ("seed", 3))
-    assert Training("some/where/tiny.yaml", changes).label == (
-        "tiny-fl+mdca-beta0.5-data.limit40-seed3"
-    )
+    changes = (("loss", "fl+mdca"), ("beta", 0.5), ("data.limit", 40))
+    one, pooled = (Training("some/where/tiny.yaml", changes, seeds) for seeds in ((3,), (0, 2)))
+    assert one.label == "tiny-fl+mdca-beta0.5-data.limit40-seed3"
+    assert pooled.label == "tiny-fl+mdca-beta0.5-data.limit40-seeds0_2"

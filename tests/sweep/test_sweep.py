@@ -342,8 +342,8 @@ def test_options_vary(tmp_path):
     text = "config: tiny.yaml\nvary: {data: {limit: [40, 60]}}\nmethods: [{loss: nll}]\n"
     (tmp_path / "grid.yaml").write_text(text)
     found = read_sweep(tmp_path / "grid.yaml")
-    assert [t.options for t in found.tunings()] == [(("data.limit", 40),), (("data.limit", 60),)]
-    assert [v.title for v in found.variations()] == ["data.limit 40", "data.limit 60"]
+    assert [m.options for m in found.methods] == [(("data.limit", 40),), (("data.limit", 60),)]
+    assert list(found.tables()) == ["data.limit 40", "data.limit 60"]
 
 
 def test_remarks_count_the_candidates_that_are_tried(tmp_path):
@@ -353,7 +353,7 @@ def test_remarks_count_the_candidates_that_are_tried(tmp_path):
         "grid: {mdca: {beta: [1, 10, 20]}, fl: {gamma: [1, 3]}}\n"
     )
     found, runs = read_sweep(tmp_path / "grid.yaml"), Counted(tmp_path)
-    for training in (t for tuning in found.tunings() for t in tuning.candidates()):
+    for training in (t for method in found.methods for t in method.candidates()):
         gamma = dict(training.changes).get("gamma", 0)
         runs.kept[training.label] = {"accuracy": gamma, "nll": 0.0}
     assert Results(found, runs).remarks()[2:] == [
@@ -369,7 +369,7 @@ def test_several_configs_with_grids_by_term_and_scores_by_class(tmp_path):
         "grid: {fl: {gamma: [3, 1]}, mdca: {beta: [1, 10]}}\n"
         "methods: [nll, fl+mdca, {loss: fl, gamma: 2}]\n"
     )
-    nll, both, fl = read_sweep(tmp_path / "grid.yaml").tunings()[:3]
+    nll, both, fl = read_sweep(tmp_path / "grid.yaml").methods[:3]
     assert (len(nll.grid), len(both.grid), fl.grid) == (1, 4, ((("gamma", 2),),))
     assert sweep(tmp_path, "--out", str(tmp_path / "out"), "--no-tune", "--seeds", "2") == 0
     names = {path.name.rpartition("-")[0] for path in (tmp_path / "out/runs").iterdir()}
@@ -453,7 +453,7 @@ def test_mistakes_are_one_line(tmp_path, capsys):
 
 def test_our_own_sweeps_can_be_read():
     for path in OWN:
-        assert read_sweep(path).tunings(), path
+        assert read_sweep(path).methods, path
         assert f"# segcal sweep configs/sweeps/{path.name}" in path.read_text().splitlines()[0]
 
 
@@ -465,7 +465,7 @@ def test_ours_are_known_by_name(tmp_path, capsys, monkeypatch):
 
 def test_the_grid_of_masks_under_shift():
     found = read_sweep(ROOT / "configs/sweeps/voc_shift.yaml")
-    candidates = {training for tuning in found.tunings() for training in tuning.candidates()}
+    candidates = {training for method in found.methods for training in method.candidates()}
     assert len(candidates) == 1 + 2 + 2 + 4
     method = found.methods[0]
     assert method.seeds == (0, 1, 2) and method.posthoc == ("none", "ts")

@@ -7,7 +7,7 @@ import pytest
 from reproduction import paper
 
 from segcal.metrics.scores import SCORES, UNITS
-from segcal.sweep.definition import combinations, read_sweep
+from segcal.sweep.definition import read_sweep
 from segcal.training.config import RECIPES
 
 LABELS = [
@@ -160,8 +160,9 @@ def test_ece_of_segmentation_says_under_confidence():
 def grid(loss, name="auxiliaries", *, small=False):
     """The hyper-parameters that a sweep of the paper tries for a loss."""
     sweep = read_sweep(RECIPES / f"sweeps/paper/{name}.yaml", small=small)
-    (method,) = [method for method in sweep.methods if method.loss == loss]
-    return combinations(method.hyper)
+    config = sweep.config[0]
+    (method,) = [m for m in sweep.methods if m.loss == loss and m.config == config]
+    return method.grid
 
 
 def test_grids_are_the_papers():
@@ -178,7 +179,7 @@ def test_every_sweep_has_the_same_grids():
         if path.stem not in ("segmentation", "batch_size", "beta"):  # gamma or beta is fixed there
             for small in (False, True):
                 for method in read_sweep(path, small=small).methods:
-                    found[method.loss, small].add(combinations(method.hyper))
+                    found[method.loss, small].add(method.grid)
     assert len(found) == 2 * 14
     assert all(len(grids) == 1 for grids in found.values())
 

@@ -285,7 +285,7 @@ def test_a_bare_machine_has_every_small_table(tmp_path):
     runs, options = opened(tmp_path, "small")
     for name in paper.tables():
         (sweep,) = command.sweeps_of(paper.find(name), runs, options)
-        runs.require_data(sweep.tunings())
+        runs.require_data(sweep.methods)
     (pacs,) = command.sweeps_of(paper.find("pacs"), runs, options)
     assert pacs.config == ("small/digits_resnet8",)
     assert [str(shift) for shift in pacs.shifts()] == ["rotation:15", "rotation:45", "rotation:75"]
@@ -293,7 +293,8 @@ def test_a_bare_machine_has_every_small_table(tmp_path):
     assert where in command.stand_in(pacs)
     assert {"mdca", "fl"} <= {part for method in pacs.methods for part in method.loss.split("+")}
     # of the first small version
-    assert dict(pacs.methods[-1].hyper) == {"beta": (1, 10), "gamma": (3, 1)}
+    grid = pacs.methods[-1].grid
+    assert set(grid) == {(("beta", beta), ("gamma", gamma)) for beta in (1, 10) for gamma in (3, 1)}
 
 
 @pytest.mark.parametrize("scale", ["small", "full"])

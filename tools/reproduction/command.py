@@ -50,13 +50,13 @@ def reproduce(description: str, arguments: Sequence[str]) -> int:
             return 0
         wanted = [paper.find(name) for name in options.names]
         made = [(item, sweeps_of(item, runs, options)) for item in wanted]
-        tunings = [tuning for _, sweeps in made for sweep in sweeps for tuning in sweep.tunings()]
+        methods = [method for _, sweeps in made for sweep in sweeps for method in sweep.methods]
 
         def write() -> Iterator[Path]:
             for item, sweeps in made:
                 yield from _write(item, sweeps, runs, options)
 
-        return make(tunings, runs, options, write)
+        return make(methods, runs, options, write)
     except (ValueError, OSError) as error:
         print(f"tools/reproduce.py: {error}", file=sys.stderr)
         return 2
@@ -91,9 +91,9 @@ def listing(runs: Runs, options: argparse.Namespace) -> str:
             configs = dict.fromkeys(config for sweep in sweeps for config in sweep.config)
             lacking = [config for config in configs if runs.lacks(config) is not None]
             missing = f"; missing: data of {', '.join(lacking)}" if lacking else ""
-            tunings = [tuning for sweep in sweeps for tuning in sweep.tunings()]
+            methods = [method for sweep in sweeps for method in sweep.methods]
             lines.append(f"  {item.name:<22} {title}{label}")
-            lines.append(f"  {'':<22} {plan(tunings, runs)[0]}{missing}")
+            lines.append(f"  {'':<22} {plan(methods, runs)[0]}{missing}")
     return "\n".join(lines)
 
 
@@ -108,7 +108,7 @@ def _write(
             return
         yield from save_figures(lambda: MAKERS[item.name].draw(results), item.name, options.out)
         return
-    said = [runs.weights_remark(sweeps[0].tunings()[0])]
+    said = [runs.weights_remark(sweeps[0].methods[0])]
     if options.scale == "small":
         said.insert(0, stand_in(first.sweep))
     mark = f"reproduce {item.name} --scale {options.scale}"

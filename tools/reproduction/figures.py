@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from segcal import viz
 from segcal.metrics import Report
 from segcal.metrics.scores import SCORES
-from segcal.sweep.definition import Row, Sweep, Variation
+from segcal.sweep.definition import Row, Sweep
 from segcal.sweep.results import Results
 from segcal.training.trainer import LOG
 from segcal.viz.plots import new_figure
@@ -44,9 +44,9 @@ def compared(parts: Parts, draw: Callable[[Sequence[Results]], Figure]) -> Figur
     """A figure that compares losses, whose runs are those of the table of auxiliaries."""
 
     def part(sweep: Sweep, place: int, losses: tuple[str, ...]) -> Sweep:
-        methods = {method.loss: method for method in sweep.methods}
-        chosen = tuple(methods[loss] for loss in losses)
-        return replace(sweep, config=(sweep.config[place],), methods=chosen)
+        config = sweep.config[place]
+        methods = {method.loss: method for method in sweep.methods if method.config == config}
+        return replace(sweep, config=(config,), methods=tuple(methods[loss] for loss in losses))
 
     return FigureMaker(
         "auxiliaries",
@@ -57,14 +57,16 @@ def compared(parts: Parts, draw: Callable[[Sequence[Results]], Figure]) -> Figur
 
 def row_of(results: Results, config: str, loss: str) -> Row:
     """The row of a loss, without post-hoc calibration."""
-    (row,) = [r for r in results.sweep.rows(Variation(config)) if r.name == f"{loss} / none"]
+    rows = [row for method in results.sweep.methods for row in method.rows()]
+    (row,) = [r for r in rows if r.method.config == config and r.name == f"{loss} / none"]
     return row
 
 
 def first_reports(results: Results, place: int = 0) -> dict[str, Report]:
     """The report of the first seed for each loss, trained with the config at `place`."""
     config = results.sweep.config[place]
-    rows = {m.loss: row_of(results, config, m.loss) for m in results.sweep.methods}
+    losses = dict.fromkeys(method.loss for method in results.sweep.methods)
+    rows = {loss: row_of(results, config, loss) for loss in losses}
     return {loss: results.reports(row)[0] for loss, row in rows.items()}
 
 
@@ -111,11 +113,11 @@ def convergences(results: Sequence[Results]) -> Figure:
 
 def first_folder(results: Results, row: Row) -> Path:
     """The folder of the first seed's run."""
-    return results.runs.config(results.runs.chosen(row.tuning)[0]).folder
+    return results.runs.config(results.runs.chosen(row.method)[0]).folder
 
 
-def against(setting: str, sweep: str) -> FigureMaker:
-    """A figure of the scores of a sweep against the setting that it varies: means over seeds."""
+def against(setting: str) -> FigureMaker:
+    """A figure of mean scores against the setting that the sweep of its name varies."""
 
     def draw(results: Sequence[Results]) -> dict[str, Figure]:
         (found,) = results
@@ -123,22 +125,21 @@ def against(setting: str, sweep: str) -> FigureMaker:
         figure = new_figure(4.2 * len(scores), 3.4)
         for ax, score in zip(figure.subplots(1, len(scores)), scores, strict=True):
             lines: dict[str, dict[float, float]] = {}
-            for variation in found.sweep.variations():
-                ((_, at),) = variation.options
-                for row in found.sweep.rows(variation):
-                    mean = found.number(row, score, brief=True).mean
-                    assert mean is not None
-                    lines.setdefault(row.tuning.method.loss, {})[float(at)] = mean
+            for method in found.sweep.methods:
+                at = dict((*method.grid[0], *method.options))[setting]
+                mean = found.number(method.rows()[0], score, brief=True).mean
+                assert mean is not None
+                lines.setdefault(method.loss, {})[float(at)] = mean
             for index, (loss, line) in enumerate(lines.items()):
                 style = run_style(index)
                 ax.plot(list(line), list(line.values()), label=loss, markersize=4, **style)
-            ax.set(xscale="log", xlabel=setting, ylabel=SCORES[score].heading)
+            ax.set(xscale="log", xlabel=setting.replace("_", " "), ylabel=SCORES[score].heading)
             ax.set_xticks(list(line), [f"{at:g}" for at in line])
             ax.minorticks_off()
             ax.legend()
         return {"": figure}
 
-    return FigureMaker(sweep, lambda found: [found], draw)
+    return FigureMaker(setting, lambda found: [found], draw)
 
 
 FIGURES: dict[str, FigureMaker] = {
@@ -152,6 +153,6 @@ FIGURES: dict[str, FigureMaker] = {
     "wrong_confidence": compared(((CIFAR10, ("nll", "nll+mdca")),), wrong_confidences),
     # The caption's decay at epochs 50 and 70 is the schedule of SVHN.
     "convergence": compared(((SVHN, ("nll+mdca", "nll+mmce", "nll+dca")),), convergences),
-    "batch_size": against("batch size", "batch_size"),
-    "beta": against("beta", "beta"),
+    "batch_size": against("batch_size"),
+    "beta": against("beta"),
 }

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from reproduction.paper import AVERAGE, Table, titles
 from segcal.metrics.scores import SCORES, UNITS
-from segcal.sweep.definition import Sweep, Variation
+from segcal.sweep.definition import Sweep
 from segcal.sweep.results import Results, conditions
 from segcal.viz.tables import Cell, Number, Sheet
 from segcal.viz.tables import Table as PlainTable
@@ -41,7 +41,7 @@ def numbers(table: Table, results: Results) -> list[Number]:
     Experiments, shifts and classes go by their order: at a small scale others take their places.
     """
     sweep, places = results.sweep, conditions(results.sweep)
-    rows = {(c, r.name): r for c in sweep.config for r in sweep.rows(Variation(c))}
+    rows = {(r.method.config, r.name): r for every in sweep.tables().values() for r in every}
 
     def seeds(metric: str, row: str, column: str) -> tuple[float, ...]:
         want = table.want(row, column)
