@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from segcal import distributed
-from segcal.data.transforms import Augmentation, Augmenter, normalise, resize, resize_square
+from segcal.data.transforms import Augmentation, Augmenter, normalise, resize_mask, resize_square
 from segcal.files import BadFile, read_mask, read_rgb, utf8
 
 # (H, W) class of each pixel, (K, H, W) presence of each class, or the class of the image
@@ -368,9 +368,7 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         if self.resize is not None:
             image = resize_square(image, self.resize)
             if isinstance(key, tuple) and isinstance(label, np.ndarray):  # in training
-                masks = label if label.ndim == 3 else label[None]
-                masks = np.stack([resize(m, image.shape[:2], "nearest") for m in masks])
-                label = masks if label.ndim == 3 else masks[0]
+                label = resize_mask(label, image.shape[:2])
         if self.augmenter is not None:
             mask = label if isinstance(label, np.ndarray) else None
             image, mask = self.augmenter(image, mask, seed=(self.seed, epoch, index))
@@ -381,19 +379,11 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         return normalise(image, self.mean, self.std), target
 
 
-class MapDataset(Protocol):
-    """A map-style data set of (image, label); training sets are indexed by `(epoch, index)`."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, key: Any, /) -> Batch: ...
-
-
 class WorkerDied(ChildProcessError):
     """A worker of a data loader ended without an error of its own: killed, or out of memory."""
 
 
-class Batches:
+class Batches(DataLoader[Batch]):
     """A data loader that raises its workers' errors as they were raised, without their tracebacks.
 
     The death of a worker raises `WorkerDied`.
@@ -408,16 +398,15 @@ class Batches:
 
     def __init__(
         self,
-        dataset: MapDataset,
+        dataset: Dataset[Batch],
         *,
         workers: int,
         pin: bool,
-        before_each: Callable[[], object] | None = None,
+        before_each: Callable[[], object] = lambda: None,
         **options: Any,
     ) -> None:
-        self.dataset, self._before_each = dataset, before_each
-        self._loader = DataLoader(
-            cast("Dataset[Batch]", dataset),
+        super().__init__(
+            dataset,
             num_workers=workers,
             pin_memory=pin,
             worker_init_fn=_ignore_ctrl_c,
@@ -425,21 +414,17 @@ class Batches:
             generator=torch.Generator(),
             **options,
         )
+        self._before_each = before_each
 
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         try:
-            for batch in self._loader:
-                if self._before_each is not None:
-                    self._before_each()
+            for batch in super().__iter__():
+                self._before_each()
                 yield batch
         except Exception as error:
             name, text = type(error).__name__, str(error)
             # The cause, where there is one, knows the signal.
-            died = _DIED.match(str(error.__cause__)) or _DIED.match(text)
-            if died:
+            if died := _DIED.match(str(error.__cause__)) or _DIED.match(text):
                 raise WorkerDied(
                     f"{died[0]}; if memory or shared memory ran out, lower --workers or "
                     "--batch-size"
@@ -449,27 +434,14 @@ class Batches:
             raise type(error)(text.rpartition(f"{name}: ")[2].strip()) from None
 
 
-def eval_loader(
-    dataset: MapDataset,
-    *,
-    batch_size: int,
-    workers: int,
-    pin: bool,
-    before_each: Callable[[], object] | None = None,
-) -> Batches:
+def eval_loader(dataset: Samples, **options: Any) -> Batches:
     """This process's share of `dataset`, in order: each sample is read by exactly one process.
 
     Shares are not padded to equal length as by DistributedSampler, which would count samples twice.
+    `options` are those of `Batches`.
     """
     share = range(distributed.rank(), len(dataset), distributed.world_size())
-    return Batches(
-        dataset,
-        workers=workers,
-        pin=pin,
-        before_each=before_each,
-        batch_size=batch_size,
-        sampler=share,
-    )
+    return Batches(dataset, sampler=share, **options)
 
 
 def _ignore_ctrl_c(_: int) -> None:

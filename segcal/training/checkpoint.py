@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from segcal.files import atomic_write, read_checkpoint
@@ -81,21 +79,9 @@ def remove_leftovers(folder: Path, *names: str) -> None:
 
 
 def rng_state() -> dict[str, Any]:
-    """The states of the random generators that training uses, as plain tensors and numbers."""
-    version, words, gauss = random.getstate()
-    legacy = np.random.get_state(legacy=False)
-    assert isinstance(legacy, dict)
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-        "numpy": {
-            "key": torch.from_numpy(legacy["state"]["key"].astype(np.int64)),
-            "pos": int(legacy["state"]["pos"]),
-            "has_gauss": int(legacy["has_gauss"]),
-            "gauss": float(legacy["gauss"]),
-        },
-        "python": [version, torch.tensor(words), gauss],
-    }
+    """The states of torch's generators, the only ones that a step draws from."""
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    return {"torch": torch.get_rng_state(), "cuda": cuda}
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
@@ -103,8 +89,3 @@ def set_rng_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
-    legacy = state["numpy"]
-    key = legacy["key"].numpy().astype(np.uint32)
-    np.random.set_state(("MT19937", key, legacy["pos"], legacy["has_gauss"], legacy["gauss"]))
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words.tolist()), gauss))

@@ -9,7 +9,7 @@ import difflib
 import math
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import takewhile
 from pathlib import Path
@@ -24,6 +24,19 @@ from segcal.models.options import ModelConfig
 
 CONFIG = "config.yaml"  # in the folder of a run
 RECIPES = Path(__file__).parents[1] / "recipes"  # configs/ of the repository, in a wheel its files
+_RULES: dict[str, Callable[[float], bool]] = {
+    "> 0": lambda value: 0 < value < math.inf,
+    ">= 0": lambda value: 0 <= value < math.inf,
+    ">= 1": lambda value: 1 <= value < math.inf,
+}
+
+
+def _expect(config: Any, prefix: str, rule: str, *names: str) -> None:
+    """Raise a ValueError unless these options, where they are set, keep a rule of `_RULES`."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not _RULES[rule](value):
+            raise ValueError(f"Expected {prefix}{name} {rule}, but got {value}")
 
 
 @dataclass(frozen=True)
@@ -51,13 +64,8 @@ class OptimConfig:
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        for key in ("lr", "encoder_lr", "clip"):
-            value = getattr(self, key)
-            if value is not None and not (0 < value < math.inf):
-                raise ValueError(f"Expected optim.{key} > 0, but got {value}")
-        for key in ("momentum", "weight_decay"):
-            if not 0 <= getattr(self, key) < math.inf:
-                raise ValueError(f"Expected optim.{key} >= 0, but got {getattr(self, key)}")
+        _expect(self, "optim.", "> 0", "lr", "encoder_lr", "clip")
+        _expect(self, "optim.", ">= 0", "momentum", "weight_decay")
         if self.name == "sgd" and self.nesterov and self.momentum == 0:
             raise ValueError("Expected optim.momentum > 0 with optim.nesterov, but got 0")
 
@@ -93,16 +101,10 @@ class ScheduleConfig:
             raise ValueError(
                 f"Expected schedule.name=multistep with schedule.milestones, but got {self.name}"
             )
-        if (
-            list(self.milestones) != sorted(set(self.milestones))
-            or min(self.milestones, default=1) < 1
-        ):
-            raise ValueError(
-                f"Expected rising schedule.milestones >= 1, but got {list(self.milestones)}"
-            )
-        for key in ("power", "decay", "warmup"):
-            if not 0 <= (getattr(self, key) or 0) < math.inf:
-                raise ValueError(f"Expected schedule.{key} >= 0, but got {getattr(self, key)}")
+        stones = list(self.milestones)
+        if stones != sorted(set(stones)) or min(stones, default=1) < 1:
+            raise ValueError(f"Expected rising schedule.milestones >= 1, but got {stones}")
+        _expect(self, "schedule.", ">= 0", "power", "decay", "warmup")
         if not 0 <= self.warmup_factor <= 1:
             raise ValueError(
                 f"Expected schedule.warmup_factor in 0..1, but got {self.warmup_factor}"
@@ -180,15 +182,9 @@ class TrainConfig:
     out: str | None = None
 
     def __post_init__(self) -> None:
-        for key in ("epochs", "batch_size", "accumulate", "eval_every", "save_every"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ValueError(f"Expected {key} >= 1, but got {value}")
-        for key in ("workers", "seed"):
-            if getattr(self, key) < 0:
-                raise ValueError(f"Expected {key} >= 0, but got {getattr(self, key)}")
-        if self.mixup is not None and not 0 < self.mixup < math.inf:
-            raise ValueError(f"Expected mixup > 0, but got {self.mixup}")
+        _expect(self, "", ">= 1", "epochs", "batch_size", "accumulate", "eval_every", "save_every")
+        _expect(self, "", ">= 0", "workers", "seed")
+        _expect(self, "", "> 0", "mixup")
         if self.ema is not None and not 0 < self.ema < 1:
             raise ValueError(f"Expected ema between 0 and 1, but got {self.ema}")
         if self.model.freeze and self.model.encoder_weights is None:
@@ -218,12 +214,9 @@ def parse_train(arguments: Sequence[str], prog: str = "segcal train") -> tuple[T
     Raises:
         ValueError: in one line, which option or file is wrong and what was expected.
     """
-    for asked, text in (
-        ("--help", help_text),
-        ("--list", list_recipes),
-        ("--list-losses", list_losses),
-    ):
-        if asked in arguments or (asked == "--help" and "-h" in arguments):
+    printed = {"--help": help_text, "-h": help_text, "--list": list_recipes}
+    for asked, text in {**printed, "--list-losses": list_losses}.items():
+        if asked in arguments:
             print(text(prog))
             raise SystemExit(0)
     flags = settings.read_flags(arguments)
@@ -232,7 +225,7 @@ def parse_train(arguments: Sequence[str], prog: str = "segcal train") -> tuple[T
     resume = settings.convert(stated.pop("resume", False), bool, "--resume")
     if "multilabel" in stated:
         stated["data.multilabel"] = stated.pop("multilabel")
-    if resume and not files and (Path(stated.get("out", "")) / CONFIG).exists() and "out" in stated:
+    if resume and not files and "out" in stated and (Path(stated["out"]) / CONFIG).exists():
         files = [Path(stated["out"]) / CONFIG]
     layers = [(f"{path}: ", _read(path)) for path in files]
     return settings.read(TrainConfig, [*layers, ("--", _with_hyper(stated))]), resume
@@ -258,18 +251,23 @@ def _with_hyper(values: Mapping[str, Any]) -> dict[str, Any]:
     """Options with the numbers of unknown names, such as gamma, among the hyper-parameters."""
     known = [option.name for option in fields(TrainConfig)]
     leaves = [option.name.rpartition(".")[2] for option in settings.options(TrainConfig)]
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        name = str(key)
-        mistyped = name in leaves or difflib.get_close_matches(name, known, 1, cutoff=0.8)
-        number = isinstance(value, (bool, int, float)) or re.fullmatch(
-            r"[-+]?[\d.]+(e[-+]?\d+)?|true|false", str(value), re.IGNORECASE
-        )
-        if name not in known and "." not in name and number and not mistyped:
-            found[f"hyper.{name}"] = value
-        elif name in known or value is not None:
-            found[name] = value
-    return found
+
+    def is_hyper(name: str, value: Any) -> bool:
+        if name in (*known, *leaves) or "." in name:
+            return False
+        if difflib.get_close_matches(name, known, 1, cutoff=0.8):  # mistyped
+            return False
+        try:
+            settings.convert(value, bool | int | float, name)
+        except ValueError:
+            return False
+        return True
+
+    return {
+        f"hyper.{name}" if is_hyper(str(name), value) else str(name): value
+        for name, value in values.items()
+        if name in known or value is not None
+    }
 
 
 def recipes() -> dict[str, Path]:

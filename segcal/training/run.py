@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 from collections.abc import Container, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -63,39 +62,11 @@ def train_run(config: TrainConfig, *, resume: bool = False) -> list[Record]:
         if distributed.is_distributed():
             dist.barrier()  # the others wait until the first has checked the folder
         state = checkpoint.load_last(folder) if resume else None
-        seed_everything(config.seed)
+        seed_torch(config.seed)
         splits = data.build(config.data, seed=config.seed)
         if state is None:
             check_labels(splits)
-        weights = config.class_weights
-        if weights is not None and len(weights) != splits.num_classes:
-            raise ValueError(
-                f"class_weights: expected {splits.num_classes}, one per class, "
-                f"but got {len(weights)}"
-            )
-        bare = replace(config.model, encoder_weights=None)  # a checkpoint has them all
-        trainer = Trainer(
-            models.build(
-                config.model if state is None else bare, splits.num_classes, words=splits.words
-            ),
-            build_loss(
-                config.loss,
-                ignore_index=splits.ignore_index,
-                weight=weights,
-                multilabel=splits.multilabel,
-                beta=config.beta,
-                **dict[str, Any](config.hyper),
-            ),
-            splits.train,
-            splits.holdout,
-            options=config,
-            num_classes=splits.num_classes,
-            ignore_index=splits.ignore_index,
-            device=device,
-            uniform=splits.uniform,
-            skipped=len(splits.train.skipped) + len(splits.holdout.skipped),
-            folder=folder,
-        )
+        trainer = _build_trainer(config, splits, device, pretrained=state is None)
         if state is not None:
             with checkpoint.expect_whole(folder / checkpoint.LAST):
                 if changed := changed_settings(state["config"], settings.to_dict(config)):
@@ -108,20 +79,38 @@ def train_run(config: TrainConfig, *, resume: bool = False) -> list[Record]:
         if first:
             folder.mkdir(parents=True, exist_ok=True)
             checkpoint.remove_leftovers(folder, LOG, CONFIG)
-            again = (
-                f"segcal {segcal.__version__}; run again with --config {folder / CONFIG} --out …"
-            )
-            settings.save(replace(config, out=str(folder)), folder / CONFIG, again)
-            _announce(config, trainer)
+            again = f"run again with --config {folder / CONFIG} --out …"
+            header = f"segcal {segcal.__version__}; {again}"
+            settings.save(replace(config, out=str(folder)), folder / CONFIG, header)
+            _announce(trainer)
         return trainer.fit()
 
 
-def seed_everything(seed: int) -> None:
-    """Seed the generators of torch, numpy and random, differently in each process."""
-    mixed = np.random.SeedSequence((seed, distributed.rank())).generate_state(3)
-    torch.manual_seed(int(mixed[0]))
-    np.random.seed(mixed[1])
-    random.seed(int(mixed[2]))
+def _build_trainer(
+    config: TrainConfig, splits: Splits, device: torch.device, *, pretrained: bool
+) -> Trainer:
+    """A trainer; without `pretrained` weights where a checkpoint has them all."""
+    weights = config.class_weights
+    if weights is not None and len(weights) != splits.num_classes:
+        raise ValueError(
+            f"class_weights: expected {splits.num_classes}, one per class, but got {len(weights)}"
+        )
+    network = config.model if pretrained else replace(config.model, encoder_weights=None)
+    model = models.build(network, splits.num_classes, words=splits.words)
+    criterion = build_loss(
+        config.loss,
+        ignore_index=splits.ignore_index,
+        weight=weights,
+        multilabel=splits.multilabel,
+        beta=config.beta,
+        **dict[str, Any](config.hyper),
+    )
+    return Trainer(model, criterion, splits, config, device=device, folder=config.folder)
+
+
+def seed_torch(seed: int) -> None:
+    """Seed the initial weights and dropout, differently in each process."""
+    torch.manual_seed(int(np.random.SeedSequence((seed, distributed.rank())).generate_state(1)[0]))
 
 
 def changed_settings(
@@ -196,11 +185,9 @@ def check_labels(splits: Splits) -> None:
             print(f"labels {where}: {ignored:.1%} are ignored")
         absent = [n for n, count in zip(splits.class_names, classes, strict=True) if not count]
         if absent:
-            shown = ", ".join(absent[:_MAX_LISTED]) + ", …" * (len(absent) > _MAX_LISTED)
-            log.warning(
-                "no label %s is of %d of the %d classes: %s%s",
-                *(where, len(absent), splits.num_classes, shown, hint),
-            )
+            listed = ", ".join(absent[:_MAX_LISTED]) + ", …" * (len(absent) > _MAX_LISTED)
+            of_them = f"{len(absent)} of the {splits.num_classes} classes"
+            log.warning("no label %s is of %s: %s%s", where, of_them, listed, hint)
 
 
 def count_labels(
@@ -220,25 +207,25 @@ def count_labels(
 
     def count(index: int) -> np.ndarray:
         label = np.asarray(samples.part.label(index))
-        counted = label != ignore_index
-        classes = np.bincount(label[counted].astype(np.int64), minlength=num_classes)
+        counted = label[label != ignore_index].astype(np.int64)
+        classes = np.bincount(counted, minlength=num_classes)
         if multilabel:
             classes = (label == 1).sum((1, 2))
-        return np.array([*classes, label.size - counted.sum(), label.size])
+        return np.array([*classes, label.size - counted.size, label.size])
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders let other threads run
-        found = sum(pool.map(count, some), np.zeros(num_classes + 2, dtype=np.int64))
-    return found[:-2], found[-2] / found[-1], len(some)
+        *classes, ignored, labels = sum(pool.map(count, some), np.zeros(num_classes + 2, int))
+    return np.array(classes), ignored / labels, len(some)
 
 
-def _announce(config: TrainConfig, trainer: Trainer) -> None:
-    model = trainer.learner.model
+def _announce(trainer: Trainer) -> None:
+    config, model, splits = trainer.options, trainer.learner.model, trainer.splits
     parameters = sum(p.numel() for p in model.parameters()) / 1e6
     processes = distributed.world_size()
     print(
         f"{config.folder}: {config.loss} on {config.data.name}, {config.model.name} "
-        f"({parameters:.2f} M parameters), {len(trainer.train_set)} training and "
-        f"{len(trainer.holdout_set)} hold-out images, {trainer.device}"
+        f"({parameters:.2f} M parameters), {len(splits.train)} training and "
+        f"{len(splits.holdout)} hold-out images, {trainer.device}"
         + (f" x {processes} processes" if processes > 1 else "")
     )
     if trainer.skipped:

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch import nn
 
 from segcal import distributed, settings
-from segcal.data.samples import Batch, Batches, MapDataset, digest, eval_loader
+from segcal.data.samples import Batch, Batches, digest, eval_loader
+from segcal.data.splits import Splits
 from segcal.evaluation.evaluate import evaluate
 from segcal.integrations.trackers import NAMES, Tracker, open_tracker
 from segcal.losses import Criterion
@@ -58,14 +59,9 @@ class Trainer:
     Args:
         model: (N, …) images to (N, C, *S) logits; trained in place.
         criterion: as `segcal.build_loss` gives it.
-        train_set: indexed by `(epoch, index)`; items are an image and its label.
-        holdout_set: indexed by a number; items likewise.
+        splits: the data; its test part is not used.
         options: the settings; they are saved in the checkpoints.
-        num_classes: C.
-        ignore_index: label that is not counted on the hold-out.
         device: the device to train on.
-        uniform: whether the images of `holdout_set` have one size, so that they can be batched.
-        skipped: number of unreadable training and hold-out images, for the log.
         folder: folder of log and checkpoints; None writes nothing.
     """
 
@@ -73,25 +69,18 @@ class Trainer:
         self,
         model: nn.Module,
         criterion: Criterion,
-        train_set: MapDataset,
-        holdout_set: MapDataset,
-        *,
+        splits: Splits,
         options: TrainConfig,
-        num_classes: int,
-        ignore_index: int = 255,
+        *,
         device: torch.device | str = "cpu",
-        uniform: bool = True,
-        skipped: int = 0,
         folder: Path | None = None,
     ) -> None:
-        self.options, self.folder = options, folder
+        self.splits, self.options, self.folder = splits, options, folder
         self.device = torch.device(device)
-        self.num_classes, self.ignore_index, self.uniform = num_classes, ignore_index, uniform
-        parts = [getattr(part, "fingerprint", str)() for part in (train_set, holdout_set)]
-        self._data = digest(*parts)
-        self.skipped = skipped
-        self.train_set, self.holdout_set = train_set, holdout_set
-        dense = holdout_set[0][1].ndim > 0  # a label is a map, not one number
+        self.skipped = len(splits.train.skipped) + len(splits.holdout.skipped)
+        self._data = digest(splits.train.fingerprint(), splits.holdout.fingerprint())
+        self._writes = folder is not None and distributed.rank() == 0
+        dense = splits.holdout[0][1].ndim > 0  # a label is a map, not one number
         self.scores = [score.name for score in LOGGED if dense or not score.dense]
         if options.select not in self.scores:
             raise ValueError(
@@ -106,11 +95,10 @@ class Trainer:
         self._losses = RunningLosses()
         self._seconds = 0.0  # of the current epoch
         self._stop = StopSignals()
-        self._trackers: list[Tracker] = []
 
     def _order(self, first_step: int) -> EpochOrder:
         return EpochOrder(
-            len(self.train_set),
+            len(self.splits.train),
             batch_size=self.options.batch_size,
             accumulate=self.options.accumulate,
             epochs=self.options.epochs,
@@ -125,18 +113,15 @@ class Trainer:
             Interrupted: SIGINT or SIGTERM came; the run was saved after the current step.
             Diverged: a loss term or a weight is no longer finite; no such state was saved.
         """
-        first = self.folder is not None and distributed.rank() == 0
         progress = Progress(
-            self.total_steps, self.learner.steps, batch_size=self.options.batch_size, shown=first
+            self.total_steps,
+            self.learner.steps,
+            batch_size=self.options.batch_size,
+            shown=self._writes,
         )
-        if self.folder is not None and first:
-            options, steps = settings.to_dict(self.options), self.learner.steps
-            for name in NAMES:
-                if options[name]:
-                    opened = open_tracker(name, self.folder, options, step=steps)
-                    self._trackers.append(opened)
+        trackers = self._open_trackers()
         loader = Batches(  # over all epochs: workers start once, and read ahead across epochs
-            self.train_set,
+            self.splits.train,
             workers=self.options.workers,
             pin=self.device.type == "cuda",
             batch_sampler=self._order(self.learner.steps),
@@ -148,7 +133,7 @@ class Trainer:
                     self.advance(stream, (len(self.history) + 1) * self.steps_per_epoch, progress)
                     record, report = self._close_epoch(progress)
                     progress.say(describe_epoch(record, self.options.epochs))
-                    self._track(record, report)
+                    trackers = [t for t in trackers if _tracked(t, record, report)]
         except (RuntimeError, OSError):
             # The signal also ended the workers, and the loader raises because of that. The step may
             # be incomplete: the last checkpoint counts.
@@ -157,22 +142,16 @@ class Trainer:
             raise
         finally:
             progress.close()
-            for tracker in self._trackers:
+            for tracker in trackers:
                 tracker.close()
-            self._trackers.clear()
         return self.history
 
-    def _track(self, record: Record, report: Report | None) -> None:
-        """Log an epoch in every tracker; one that fails, as when its server is away, is left."""
-        numbers = {name: value for name, value in record.items() if isinstance(value, float)}
-        for tracker in [*self._trackers]:
-            try:
-                tracker.scalars(numbers, record["step"])
-                if report is not None:
-                    tracker.reliability("holdout/reliability", report, record["step"])
-            except Exception as error:
-                log.warning("a tracker failed, and gets nothing more: %s", error)
-                self._trackers.remove(tracker)
+    def _open_trackers(self) -> list[Tracker]:
+        if self.folder is None or not self._writes:
+            return []
+        options, step = settings.to_dict(self.options), self.learner.steps
+        names = [name for name in NAMES if options[name]]
+        return [open_tracker(name, self.folder, options, step=step) for name in names]
 
     def advance(self, stream: Iterator[Batch], end: int, progress: Progress) -> None:
         """Take steps on the batches of `stream` until the run has taken `end` steps."""
@@ -205,7 +184,6 @@ class Trainer:
     def _close_epoch(self, progress: Progress) -> tuple[Record, Report | None]:
         """Evaluate, log and save the epoch whose last step was taken."""
         self._expect_finite()
-        report = None
         options, epoch = self.options, len(self.history) + 1
         record: Record = {
             "epoch": epoch,
@@ -214,26 +192,10 @@ class Trainer:
             "seconds": round(self._seconds, 3),
             **{f"train/{name}": value for name, value in self._losses.means().items()},
         }
+        report = None
         if epoch % options.eval_every == 0 or epoch == options.epochs:
-            self.learner.share_buffers()
-            share = options.batch_size // distributed.world_size()
             try:
-                report = evaluate(
-                    self.learner.evaluated,
-                    eval_loader(
-                        self.holdout_set,
-                        batch_size=share if self.uniform else 1,
-                        workers=options.workers,
-                        pin=self.device.type == "cuda",
-                        before_each=self._expect_no_signal,
-                    ),
-                    num_classes=self.num_classes,
-                    ignore_index=self.ignore_index,
-                    multilabel=self.learner.criterion.multilabel,
-                    device=self.device,
-                    padded=False,
-                    progress=progress.terminal or None,
-                )
+                report = self._evaluate(progress)
             except Interrupted:
                 self.save()  # the epoch's steps are done; its evaluation will be repeated
                 raise
@@ -248,6 +210,27 @@ class Trainer:
         self._write_summary()
         return record, report
 
+    def _evaluate(self, progress: Progress) -> Report:
+        self.learner.share_buffers()
+        share = self.options.batch_size // distributed.world_size()
+        loader = eval_loader(
+            self.splits.holdout,
+            batch_size=share if self.splits.uniform else 1,
+            workers=self.options.workers,
+            pin=self.device.type == "cuda",
+            before_each=self._expect_no_signal,
+        )
+        return evaluate(
+            self.learner.evaluated,
+            loader,
+            num_classes=self.splits.num_classes,
+            ignore_index=self.splits.ignore_index,
+            multilabel=self.splits.multilabel,
+            device=self.device,
+            padded=False,
+            progress=progress.terminal or None,
+        )
+
     def _expect_no_signal(self) -> None:
         """Stop an evaluation on a signal, unless other processes would wait for this one."""
         if self._stop.received and not distributed.is_distributed():
@@ -259,7 +242,7 @@ class Trainer:
         generators = [checkpoint.rng_state()] * distributed.world_size()
         if distributed.is_distributed():
             dist.all_gather_object(generators, checkpoint.rng_state())
-        if self.folder is None or distributed.rank() != 0:
+        if self.folder is None or not self._writes:
             return
         state = {
             "model": self.learner.evaluated.state_dict(),
@@ -268,7 +251,7 @@ class Trainer:
             "sums": self._losses.state_dict(),
             "seconds": self._seconds,
             "generators": generators,
-            "samples": len(self.train_set),
+            "samples": len(self.splits.train),
             "record": self.history[-1] if self._epoch_is_whole else None,
             "config": settings.to_dict(self.options),
             "data": self._data,
@@ -287,7 +270,7 @@ class Trainer:
 
     def _write_summary(self) -> None:
         """Write log.jsonl, and best.pt if the last epoch is the best, from the current state."""
-        if self.folder is None or distributed.rank() != 0:
+        if self.folder is None or not self._writes:
             return
         if self.history[-1]["best"]:
             state = {
@@ -300,7 +283,7 @@ class Trainer:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from what `checkpoint.load_last` returned."""
-        samples = len(self.train_set)
+        samples = len(self.splits.train)
         if state["samples"] != samples:
             raise ValueError(
                 f"Expected the {state['samples']} training samples that the run began with, "
@@ -324,3 +307,16 @@ class Trainer:
             self._write_summary()
         if len(state["generators"]) == distributed.world_size():
             checkpoint.set_rng_state(state["generators"][distributed.rank()])
+
+
+def _tracked(tracker: Tracker, record: Record, report: Report | None) -> bool:
+    """Log an epoch; False if that failed, as when a server is away."""
+    try:
+        numbers = {name: value for name, value in record.items() if isinstance(value, float)}
+        tracker.scalars(numbers, record["step"])
+        if report is not None:
+            tracker.reliability("holdout/reliability", report, record["step"])
+    except Exception as error:
+        log.warning("a tracker failed, and gets nothing more: %s", error)
+        return False
+    return True

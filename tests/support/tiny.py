@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from segcal.data.splits import Splits
 from segcal.losses import build_loss
 from segcal.training.config import OptimConfig, ScheduleConfig, TrainConfig
-from segcal.training.run import seed_everything
+from segcal.training.run import seed_torch
 from segcal.training.trainer import Trainer
 
 OPTIONS = TrainConfig(
@@ -29,11 +30,16 @@ class Patches(Dataset):
     Indexed with an epoch the noise changes, as augmentation would; some labels are 255.
     """
 
+    skipped = ()
+
     def __init__(self, size=36, seed=0, on_read=lambda: None):
         self.size, self.seed, self.on_read = size, seed, on_read
 
     def __len__(self):
         return self.size
+
+    def fingerprint(self):
+        return ""
 
     def __getitem__(self, key):
         self.on_read()
@@ -77,14 +83,16 @@ def trainer(
 ):
     """A trainer on `Patches`, the same one every time; `model` is called once it is seeded."""
     options = dataclasses.replace(OPTIONS, **changes)
-    seed_everything(options.seed)
-    return Trainer(
-        model(),
-        build_loss(loss, ignore_index=255),
-        Patches() if train is None else train,
-        Patches(14, seed=1) if holdout is None else holdout,
-        options=options,
+    seed_torch(options.seed)
+    splits = Splits(
+        train=Patches() if train is None else train,
+        holdout=Patches(14, seed=1) if holdout is None else holdout,
+        test=None,
         num_classes=3,
-        device=device,
-        folder=folder,
+        class_names=("red", "green", "blue"),
+        ignore_index=255,
+        palette=None,
+        uniform=True,
     )
+    criterion = build_loss(loss, ignore_index=255)
+    return Trainer(model(), criterion, splits, options, device=device, folder=folder)

@@ -16,7 +16,7 @@ from segcal.training import checkpoint
 from segcal.training.config import OptimConfig, ScheduleConfig, TrainConfig
 from segcal.training.log import Diverged
 from segcal.training.order import permutation
-from segcal.training.run import seed_everything
+from segcal.training.run import seed_torch
 from segcal.training.step import lr_factor, mixed_share, partners
 from segcal.training.trainer import best_record
 from tests.support.tiny import OPTIONS, Patches, Uneven, network, steady_network, trainer
@@ -36,7 +36,7 @@ def same_weights(one, other):
 
 
 def test_equals_a_bare_loop_bit_for_bit():
-    seed_everything(0)
+    seed_torch(0)
     model = network()
     criterion = segcal.build_loss("fl+mdca")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)

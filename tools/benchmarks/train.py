@@ -20,7 +20,7 @@ from segcal.models import build as build_model
 from segcal.training.config import TrainConfig, parse_train
 from segcal.training.log import Progress
 from segcal.training.order import EpochOrder
-from segcal.training.run import seed_everything
+from segcal.training.run import seed_torch
 from segcal.training.step import build_optimizer
 from segcal.training.trainer import Trainer
 
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Measure and print the tables."""
     config, _ = parse_train(["--config", arguments.config, *arguments.option])
     config = replace(config, epochs=10_000)  # the schedule must not end before the measurement
-    seed_everything(config.seed)
+    seed_torch(config.seed)
     data = build_data(config.data, seed=config.seed)
     model = build_model(config.model, num_classes=data.num_classes)
     order = EpochOrder(
@@ -56,15 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
         for images, labels in itertools.islice(loader, min(arguments.steps, 8))
     ]
     criterion = _loss(config, data.ignore_index)
-    trainer = Trainer(
-        copy.deepcopy(model),
-        criterion,
-        data.train,
-        data.holdout,
-        options=config,
-        num_classes=data.num_classes,
-        device=arguments.device,
-    )
+    trainer = Trainer(copy.deepcopy(model), criterion, data, config, device=arguments.device)
     work = {
         _BASELINE: plain_loop(model.to(arguments.device), config, batches, arguments),
         "trainer": steps_of(trainer, batches, arguments),
