@@ -21,20 +21,8 @@ from scipy import fft
 
 SEVERITIES = (1, 2, 3, 4, 5)
 SMALL, LARGE = 32, 224  # short side, in pixels, that the two tables were made for
+Rng = np.random.Generator
 _LIMIT = math.sqrt(SMALL * LARGE)  # as far from one as from the other, as a ratio: 84.7
-
-
-@dataclass(frozen=True)
-class Canvas:
-    """What a corruption may use besides the image.
-
-    Attributes:
-        rng: everything random comes from it.
-        scale: what lengths in pixels are multiplied by.
-    """
-
-    rng: np.random.Generator
-    scale: float
 
 
 @dataclass(frozen=True)
@@ -42,8 +30,8 @@ class Corruption:
     """A kind of corruption and its strength at each severity.
 
     Attributes:
-        apply: (H, W, 3) float32 in 0..1, a canvas and the numbers of one severity, to an image of
-            the same shape, which may leave 0..1.
+        apply: (H, W, 3) float32 in 0..1, a random generator, a factor for lengths in pixels, and
+            the numbers of one severity, to an image of the same shape, which may leave 0..1.
         large: five tuples of numbers, one per severity, for images of `LARGE` pixels.
         small: the same for images of `SMALL` pixels.
         family: noise, blur, weather or digital: corruptions of one family are alike.
@@ -82,55 +70,56 @@ def corrupt(image: np.ndarray, name: str, severity: int, *, key: str, seed: int 
         table, scale = corruption.small, max(side / SMALL, 1.0)
     else:
         table, scale = corruption.large, side / LARGE
-    canvas = Canvas(_generator(seed, key, name, severity), scale)
-    changed = corruption.apply(image.astype(np.float32) / 255, canvas, *table[severity - 1])
+    # A digest, because hash() of a string differs from process to process.
+    stated = "\0".join(map(str, (seed, key, name, severity))).encode("utf-8", "surrogatepass")
+    rng = np.random.default_rng(int.from_bytes(hashlib.sha256(stated).digest(), "little"))
+    changed = corruption.apply(image.astype(np.float32) / 255, rng, scale, *table[severity - 1])
     return np.clip(changed * 255, 0, 255).round().astype(np.uint8)
 
 
-def _generator(*key: object) -> np.random.Generator:
-    # A digest, because hash() of a string differs from process to process.
-    digest = hashlib.sha256("\0".join(map(str, key)).encode("utf-8", "surrogatepass"))
-    return np.random.default_rng(int.from_bytes(digest.digest(), "little"))
-
-
-def gaussian_noise(image: np.ndarray, canvas: Canvas, std: float) -> np.ndarray:
+def gaussian_noise(image: np.ndarray, rng: Rng, scale: float, std: float) -> np.ndarray:
     """Normal noise of standard deviation `std` is added."""
-    return image + std * canvas.rng.standard_normal(image.shape, np.float32)
+    return image + std * rng.standard_normal(image.shape, np.float32)
 
 
-def shot_noise(image: np.ndarray, canvas: Canvas, photons: float) -> np.ndarray:
+def shot_noise(image: np.ndarray, rng: Rng, scale: float, photons: float) -> np.ndarray:
     """Poisson n / photons, n of mean photons x: few photons make much noise."""
-    return canvas.rng.poisson(image * photons) / photons
+    return rng.poisson(image * photons) / photons
 
 
-def impulse_noise(image: np.ndarray, canvas: Canvas, share: float) -> np.ndarray:
+def impulse_noise(image: np.ndarray, rng: Rng, scale: float, share: float) -> np.ndarray:
     """A share of all values becomes 0 or 1, either as often."""
-    hit = canvas.rng.random(image.shape) < share
-    return np.where(hit, canvas.rng.integers(0, 2, image.shape), image)
+    hit = rng.random(image.shape) < share
+    return np.where(hit, rng.integers(0, 2, image.shape), image)
 
 
-def defocus_blur(image: np.ndarray, canvas: Canvas, radius: float, smooth: float) -> np.ndarray:
+def defocus_blur(
+    image: np.ndarray, rng: Rng, scale: float, radius: float, smooth: float
+) -> np.ndarray:
     """The mean over a disk, whose rim is smoothed by a Gaussian of `smooth` pixels."""
-    return _filter(image, _disk(radius * canvas.scale, smooth))
+    return _filter(image, _disk(radius * scale, smooth))
 
 
-def motion_blur(image: np.ndarray, canvas: Canvas, radius: float, sigma: float) -> np.ndarray:
+def motion_blur(
+    image: np.ndarray, rng: Rng, scale: float, radius: float, sigma: float
+) -> np.ndarray:
     """A trail at an angle of up to 45 degrees to the horizontal."""
-    angle = canvas.rng.uniform(-45, 45)
-    return _filter(image, _trail(radius * canvas.scale, sigma * canvas.scale, angle))
+    angle = rng.uniform(-45, 45)
+    return _filter(image, _trail(radius * scale, sigma * scale, angle))
 
 
-def fog(image: np.ndarray, canvas: Canvas, amount: float, decay: float) -> np.ndarray:
+def fog(image: np.ndarray, rng: Rng, scale: float, amount: float, decay: float) -> np.ndarray:
     """Fractal fog: (x + amount f) m / (m + amount), f in 0..1, m the maximum of the image."""
     height, width = image.shape[:2]
-    density = _plasma(max(height, width), decay, canvas.rng)[:height, :width, None]
+    density = _plasma(max(height, width), decay, rng)[:height, :width, None]
     brightest = image.max()
     return (image + amount * density) * brightest / (brightest + amount)
 
 
 def snow(
     image: np.ndarray,
-    canvas: Canvas,
+    rng: Rng,
+    scale: float,
     mean: float,
     std: float,
     flake: float,
@@ -144,27 +133,27 @@ def snow(
     The scene itself is whitened: keep x + (1 - keep) max(x, 1.5 grey + 0.5).
     """
     # Made at the size that the numbers are for: how much passes the threshold depends on the grid.
-    height, width = (max(round(side / canvas.scale), 1) for side in image.shape[:2])
-    coarse = canvas.rng.normal(mean, std, (math.ceil(height / flake), math.ceil(width / flake)))
+    height, width = (max(round(side / scale), 1) for side in image.shape[:2])
+    coarse = rng.normal(mean, std, (math.ceil(height / flake), math.ceil(width / flake)))
     layer = _resize(coarse, (height, width))
     layer = np.clip(np.where(layer < threshold, 0, layer), 0, 1).astype(np.float32)
-    layer = _filter(layer, _trail(radius, sigma, canvas.rng.uniform(-135, -45)))
+    layer = _filter(layer, _trail(radius, sigma, rng.uniform(-135, -45)))
     layer = _resize(layer, image.shape[:2])
     grey = (image @ np.array([0.299, 0.587, 0.114], np.float32))[..., None]
     white = keep * image + (1 - keep) * np.maximum(image, 1.5 * grey + 0.5)
     return white + (layer + np.rot90(layer, 2))[..., None]
 
 
-def frost(image: np.ndarray, canvas: Canvas, keep: float, amount: float) -> np.ndarray:
+def frost(image: np.ndarray, rng: Rng, scale: float, keep: float, amount: float) -> np.ndarray:
     """Bluish needles of ice, thick in places: keep x + amount f, of a drawn texture f in 0..1.
 
     The literature pastes photographs of frost in place of the texture.
     """
-    texture = _needles(image.shape[0], image.shape[1], canvas.rng)[..., None]
+    texture = _needles(image.shape[0], image.shape[1], rng)[..., None]
     return keep * image + amount * texture * np.array([0.85, 0.94, 1.0], np.float32)
 
 
-def brightness(image: np.ndarray, canvas: Canvas, amount: float) -> np.ndarray:
+def brightness(image: np.ndarray, rng: Rng, scale: float, amount: float) -> np.ndarray:
     """The value of HSV plus `amount`, at most 1; hue and saturation stay."""
     value = image.max(axis=2, keepdims=True)
     brighter = np.minimum(value + amount, 1)
@@ -172,13 +161,13 @@ def brightness(image: np.ndarray, canvas: Canvas, amount: float) -> np.ndarray:
     return np.where(value > 0, image * (brighter / np.maximum(value, 1e-9)), brighter)
 
 
-def contrast(image: np.ndarray, canvas: Canvas, factor: float) -> np.ndarray:
+def contrast(image: np.ndarray, rng: Rng, scale: float, factor: float) -> np.ndarray:
     """Distance to the mean colour of the image times `factor`."""
     mean = image.mean(axis=(0, 1), keepdims=True, dtype=np.float64)
     return mean + factor * (image - mean)
 
 
-def jpeg(image: np.ndarray, canvas: Canvas, quality: float) -> np.ndarray:
+def jpeg(image: np.ndarray, rng: Rng, scale: float, quality: float) -> np.ndarray:
     """Saved as a JPEG file of this quality, and read again."""
     file = io.BytesIO()
     _picture(image).save(file, "JPEG", quality=int(quality))
@@ -186,7 +175,7 @@ def jpeg(image: np.ndarray, canvas: Canvas, quality: float) -> np.ndarray:
         return np.asarray(saved, np.float32) / 255
 
 
-def pixelate(image: np.ndarray, canvas: Canvas, share: float) -> np.ndarray:
+def pixelate(image: np.ndarray, rng: Rng, scale: float, share: float) -> np.ndarray:
     """Downsampled to a share of its sides, and upsampled to blocks."""
     height, width = image.shape[:2]
     small = (max(int(width * share), 1), max(int(height * share), 1))
@@ -362,7 +351,7 @@ def _trail(radius: float, sigma: float, degrees: float) -> np.ndarray:
     return kernel / kernel.sum()
 
 
-def _needles(height: int, width: int, rng: np.random.Generator) -> np.ndarray:
+def _needles(height: int, width: int, rng: Rng) -> np.ndarray:
     """(height, width) in 0..1: thin bright strokes on black, in thickets with a milky film.
 
     Thickets lie where a fractal is high; all is as long and wide as the image is large.
@@ -393,8 +382,7 @@ def _pencil() -> Callable[..., None]:
     """`_draw`, compiled when it is first needed."""
     from numba import njit
 
-    compiled: Callable[..., None] = njit(_draw)
-    return compiled
+    return njit(_draw)
 
 
 def _draw(drawn: np.ndarray, strokes: np.ndarray, colour: float, thickness: int) -> None:
@@ -421,7 +409,7 @@ def _draw(drawn: np.ndarray, strokes: np.ndarray, colour: float, thickness: int)
                 drawn[y, x] += opacity * (colour - drawn[y, x])
 
 
-def _plasma(side: int, decay: float, rng: np.random.Generator) -> np.ndarray:
+def _plasma(side: int, decay: float, rng: Rng) -> np.ndarray:
     """A fractal in 0..1 by the diamond-square algorithm; its side is a power of 2 from `side` on.
 
     At each halving of the grid new points are the mean of their four neighbours plus uniform

@@ -88,25 +88,24 @@ def build(config: DataConfig, *, seed: int = 0) -> Splits:
     augmenter = None
     if config.augment and recipe != Augmentation(scale=recipe.scale):  # that does nothing
         augmenter = Augmenter(recipe, ignore_index=ignore_index)
-    absent = isinstance(source.train, AbsentPart)  # there is only something to evaluate on
-    chosen = np.arange(0 if absent else len(source.train.names))
     train: Any = source.train
-    holdout: Any = source.train
-    if config.imbalance is not None:
-        assert isinstance(source.train, ArrayPart | FilePart)  # one label per sample
-        chosen = imbalanced(
-            np.asarray(source.train.labels),
-            num_classes=len(source.class_names),
-            factor=config.imbalance,
-            seed=config.split_seed,
-        )
+    holdout: Any = source.train  # there may be nothing to train on
     if source.holdout is not None:
         holdout = _samples(config, source, source.holdout)
-    elif not absent:
-        kept, held = split(len(chosen), holdout=config.holdout, seed=config.split_seed)
-        chosen, holdout = chosen[kept], _samples(config, source, source.train, chosen[held])
-    if not absent:
-        train = _samples(config, source, source.train, chosen, augmenter=augmenter, seed=seed)
+    if not isinstance(train, AbsentPart):
+        chosen = np.arange(len(train.names))
+        if config.imbalance is not None:
+            assert isinstance(train, ArrayPart | FilePart)  # one label per sample
+            chosen = imbalanced(
+                np.asarray(train.labels),
+                num_classes=len(source.class_names),
+                factor=config.imbalance,
+                seed=config.split_seed,
+            )
+        if source.holdout is None:
+            kept, held = split(len(chosen), holdout=config.holdout, seed=config.split_seed)
+            chosen, holdout = chosen[kept], _samples(config, source, train, chosen[held])
+        train = _samples(config, source, train, chosen, augmenter=augmenter, seed=seed)
         if reason := _differ_in_size(config, source):
             train = AbsentPart(reason)
     return Splits(

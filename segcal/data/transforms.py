@@ -68,10 +68,7 @@ class Augmenter:
             scale = rng.choice(range(low, high + 1)) / min(image.shape[:2])
             height, width = (max(1, round(side * scale)) for side in image.shape[:2])
             image = resize(image, (height, width), "area" if scale < 1 else "linear")
-            if mask is not None and mask.ndim == 2:
-                mask = resize(mask, (height, width), "nearest")
-            elif mask is not None:
-                mask = np.stack([resize(one, (height, width), "nearest") for one in mask])
+            mask = None if mask is None else resize_mask(mask, (height, width))
         if recipe.pad:
             image, mask = self._padded(image, mask, *[recipe.pad] * 4)
         if (side := recipe.crop_size) is not None:
@@ -115,8 +112,14 @@ def resize(
     # OpenCV's plain nearest shifts a mask half a pixel against its image.
     methods = {"area": cv2.INTER_AREA, "linear": cv2.INTER_LINEAR}
     method = methods.get(how, cv2.INTER_NEAREST_EXACT)
-    resized: np.ndarray = cv2.resize(image, size[::-1], interpolation=method)
-    return resized
+    return cv2.resize(image, size[::-1], interpolation=method)
+
+
+def resize_mask(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """(H, W) or (K, H, W) to size or (K, *size), by the nearest pixel."""
+    if mask.ndim == 2:
+        return resize(mask, size, "nearest")
+    return np.stack([resize(one, size, "nearest") for one in mask])
 
 
 def resize_square(image: np.ndarray, side: int) -> np.ndarray:

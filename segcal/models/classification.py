@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from segcal.models.options import TIMM, ModelConfig
-from segcal.models.weights import from_hub, load_weights, similar
+from segcal.models.weights import load_weights, pretrained, similar
 
 
 class _Block(nn.Module):
@@ -172,12 +172,8 @@ def resnet50_head(config: ModelConfig, *, num_classes: int, in_channels: int) ->
 
     name = "resnet50.tv_in1k"  # torchvision's weights, the ones that the paper had
     build = partial(timm.create_model, name, num_classes=0, global_pool="", in_chans=in_channels)
-    if config.encoder_weights == "imagenet":
-        encoder: Any = from_hub(partial(build, pretrained=True), name)
-    else:
-        encoder = build(pretrained=False)
-        if config.encoder_weights is not None:
-            load_weights(encoder, config.encoder_weights)
+    weights = config.encoder_weights
+    encoder = pretrained(build, weights, name, lambda model: load_weights(model, str(weights)))
     channels = encoder.num_features
     encoder = Frozen(encoder) if config.freeze else encoder
     return ConvHead(encoder, channels=channels, num_classes=num_classes)
@@ -187,15 +183,13 @@ def timm_classifier(config: ModelConfig, *, num_classes: int, in_channels: int) 
     """A classifier of timm."""
     import timm
 
-    name = config.name.removeprefix(TIMM)
+    name, weights = config.name.removeprefix(TIMM), config.encoder_weights
     if not timm.is_model(name):
         raise ValueError(f"Expected a model of timm, but got {name!r}{similar(name, TIMM)}")
-    build = partial(timm.create_model, name, num_classes=num_classes, in_chans=in_channels)
-    if config.encoder_weights == "imagenet":
-        return from_hub(partial(build, pretrained=True), name)
-    model: Any = build(pretrained=False)
-    if config.encoder_weights is not None:
+
+    def load(model: Any) -> None:
         head = model.pretrained_cfg["classifier"]
-        prefixes = (head,) if isinstance(head, str) else tuple(head)
-        load_weights(model, config.encoder_weights, except_for=prefixes)
-    return model
+        load_weights(model, str(weights), except_for=[head] if isinstance(head, str) else head)
+
+    build = partial(timm.create_model, name, num_classes=num_classes, in_chans=in_channels)
+    return pretrained(build, weights, name, load)

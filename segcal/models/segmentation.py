@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from segcal.models.options import ModelConfig
-from segcal.models.weights import from_hub, load_weights, similar
+from segcal.models.weights import load_weights, pretrained, similar
 
 NORMS = ("batch", "group", "none")
 
@@ -106,25 +105,34 @@ def small_unet(config: ModelConfig, **sizes: int) -> nn.Module:
 
 def smp(config: ModelConfig, *, num_classes: int, in_channels: int, **options: Any) -> nn.Module:
     """A network of segmentation-models-pytorch."""
-    import segmentation_models_pytorch
+    import segmentation_models_pytorch as library
+    import timm
 
-    _check_encoder(config.encoder)
-    build = partial(
-        segmentation_models_pytorch.create_model,
-        config.name,
-        config.encoder,
-        in_channels=in_channels,
-        classes=num_classes,
-        **options,
-    )
-    if config.encoder_weights == "imagenet":
-        weights = True if config.encoder.startswith("tu-") else "imagenet"
-        model: Any = from_hub(partial(build, encoder_weights=weights), config.encoder)
-    else:
-        model = build(encoder_weights=None)
-        if config.encoder_weights is not None:
-            inner = model.encoder.model if config.encoder.startswith("tu-") else model.encoder
-            load_weights(inner, config.encoder_weights)
+    name, weights = config.encoder, config.encoder_weights
+    of_timm = name.startswith("tu-")
+    known = library.encoders.get_encoder_names()
+    if of_timm and not timm.is_model(name.removeprefix("tu-")):
+        near = similar(name.removeprefix("tu-"), "tu-")
+        raise ValueError(f"Expected a model of timm after tu-, but got {name!r}{near}")
+    if not of_timm and name not in known:
+        raise ValueError(
+            f"Expected encoder to be tu-NAME of timm or one of {', '.join(known)}, but got {name!r}"
+        )
+
+    def build(fetch: bool) -> Any:
+        return library.create_model(
+            config.name,
+            name,
+            in_channels=in_channels,
+            classes=num_classes,
+            encoder_weights=(True if of_timm else "imagenet") if fetch else None,
+            **options,
+        )
+
+    def load(model: Any) -> None:
+        load_weights(model.encoder.model if of_timm else model.encoder, str(weights))
+
+    model = pretrained(build, weights, name, load)
     return PaddedToMultiple(model, model.encoder.output_stride)
 
 
@@ -141,18 +149,3 @@ def deeplab(config: ModelConfig, *, num_classes: int, in_channels: int) -> nn.Mo
         decoder_aspp_separable=True,
         decoder_aspp_dropout=config.aspp_dropout,
     )
-
-
-def _check_encoder(name: str) -> None:
-    import segmentation_models_pytorch as smp
-    import timm
-
-    if name.startswith("tu-"):
-        if not timm.is_model(name.removeprefix("tu-")):
-            near = similar(name.removeprefix("tu-"), "tu-")
-            raise ValueError(f"Expected a model of timm after tu-, but got {name!r}{near}")
-    elif name not in smp.encoders.get_encoder_names():
-        raise ValueError(
-            f"Expected encoder to be tu-NAME of timm or one of "
-            f"{', '.join(smp.encoders.get_encoder_names())}, but got {name!r}"
-        )

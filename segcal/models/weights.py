@@ -6,6 +6,7 @@ import difflib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,18 +15,32 @@ log = logging.getLogger(__name__)
 _MAX_LISTED = 4  # keys named in an error
 
 
-def from_hub(build: Callable[[], nn.Module], what: str) -> nn.Module:
-    """Call a constructor that downloads weights, with one clear error where it cannot."""
+def pretrained(
+    build: Callable[[bool], Any], weights: str | None, name: str, load: Callable[[Any], None]
+) -> Any:
+    """A network with initial weights: imagenet, of a file, or random ones.
+
+    Args:
+        build: builds it; told whether to fetch ImageNet weights from the Hugging Face hub.
+        weights: imagenet, the path of a file, or None.
+        name: of what is fetched, for messages.
+        load: loads the file into the network.
+    """
+    if weights != "imagenet":
+        network = build(False)
+        if weights is not None:
+            load(network)
+        return network
     from huggingface_hub.utils import logging as hub_logging
 
-    log.info("Fetching ImageNet weights of %s from the Hugging Face hub", what)
+    log.info("Fetching ImageNet weights of %s from the Hugging Face hub", name)
     verbosity = hub_logging.get_verbosity()
     hub_logging.set_verbosity_error()  # messages about its retries would hide our one line
     try:
-        return build()
+        return build(True)
     except OSError as error:
         raise ValueError(
-            f"Expected to fetch ImageNet weights of {what} from the Hugging Face hub, but it "
+            f"Expected to fetch ImageNet weights of {name} from the Hugging Face hub, but it "
             f"cannot be reached; put the file on this machine and give its path as encoder_weights"
         ) from error
     finally:
