@@ -71,21 +71,14 @@ class Results:
         """All tables and numbers."""
         tables: list[Table] = []
         numbers: list[Number] = []
-
-        def add(title: str, columns: Sequence[str], lines: Mapping[str, list[Number]]) -> None:
-            rows = [(name, [Cell(number.text) for number in line]) for name, line in lines.items()]
-            tables.append(Table(title, columns, rows))
-
-        tables_of = self.sweep.tables().items()
-        for (table, every), condition in product(tables_of, conditions(self.sweep)):
+        for (table, every), condition in product(
+            self.sweep.tables().items(), conditions(self.sweep)
+        ):
+            shifts = set(condition.shifts) - {""}
+            rows = [row for row in every if shifts <= {*map(str, row.method.shifts)}]
             before = f"{table}: " if table else ""
             where = f"{before}{condition.title}"
             caption = where[0].upper() + where[1:]
-            shown_in = [{"", *map(str, row.method.shifts)} for row in every]
-            rows = [
-                r for r, own in zip(every, shown_in, strict=True) if own >= set(condition.shifts)
-            ]
-            names = [row.name for row in rows]
 
             scores = self.sweep.scores
             lines = {r.name: [self.number(r, s, condition, where) for s in scores] for r in rows}
@@ -95,20 +88,12 @@ class Results:
             if differences := self._differences(rows, condition):
                 title = f"{caption}: differences on the same images"
                 tables.append(difference_table(differences, title=title, corner=""))
-
             for score in self.sweep.by_class:
-                reports = (self.reports(row, shift) for row in rows for shift in condition.shifts)
-                first = next((some[0] for some in reports if some), None)
-                if first is None:
-                    continue
-                classes = first.class_names or map(str, range(first.protocol.num_classes))
-                lines = {
-                    name: [self.number(r, score, condition, f"{where}: {name}", c) for r in rows]
-                    for c, name in enumerate(classes)
-                }
-                numbers += chain(*lines.values())
-                add(f"{caption}: {_heading(score)}", ["class", *names], lines)
-
+                if lines := self._of_classes(rows, score, condition, where):
+                    numbers += chain(*lines.values())
+                    tables.append(
+                        _plain_table(f"{caption}: {_heading(score)}", "class", rows, lines)
+                    )
             for score in scores if len(condition.shifts) > 1 else ():
                 lines = {
                     shift: [
@@ -119,12 +104,27 @@ class Results:
                 }
                 numbers += chain(*lines.values())
                 if score in self.sweep.by_shift:
-                    add(f"{where}, one by one: {_heading(score)}", ["shift", *names], lines)
+                    title = f"{where}, one by one: {_heading(score)}"
+                    tables.append(_plain_table(title, "shift", rows, lines))
 
         noisy = [n for n in numbers if n.mean and n.interval and n.mean > n.interval[1]]
         labels = dict.fromkeys(SCORES[number.metric].label for number in noisy)
         said = [*self.remarks(), *remarks, *([f"{above_interval(labels)}."] if labels else [])]
         return Sheet(self.sweep.name, self.sweep.title, command, said, tables, numbers)
+
+    def _of_classes(
+        self, rows: Sequence[Row], score: str, condition: Condition, where: str
+    ) -> dict[str, list[Number]]:
+        """A score of classes: by class, one number per row; nothing while none is measured."""
+        reports = (self.reports(row, shift) for row in rows for shift in condition.shifts)
+        first = next((some[0] for some in reports if some), None)
+        if first is None:
+            return {}
+        classes = first.class_names or map(str, range(first.protocol.num_classes))
+        return {
+            name: [self.number(r, score, condition, f"{where}: {name}", c) for r in rows]
+            for c, name in enumerate(classes)
+        }
 
     def reports(self, row: Row, shift: str = "") -> list[Report]:
         """The reports of a row under one shift, one per seed; none while any is missing."""
@@ -314,3 +314,11 @@ def save_figures(make: Callable[[], Mapping[str, Figure]], name: str, folder: Pa
 def _heading(score: str) -> str:
     found = SCORES[score]
     return found.heading + {"higher": " ↑", "lower": " ↓", "neither": ""}[found.better]
+
+
+def _plain_table(
+    title: str, corner: str, rows: Sequence[Row], lines: Mapping[str, Sequence[Number]]
+) -> Table:
+    """A column per row of the sweep, without intervals."""
+    cells = [(name, [Cell(number.text) for number in line]) for name, line in lines.items()]
+    return Table(title, [corner, *(row.name for row in rows)], cells)
