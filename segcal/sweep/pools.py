@@ -57,8 +57,7 @@ class Processes(Pool):
         spawn = multiprocessing.get_context("spawn")
         ours, theirs = spawn.Pipe(duplex=False)
         threads = max((os.cpu_count() or 1) // self.size, 1)
-        words = (self.runs, training, methods, theirs, threads)
-        process = spawn.Process(target=_work, args=words)
+        process = spawn.Process(target=_work, args=(self.runs, training, methods, theirs, threads))
         process.start()
         theirs.close()
         self._under_way[ours] = training, process
@@ -135,13 +134,15 @@ class OnRay(Pool):
         super().__init__(runs)
         self._ray, self._joined = _join(address)
         has = self._ray.cluster_resources()
-        needs = {"CPU": cpus, "GPU": float(bool(has.get("GPU"))) if gpus is None else gpus}
+        if gpus is None:
+            gpus = 1 if has.get("GPU") else 0
+        needs = {"CPU": cpus, "GPU": gpus}
         for name, needed in needs.items():
             if needed > has.get(name, 0):
                 raise ValueError(
                     f"a run needs {needed:g} {name}, but the cluster has {has.get(name, 0):g}"
                 )
-        remote = self._ray.remote(num_cpus=cpus, num_gpus=needs["GPU"], max_retries=retries)
+        remote = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=retries)
         self._do = remote(_work_on_ray)
         self._shared = self._ray.put(runs)
 
@@ -197,9 +198,9 @@ def _join(address: str) -> tuple[Any, bool]:
             socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
         except (OSError, ValueError) as error:
             raise ValueError(f"there is no Ray cluster at {address}: {error}") from None
-    own: dict[str, Any] = (
-        {} if address else {"include_dashboard": False, "object_store_memory": 200 * 2**20}
-    )
+    own: dict[str, Any] = {}
+    if not address:
+        own = {"include_dashboard": False, "object_store_memory": 200 * 2**20}
     try:
         ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, RuntimeError, ValueError) as error:
