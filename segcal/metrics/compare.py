@@ -177,17 +177,11 @@ def mean_intervals(
 
 @dataclass(frozen=True)
 class Comparison:
-    """How models differ from the first of them, each with all its seeds.
+    """How models differ from the first of them, each with all its seeds."""
 
-    Attributes:
-        seeds: by model, in order, how many trainings it stands for.
-        differences: of each model but the first, by score.
-        best: by score, the model that is surely better than every other.
-    """
-
-    seeds: Mapping[str, int]
-    differences: Mapping[str, Mapping[str, Difference]]
-    best: Mapping[str, str]
+    seeds: Mapping[str, int]  # by model, in order, how many trainings it stands for
+    differences: Mapping[str, Mapping[str, Difference]]  # of each model but the first, by score
+    best: Mapping[str, str]  # by score, the model that is surely better than every other
 
 
 def compare_models(

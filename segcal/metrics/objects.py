@@ -58,29 +58,20 @@ _SUFFIXES = (".npz", ".png", ".npy", ".nii.gz", ".nii")
 
 @dataclass(frozen=True)
 class ObjectRule:
-    """What an object is, and when it is real.
+    """What an object is, and when it is real."""
 
-    Attributes:
-        classes: the classes whose objects count.
-        match: a key of `MATCHES`.
-        iou: for the match "iou", in (0, 1].
-        confidence: a key of `CONFIDENCES`.
-        min_size: predicted and true objects of fewer pixels are left out.
-        labels: folders of true instance maps, called like the images: .png, .npy, NIfTI, or .npz
-            with `instances`; 0 is no object. Without them, true objects are components.
-        maps: folders of predicted instance maps; .npz may have `scores` (M,) in 0..1 of the objects
-            1..M.
-        calibrate: the post-hoc method that makes probabilities of the confidences of objects,
-            fitted on those of the hold-out: ts, beta or isotonic; "" for none.
-    """
-
-    classes: tuple[int, ...]
-    match: str = "iou"
-    iou: float = 0.5
-    confidence: str = "mean"
-    min_size: int = 1
+    classes: tuple[int, ...]  # the classes whose objects count
+    match: str = "iou"  # a key of `MATCHES`
+    iou: float = 0.5  # for the match "iou", in (0, 1]
+    confidence: str = "mean"  # a key of `CONFIDENCES`
+    min_size: int = 1  # predicted and true objects of fewer pixels are left out
+    # Folders of true instance maps, called like the images: .png, .npy, NIfTI, or .npz with
+    # `instances`; 0 is no object. Without them, true objects are components
     labels: Sequence[str | Path] = ()
+    # Folders of predicted instance maps; .npz may have `scores` (M,) in 0..1 of the objects 1..M
     maps: Sequence[str | Path] = ()
+    # The post-hoc method that makes probabilities of the confidences of objects, fitted on those of
+    # the hold-out: ts, beta or isotonic; "" for none
     calibrate: str = ""
 
     def __post_init__(self) -> None:

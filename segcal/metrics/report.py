@@ -7,7 +7,7 @@ import json
 import math
 import os
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
@@ -60,19 +60,12 @@ class _Arrays:
 
 @dataclass(frozen=True, eq=False)
 class BinTable(_Arrays):
-    """The (..., B) sums behind a reliability diagram, and the values it shows.
+    """The (..., B) sums behind a reliability diagram, and the values it shows."""
 
-    Attributes:
-        edges: (B + 1,) from 0 to 1.
-        count: (..., B) pixels in each bin.
-        hits: (..., B) those of them for which the predicted event occurred.
-        confidence_sum: (..., B) sum of their probabilities.
-    """
-
-    edges: Array
-    count: Array
-    hits: Array
-    confidence_sum: Array
+    edges: Array  # (B + 1,) from 0 to 1
+    count: Array  # (..., B) pixels in each bin
+    hits: Array  # (..., B) those of them for which the predicted event occurred
+    confidence_sum: Array  # (..., B) sum of their probabilities
 
     @property
     def accuracy(self) -> Array:
@@ -99,18 +92,12 @@ class FineHistogram(_Arrays):
     """Fine histogram of top-label confidence, for correct and for wrong predictions.
 
     The bins (lo, hi] are of unequal width and become finer towards 1.
-
-    Attributes:
-        edges: (F + 1,) from 0 to 1.
-        correct: (F,) correctly predicted pixels.
-        wrong: (F,) wrongly predicted pixels.
-        confidence_sum: (F,) sum of the confidence of both.
     """
 
-    edges: Array
-    correct: Array
-    wrong: Array
-    confidence_sum: Array
+    edges: Array  # (F + 1,) from 0 to 1
+    correct: Array  # (F,) correctly predicted pixels
+    wrong: Array  # (F,) wrongly predicted pixels
+    confidence_sum: Array  # (F,) sum of the confidence of both
 
     @property
     def sums(self) -> tuple[Array, Array, Array]:
@@ -127,16 +114,11 @@ class ClassHistogram(_Arrays):
     table.right[c, g]     # those of them whose label is c
 
     For sigmoid outputs, these are the decisions that class c is present.
-
-    Attributes:
-        edges: (G + 1,) from 0 to 1.
-        correct: (K, G) correctly predicted pixels.
-        wrong: (K, G) wrongly predicted pixels.
     """
 
-    edges: Array
-    correct: Array
-    wrong: Array
+    edges: Array  # (G + 1,) from 0 to 1
+    correct: Array  # (K, G) correctly predicted pixels
+    wrong: Array  # (K, G) wrongly predicted pixels
 
     @property
     def accepted(self) -> Array:
@@ -169,21 +151,13 @@ class ImageScore:
 
 @dataclass(frozen=True)
 class ImageTable:
-    """Every image that has pixels, as columns of equal length, in the order of names.
-
-    Attributes:
-        names: the names of the images.
-        pixels: counted in each.
-        correct: those of them that are predicted right.
-        ece: the ECE of each image, to six decimals.
-        bias: mean confidence minus accuracy of each image, to six decimals.
-    """
+    """Every image that has pixels, as columns of equal length, in the order of names."""
 
     names: tuple[str, ...]
-    pixels: tuple[int, ...]
-    correct: tuple[int, ...]
-    ece: tuple[float, ...]
-    bias: tuple[float, ...]
+    pixels: tuple[int, ...]  # counted in each
+    correct: tuple[int, ...]  # those of them that are predicted right
+    ece: tuple[float, ...]  # the ECE of each image, to six decimals
+    bias: tuple[float, ...]  # mean confidence minus accuracy of each image, to six decimals
 
 
 @dataclass(frozen=True)
@@ -192,82 +166,54 @@ class BinGap:
 
     A gap is the sum of confidence minus the number of hits, divided by the pixels of all bins: the
     signed part of the ECE that the bin has.
-
-    Attributes:
-        low: lower end of its 95 % interval over images; NaN if there is none.
-        high: upper end.
-        images: names of the images with the largest gaps in the bin, and these gaps.
     """
 
-    low: float
-    high: float
+    low: float  # lower end of its 95 % interval over images; NaN if there is none
+    high: float  # upper end
+    # Names of the images with the largest gaps in the bin, and these gaps
     images: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True)
 class ImageStatistics:
-    """Statistics that need the sums of each image.
+    """Statistics that need the sums of each image."""
 
-    Attributes:
-        ece: the mean over images of the ECE of each image. It is larger than the ECE over all
-            pixels, because the ECE of few pixels is noisy.
-        ece_debiased: the ECE over all pixels, estimated such that noise adds nothing to it.
-        sce_debiased: the SCE, estimated likewise.
-        ace: the mean ACE over the pairs of an image and a class that it shows.
-        foreground_ace: the same without class 0; of sigmoid outputs with all classes.
-        class_ace: for each class, the mean ACE over the images that show it; NaN if none does.
-        intervals: by score name, such as "ece" or "miou", over images or their groups.
-        class_intervals: by score name ("class_ece", "class_dice", "class_ace"), for each class;
-            empty without intervals, and NaN where a class is labelled in fewer than two images.
-        withheld: by score name, why there is no interval.
-        worst: the images with the largest ECE, worst first.
-        resamples: how often images were drawn to resample the signs of the gaps.
-        seed: seed of the draws.
-        bins: the gap of each bin of the top-label table.
-        table: every image, or the worst 10,000; None in regions.
-        groups: number of groups, where these are the units of the intervals.
-    """
-
+    # The mean over images of the ECE of each image. It is larger than the ECE over all pixels,
+    # because the ECE of few pixels is noisy
     ece: float
-    ece_debiased: float
-    sce_debiased: float
-    ace: float
-    foreground_ace: float
+    ece_debiased: float  # the ECE over all pixels, estimated such that noise adds nothing to it
+    sce_debiased: float  # the SCE, estimated likewise
+    ace: float  # the mean ACE over the pairs of an image and a class that it shows
+    foreground_ace: float  # the same without class 0; of sigmoid outputs with all classes
+    # For each class, the mean ACE over the images that show it; NaN if none does
     class_ace: tuple[float, ...]
+    # By score name, such as "ece" or "miou", over images or their groups
     intervals: Mapping[str, Interval]
+    # By score name ("class_ece", "class_dice", "class_ace"), for each class; empty without
+    # intervals, and NaN where a class is labelled in fewer than two images
     class_intervals: Mapping[str, tuple[Interval, ...]]
-    withheld: Mapping[str, str]
-    worst: tuple[ImageScore, ...]
-    resamples: int
+    withheld: Mapping[str, str]  # by score name, why there is no interval
+    worst: tuple[ImageScore, ...]  # the images with the largest ECE, worst first
+    resamples: int  # how often images were drawn to resample the signs of the gaps
     seed: int
-    bins: tuple[BinGap, ...] = ()
-    table: ImageTable | None = None
-    groups: int | None = None
+    bins: tuple[BinGap, ...] = ()  # the gap of each bin of the top-label table
+    table: ImageTable | None = None  # every image, or the worst 10,000; None in regions
+    groups: int | None = None  # number of groups, where these are the units of the intervals
 
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """A threshold that was chosen on a hold-out, and what it gives on test images.
+    """A threshold that was chosen on a hold-out, and what it gives on test images."""
 
-    Attributes:
-        target: such as "accuracy=0.99"; see `segcal.metrics.triage.Target`.
-        threshold: accept a pixel if its confidence is above; NaN if none reaches the target on the
-            hold-out.
-        holdout_images: images of the hold-out.
-        holdout_coverage: share of the pixels of the hold-out that are accepted.
-        holdout_accuracy: share of these that are right.
-        coverage: share of the test pixels that are accepted.
-        accuracy: share of these that are right.
-        intervals: for "coverage" and "accuracy", over the test images; none for fewer than two.
-    """
-
-    target: str
+    target: str  # such as "accuracy=0.99"; see `segcal.metrics.triage.Target`
+    # Accept a pixel if its confidence is above; NaN if none reaches the target on the hold-out
     threshold: float
-    holdout_images: int
-    holdout_coverage: float
-    holdout_accuracy: float
-    coverage: float
-    accuracy: float
+    holdout_images: int  # images of the hold-out
+    holdout_coverage: float  # share of the pixels of the hold-out that are accepted
+    holdout_accuracy: float  # share of these that are right
+    coverage: float  # share of the test pixels that are accepted
+    accuracy: float  # share of these that are right
+    # For "coverage" and "accuracy", over the test images; none for fewer than two
     intervals: Mapping[str, Interval]
 
     @property
@@ -292,44 +238,26 @@ class OperatingPoint:
 
 @dataclass(frozen=True)
 class ClassSets:
-    """Class sets with a promised miss rate, and what they are on test images.
+    """Class sets with a promised miss rate, and what they are on test images."""
 
-    Attributes:
-        miss: α, the miss rate that is promised on average over images.
-        lam: λ; the set of a pixel is {c: p_c >= 1 - λ}.
-        holdout_images: images that λ was chosen on.
-        holdout_miss: their mean miss rate.
-        miss_rate: the mean miss rate of the test images.
-        interval: for the miss rate, over the test images; None for fewer than two.
-        set_size: mean number of classes in the set of a test pixel.
-        empty: share of the test pixels whose set is empty.
-    """
-
-    miss: float
-    lam: float
-    holdout_images: int
-    holdout_miss: float
-    miss_rate: float
-    interval: Interval | None
-    set_size: float
-    empty: float
+    miss: float  # α, the miss rate that is promised on average over images
+    lam: float  # λ; the set of a pixel is {c: p_c >= 1 - λ}
+    holdout_images: int  # images that λ was chosen on
+    holdout_miss: float  # their mean miss rate
+    miss_rate: float  # the mean miss rate of the test images
+    interval: Interval | None  # for the miss rate, over the test images; None for fewer than two
+    set_size: float  # mean number of classes in the set of a test pixel
+    empty: float  # share of the test pixels whose set is empty
 
 
 @dataclass(frozen=True, eq=False)
 class Detection(_Arrays):
-    """How well one kind of uncertainty finds errors; see `segcal.metrics.uncertainty`.
+    """How well one kind of uncertainty finds errors; see `segcal.metrics.uncertainty`."""
 
-    Attributes:
-        name: a key of `segcal.metrics.uncertainty.UNCERTAINTIES`.
-        correct: (F,) right pixels on the grid of the fine histogram, from uncertain to certain.
-        wrong: (F,) wrong pixels.
-        intervals: by score name, over images.
-    """
-
-    name: str
-    correct: Array
-    wrong: Array
-    intervals: Mapping[str, Interval]
+    name: str  # a key of `segcal.metrics.uncertainty.UNCERTAINTIES`
+    correct: Array  # (F,) right pixels on the grid of the fine histogram, from uncertain to certain
+    wrong: Array  # (F,) wrong pixels
+    intervals: Mapping[str, Interval]  # by score name, over images
 
     @property
     def fine(self) -> Detection:
@@ -343,40 +271,28 @@ class Raters:
 
     The scores of the network against one of them are in `Report.regions`, under "rater 1" and so
     on; those of the report itself are against all, each of whom counts 1/R.
-
-    Attributes:
-        agreement: share of the pixels with labels of two raters or more to which all of these give
-            the same label.
-        accuracy: (R,) of each rater against the others: the share of equal labels among those that
-            both give, where all pairs of labels count the same.
-        ceiling: the same of all raters together: the accuracy to expect of one more rater.
     """
 
+    # Share of the pixels with labels of two raters or more to which all of these give the same
+    # label
     agreement: float
+    # (R,) of each rater against the others: the share of equal labels among those that both give,
+    # where all pairs of labels count the same
     accuracy: tuple[float, ...]
-    ceiling: float
+    ceiling: float  # the same of all raters together: the accuracy to expect of one more rater
 
 
 @dataclass(frozen=True, eq=False)
 class ObjectScores:
-    """The scores of objects; see `segcal.metrics.objects`.
+    """The scores of objects; see `segcal.metrics.objects`."""
 
-    Attributes:
-        name: all, or which class or size.
-        truth: true objects.
-        found: those of them that a predicted object matches.
-        top: (B,) table of the predicted objects by confidence; hits are the real ones.
-        brier: mean (confidence − real)² over the predicted objects.
-        auroc: probability that a real one has more confidence than a false one.
-        intervals: for "precision", "recall", "brier", "ece" and "auroc", over images.
-    """
-
-    name: str
-    truth: int
-    found: int
-    top: BinTable
-    brier: float
-    auroc: float
+    name: str  # all, or which class or size
+    truth: int  # true objects
+    found: int  # those of them that a predicted object matches
+    top: BinTable  # (B,) table of the predicted objects by confidence; hits are the real ones
+    brier: float  # mean (confidence − real)² over the predicted objects
+    auroc: float  # probability that a real one has more confidence than a false one
+    # For "precision", "recall", "brier", "ece" and "auroc", over images
     intervals: Mapping[str, Interval]
 
     @property
@@ -407,25 +323,17 @@ class ObjectScores:
 
 @dataclass(frozen=True, eq=False)
 class ObjectReport:
-    """What is known of the objects in the images; see `segcal.metrics.objects`.
+    """What is known of the objects in the images; see `segcal.metrics.objects`."""
 
-    Attributes:
-        calibration: the post-hoc method of the confidence of objects, or "none".
-        rule: what an object is and when it is real, as text.
-        images: images, those without any object too.
-        whole: the scores of all objects.
-        parts: those by class and by size, in pixels.
-        fine: fine histogram of the confidence of real (correct) and false (wrong) objects.
-        points: thresholds of confidence that were chosen on a hold-out; their `coverage` is the
-            recall, their `accuracy` the precision.
-    """
-
-    calibration: str
-    rule: str
-    images: int
-    whole: ObjectScores
-    parts: tuple[ObjectScores, ...]
+    calibration: str  # the post-hoc method of the confidence of objects, or "none"
+    rule: str  # what an object is and when it is real, as text
+    images: int  # images, those without any object too
+    whole: ObjectScores  # the scores of all objects
+    parts: tuple[ObjectScores, ...]  # those by class and by size, in pixels
+    # Fine histogram of the confidence of real (correct) and false (wrong) objects
     fine: FineHistogram
+    # Thresholds of confidence that were chosen on a hold-out; their `coverage` is the recall, their
+    # `accuracy` the precision
     points: tuple[OperatingPoint, ...] = ()
 
     @property
@@ -499,7 +407,7 @@ class Report(_Arrays, ScoreTable):
     @property
     def scores(self) -> dict[str, float]:
         """Every score of all pixels by name, as fractions."""
-        scopes = ["pixels", *["calibrator"][: self.changed is not None]]
+        scopes = ("pixels",) if self.changed is None else ("pixels", "calibrator")
         return {name: getattr(self, name) for name, s in SCORES.items() if s.scope in scopes}
 
     @property
@@ -539,20 +447,15 @@ class Report(_Arrays, ScoreTable):
 
     def _repr_html_(self) -> str:
         """The main scores and the protocol, as notebooks show a report."""
-        p = self.protocol
-        rows = []
-        known = {"pixels": True, "images": self.images is not None}
-        known["calibrator"] = self.changed is not None
-        for score in SCORES.values():
-            if score.table and known.get(score.scope):
-                value, interval = getattr(self, score.name), self.intervals.get(score.name)
-                ends = (
-                    f"{score.number(interval.low)} to {score.number(interval.high)}"
-                    if interval is not None
-                    else ""
-                )
-                heading = html.escape(score.heading)
-                rows.append(f"<tr><th>{heading}</th><td>{score.number(value)}</td><td>{ends}</td>")
+        p, rows = self.protocol, []
+        of_images = "" if self.images is None else "images"
+        known = [s for s in SCORES.values() if s.name in self.scores or s.scope == of_images]
+        for score in (score for score in known if score.table):
+            ends, interval = "", self.intervals.get(score.name)
+            if interval is not None:
+                ends = f"{score.number(interval.low)} to {score.number(interval.high)}"
+            value, heading = score.number(getattr(self, score.name)), html.escape(score.heading)
+            rows.append(f"<tr><th>{heading}</th><td>{value}</td><td>{ends}</td>")
         kind = "decisions" if p.multilabel else "pixels"
         about = (
             f"{p.pixels:,} {kind} of {p.images:,} images, {p.num_classes} classes, "
@@ -581,11 +484,7 @@ class Report(_Arrays, ScoreTable):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Report:
-        """The inverse of `to_dict`.
-
-        Raises:
-            ValueError: `data` is not the dict of a report.
-        """
+        """The inverse of `to_dict`; a ValueError if `data` is something else."""
         if not isinstance(data, Mapping) or data.get("format") != _FORMAT:
             raise ValueError(f"Expected a report with format {_FORMAT!r}, but got something else")
         if data.get("format_version") != FORMAT_VERSION:
@@ -602,27 +501,25 @@ class Report(_Arrays, ScoreTable):
     def _check_shapes(self) -> None:
         """Raise a ValueError unless all tables have the sizes that the protocol states."""
         k, b, f = self.protocol.num_classes, self.protocol.num_bins, self.fine.correct.size
-        shapes: dict[str, tuple[tuple[int, ...], list[Array]]] = {
-            "edges": ((b + 1,), [self.top.edges, self.classes.edges]),
-            "top": ((b,), [*self.top.sums]),
-            "classes": ((k, b), [*self.classes.sums]),
-            "confusion": ((k, 2, 2) if self.protocol.multilabel else (k, k), [self.confusion]),
-            "fine": ((f,), [*self.fine.sums, self.fine.edges[1:]]),
-        }
+        expected: list[tuple[str, tuple[int, ...], Sequence[Array]]] = [
+            ("edges", (b + 1,), [self.top.edges, self.classes.edges]),
+            ("top", (b,), self.top.sums),
+            ("classes", (k, b), self.classes.sums),
+            ("confusion", (k, 2, 2) if self.protocol.multilabel else (k, k), [self.confusion]),
+            ("fine", (f,), [*self.fine.sums, self.fine.edges[1:]]),
+        ]
         if (table := self.class_fine) is not None:
-            g = table.edges.size - 1
-            shapes["class_fine"] = (k, g), [table.correct, table.wrong]
+            expected.append(("class_fine", (k, table.edges.size - 1), [table.correct, table.wrong]))
         for found in self.detection:
-            shapes[f"detection of {found.name}"] = (f,), [found.correct, found.wrong]
-        for name, (shape, arrays) in shapes.items():
+            expected.append((f"detection of {found.name}", (f,), [found.correct, found.wrong]))
+        for name, shape, arrays in expected:
             for array in arrays:
                 if array.shape != shape:
                     raise ValueError(f"Expected {name} tables of {shape}, but got {array.shape}")
-        lengths: dict[str, tuple[int, Any]] = {"class_names": (k, self.class_names)}
+        rows: list[tuple[str, int, Any]] = [("class_names", k, self.class_names)]
         if self.images is not None:
-            lengths["class_ace"] = k, self.images.class_ace
-            lengths["bins"] = b, self.images.bins
-        for name, (length, row) in lengths.items():
+            rows += [("class_ace", k, self.images.class_ace), ("bins", b, self.images.bins)]
+        for name, length, row in rows:
             if row and len(row) != length:
                 raise ValueError(f"Expected {length} {name}, but got {len(row)}")
 
@@ -634,11 +531,7 @@ class Report(_Arrays, ScoreTable):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:
-        """Read a report that `save` wrote.
-
-        Raises:
-            ValueError: the file is not a report; the message names it.
-        """
+        """Read a report that `save` wrote; a ValueError names the file if it is none."""
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except (ValueError, RecursionError) as error:
@@ -665,8 +558,7 @@ def to_plain(value: Any) -> Any:
 def from_plain(kind: Any, data: Any) -> Any:
     """The inverse of `to_plain`, for a type as fields are annotated; NaN for None where a float is.
 
-    Raises:
-        KeyError, TypeError, ValueError: the data are not of this type.
+    A KeyError, TypeError or ValueError says that the data are not of this type.
     """
     origin, parts = get_origin(kind), get_args(kind)
     if kind is Report and not isinstance(data, Mapping):

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from segcal.metrics.report import Report
 
 Array = NDArray[Any]
-Value = TypeVar("Value", float, Array)  # of a score: one number, or (K,) one per class
 
 
 def ratio(numerator: ArrayLike, denominator: ArrayLike) -> Array:
@@ -200,8 +199,7 @@ def fpr_at_tpr(correct: Array, wrong: Array, rate: float) -> float:
 def prr(correct: Array, wrong: Array) -> float:
     """Prediction rejection ratio (Malinin & Gales 2021): (R − A) / (R − O), from `aurc`.
 
-    A is the AURC, R that of a random order, and O that of an order with all wrong pixels last. It
-    is 1 for the best order and 0 for a random one.
+    A is the AURC, R that of a random order, and O that of an order with all wrong pixels last.
     """
     right, errors = int(correct.sum()), int(wrong.sum())
     best = aurc(np.array([0, right]), np.array([errors, 0]))
@@ -331,53 +329,36 @@ def signed(value: float, digits: int) -> str:
 
 
 @dataclass(frozen=True)
-class Score(Generic[Value]):
+class Score:
     """One score of a report: how it is computed and how it is printed.
 
     In `ScoreTable` it is a descriptor: `report.ece` computes the score of that report, a fraction.
-
-    Attributes:
-        label: what tables and texts call it.
-        unit: a key of `UNITS`; values are printed in it and headings name it.
-        of: the score of a report.
-        definition: one line for docs/conventions.md.
-        better: which values are better.
-        digits: after the decimal point, in tables and in the log.
-        brief_digits: the same in sentences and diagrams, if fewer.
-        signed: whether it is a difference, printed with its sign.
-        scope: "pixels" for one number of all pixels, "classes" for (K,) numbers, "images" for a
-            number that exists only where the sums of each image were kept, "calibrator" for one
-            that exists only after a calibrator.
-        dense: whether it is left out of lines about classification, where a label is one number.
-        table: whether the first table has a column for it; the others are in a second one.
-        log: its place in the lines of the training log; 0 if it is not logged.
-        name: its name in `ScoreTable`, on `Report`, in report.json and in log.jsonl.
     """
 
-    label: str
-    unit: str
-    of: Callable[[Report], Value]
-    definition: str
-    better: Literal["lower", "higher", "neither"] = "lower"
-    digits: int = 2
-    brief_digits: int | None = None
-    signed: bool = False
+    label: str  # what tables and texts call it
+    unit: str  # a key of `UNITS`; values are printed in it and headings name it
+    of: Callable[[Report], Any]  # the score of a report: a number, or (K,) one for each class
+    definition: str  # one line for docs/conventions.md
+    better: Literal["lower", "higher", "neither"] = "lower"  # which values are better
+    digits: int = 2  # after the decimal point, in tables and in the log
+    brief_digits: int | None = None  # the same in sentences and diagrams, if fewer
+    signed: bool = False  # whether it is a difference, printed with its sign
+    # "pixels" for one number of all pixels, "classes" for (K,) numbers, "images" for a number that
+    # exists only where the sums of each image were kept, "calibrator" for one that exists only
+    # after a calibrator
     scope: Literal["pixels", "classes", "images", "calibrator"] = "pixels"
+    # Whether it is left out of lines about classification, where a label is one number
     dense: bool = False
+    # Whether the first table has a column for it; the others are in a second one
     table: bool = False
-    log: int = 0
+    log: int = 0  # its place in the lines of the training log; 0 if it is not logged
+    # Its name in `ScoreTable`, on `Report`, in report.json and in log.jsonl
     name: str = field(default="", init=False)
 
     def __set_name__(self, owner: type, name: str) -> None:
         object.__setattr__(self, "name", name)
 
-    @overload
-    def __get__(self, report: None, owner: type) -> Score[Value]: ...
-
-    @overload
-    def __get__(self, report: Report, owner: type) -> Value: ...
-
-    def __get__(self, report: Report | None, owner: type) -> Score[Value] | Value:
+    def __get__(self, report: Report | None, owner: type) -> Any:
         return self if report is None else self.of(report)
 
     @property
@@ -401,31 +382,29 @@ class Score(Generic[Value]):
         is_word = self.label[:2].islower()
         return self.label[0].upper() + self.label[1:] if is_word else self.label
 
-    def number(self, value: float) -> str:
+    def number(self, value: float, digits: int | None = None) -> str:
         """The value in the unit, without it: "7.23"; a dash for NaN."""
-        return self._print(value, self.digits)
+        digits = self.digits if digits is None else digits
+        return (signed if self.signed else number)(value * self.scale, digits)
 
     def difference(self, value: float) -> str:
         """A difference of two values in the unit, without it: "-0.81"."""
         return signed(value * self.scale, self.digits)
 
-    def text(self, value: float) -> str:
+    def text(self, value: float, digits: int | None = None) -> str:
         """The value with its unit, as exact as in tables: "7.23 %"."""
-        return self._text(value, self.digits)
+        return self.number(value, digits) + ("" if math.isnan(value) else UNITS[self.unit].suffix)
 
     def brief(self, value: float) -> str:
         """The value with its unit, as exact as a sentence or a diagram needs."""
-        return self._text(value, self.digits if self.brief_digits is None else self.brief_digits)
-
-    def _text(self, value: float, digits: int) -> str:
-        suffix = "" if math.isnan(value) else UNITS[self.unit].suffix
-        return self._print(value, digits) + suffix
-
-    def _print(self, value: float, digits: int) -> str:
-        return (signed if self.signed else number)(value * self.scale, digits)
+        return self.text(value, self.brief_digits)
 
 
-def _risk_at(percent: int) -> Score[float]:
+def _of_images(name: str) -> Callable[[Report], float]:
+    return lambda r: math.nan if r.images is None else getattr(r.images, name)
+
+
+def _risk_at(percent: int) -> Score:
     return Score(
         f"risk at {percent} % coverage",
         "%",
@@ -434,7 +413,7 @@ def _risk_at(percent: int) -> Score[float]:
     )
 
 
-def _coverage_at(percent: int) -> Score[float]:
+def _coverage_at(percent: int) -> Score:
     return Score(
         f"coverage at {percent} % risk",
         "%",
@@ -527,20 +506,16 @@ class ScoreTable:
     risk_at_coverage_95 = _risk_at(95)
     coverage_at_risk_1 = _coverage_at(1)
     coverage_at_risk_5 = _coverage_at(5)
-    image_ece = Score("image-averaged ECE", "%",
-        lambda r: math.nan if r.images is None else r.images.ece,
+    image_ece = Score("image-averaged ECE", "%", _of_images("ece"),
         "mean over images of the ECE of each image; larger than `ece`, as few pixels make a noisy"
         " ECE", scope="images", table=True)
-    ece_debiased = Score("debiased ECE", "%",
-        lambda r: math.nan if r.images is None else r.images.ece_debiased,
+    ece_debiased = Score("debiased ECE", "%", _of_images("ece_debiased"),
         "`ece` with each gap of an image signed by the other images, so that noise adds nothing: "
         "on average 0 for a calibrated network, and at most the true ECE; may be negative",
         better="neither", scope="images")
-    sce_debiased = Score("debiased SCE", "1e-3",
-        lambda r: math.nan if r.images is None else r.images.sce_debiased,
+    sce_debiased = Score("debiased SCE", "1e-3", _of_images("sce_debiased"),
         "`sce` with gaps signed in the same way", better="neither", scope="images")
-    image_ace = Score("ACE by image and class", "%",
-        lambda r: math.nan if r.images is None else r.images.ace,
+    image_ace = Score("ACE by image and class", "%", _of_images("ace"),
         "mean over the pairs of an image and a class that it shows of their ACE: the mean over "
         "the bins of p_c that are not empty of |mean p_c − frequency of c|, all bins alike",
         scope="images")
@@ -548,8 +523,7 @@ class ScoreTable:
         lambda r: float(mean_of_known(class_dice(*r.overlap)[r.foreground :])),
         "`dice` without class 0, which is background in medical data; of sigmoid outputs with all "
         "classes", better="higher", dense=True)
-    foreground_ace = Score("ACE without class 0", "%",
-        lambda r: math.nan if r.images is None else r.images.foreground_ace,
+    foreground_ace = Score("ACE without class 0", "%", _of_images("foreground_ace"),
         "`image_ace` without class 0, likewise", scope="images")
     class_ece = Score("class-j-ECE", "%", lambda r: ece(*r.classes.sums),
         "`ece` of p_c against [label = c], for each class c", scope="classes")

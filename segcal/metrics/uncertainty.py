@@ -34,19 +34,13 @@ _COARSE = -(-FINE_BINS // _STEP)
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """One kind of uncertainty of a pixel.
+    """One kind of uncertainty of a pixel."""
 
-    Attributes:
-        label: what tables call it.
-        definition: its formula.
-        of: (N, C, *S) probabilities to the (N, *S) uncertainty; None: the members tell it.
-        most: the largest value there can be with C classes.
-    """
-
-    label: str
-    definition: str
+    label: str  # what tables call it
+    definition: str  # its formula
+    # (N, C, *S) probabilities to the (N, *S) uncertainty; None: the members tell it
     of: Callable[[Tensor], Tensor] | None
-    most: Callable[[int], float]
+    most: Callable[[int], float]  # the largest value there can be with C classes
 
 
 def entropy(probs: Tensor) -> Tensor:
