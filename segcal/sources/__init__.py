@@ -35,8 +35,8 @@ def open_source(
         format: of saved predictions: segcal, or nnunet for the output of
             `nnUNetv2_predict --save_probabilities`.
         **options: of `segcal.sources.network.RunSource` for a run (split, weights, device,
-            batch_size, workers, skip_bad), of `segcal.sources.saved.PredictionFolder` for saved
-            predictions (skip_bad, kind, layout, axes, labels, …), and of
+            batch_size, workers, skip_bad, group), of `segcal.sources.saved.PredictionFolder` for
+            saved predictions (skip_bad, kind, layout, axes, labels, group, …), and of
             `segcal.sources.named.open_network` for a network by name.
 
     Raises:

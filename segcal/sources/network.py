@@ -295,6 +295,7 @@ class RunSource(NetworkSource):
         weights: best or last.
         batch_size: images at a time; by default, as for `workers`, as in training.
         skip_bad: leave images that cannot be used out; a run may say so itself.
+        group: see `Source`.
 
     Attributes:
         record: the log line of the epoch that the weights are from; None if it was not evaluated.
@@ -310,6 +311,7 @@ class RunSource(NetworkSource):
         batch_size: int | None = None,
         workers: int | None = None,
         skip_bad: bool = False,
+        group: str = "",
     ) -> None:
         folder = Path(folder)
         path, checkpoint = folder / CONFIG, folder / f"{weights}.pt"
@@ -341,7 +343,7 @@ class RunSource(NetworkSource):
             name=folder.resolve().name,
             key=digest(file_digest(checkpoint), asdict(network)),
         )
-        self.folder, self.record = folder, state.get("record")
+        self.folder, self.record, self.group = folder, state.get("record"), group
         self.config = path.read_text(encoding="utf-8")
         self.history = _read_log(folder / LOG)
 

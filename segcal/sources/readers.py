@@ -333,6 +333,9 @@ def read_network(spec: str, num_classes: int, given: Normalise | None = None) ->
     path = Path(name.rpartition(":")[0] if read is code_network else name)
     if of_file and not path.is_file():
         raise ValueError(f"{spec}: there is no file {path}")
+    hub = logging.getLogger("huggingface_hub")
+    level = hub.level
+    hub.setLevel(logging.ERROR)  # else it logs each of its retries
     try:
         return read(name, num_classes, given)
     except ModuleNotFoundError as error:
@@ -347,6 +350,8 @@ def read_network(spec: str, num_classes: int, given: Normalise | None = None) ->
         ) from None
     except (KeyError, RuntimeError) as error:
         raise ValueError(f"{spec} cannot be opened: {' '.join(str(error).split()):.200}") from None
+    finally:
+        hub.setLevel(level)
 
 
 def _weights_digest(module: nn.Module) -> str:

@@ -100,6 +100,13 @@ def test_holdout_and_other_weights_and_bins(runs, tmp_path, undrawn):
     assert (report.protocol.images, report.protocol.num_bins) == (3, 10)
 
 
+def test_a_run_is_opened_with_groups(runs):
+    run = segcal.open_source(runs / "seg", group="^.", workers=0)
+    report = segcal.evaluate_source(run, overlays="none", resamples=20).reports["none"]
+    assert report.images.groups == len({name[0] for name in run.names})
+    assert run.holdout().group == "^."
+
+
 def test_classification_and_post_hoc_methods(runs, capsys, undrawn):
     assert main(["eval", str(runs / "digits"), *QUICK, "--posthoc", "none,ts,vs"]) == 0
     out = capsys.readouterr().out

@@ -1,6 +1,7 @@
 """Networks by name or file: the scores of `segcal.evaluate` on the same inputs, for every kind."""
 
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 import segcal
 from segcal.sources.named import cut, open_network, parse_data
-from segcal.sources.readers import Normalise, Tiled, is_network
+from segcal.sources.readers import READERS, Normalise, Tiled, is_network
 
 CLASSES, SIZE = 3, (32, 48)  # of masks and images (H, W)
 
@@ -395,6 +396,17 @@ def test_a_bad_name_is_one_line(root, spec, word):
     with pytest.raises(ValueError, match=word) as caught:
         open_network(spec, f"masks:{root}")
     assert "\n" not in str(caught.value)
+
+
+def test_without_a_network_there_is_one_line(root, monkeypatch, caplog):
+    def retry(name, num_classes, given):
+        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s")
+        raise OSError("cannot connect")
+
+    monkeypatch.setitem(READERS, "hf", retry)
+    with pytest.raises(ValueError, match="by their path"):
+        open_network("hf:org/absent", f"masks:{root}")
+    assert not caplog.text
 
 
 def test_another_number_of_classes_points_to_the_options(root, tmp_path):
