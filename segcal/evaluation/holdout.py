@@ -336,18 +336,8 @@ def holdout_notes(
     nll = SCORES["nll"]
     for method, calibrator in calibrators.items():
         label, way = posthoc.label(method), method.partition("@")[2]
-        numbers = ", ".join(
-            f"{name.rstrip('_')} {value.item():.4g}"
-            for name, value in calibrator.state_dict().items()
-            if not value.ndim
-        )
         fitted_on = posthoc.WAYS[way] if way else f"{holdout.protocol.images} hold-out images"
-        line = f"{label} was fitted on {fitted_on}"
-        if not calibrator.improved_:
-            line += ", where it improved nothing, so it leaves the logits as they are"
-        elif numbers:
-            line += f": {numbers}"
-        lines.append(f"{line}.")
+        lines.append(f"{label} was fitted on {fitted_on}{_learned(calibrator)}.")
         after = measured[method].report.nll
         if after > test.nll + 1e-6:
             lines.append(
@@ -380,6 +370,28 @@ def holdout_notes(
             + (" Was the network trained on the hold-out?" if better else "")
         )
     return lines
+
+
+def member_notes(members: Members) -> list[str]:
+    """What was fitted to each member before the mean."""
+    return [
+        f"{posthoc.label(calibrator.name)} of {member.name} was fitted on its hold-out"
+        f"{_learned(calibrator)}."
+        for member, calibrator in zip(members.members, members.calibrators, strict=True)
+        if calibrator is not None
+    ]
+
+
+def _learned(calibrator: Calibrator) -> str:
+    """The end of a sentence about a fit: its numbers, or that it improved nothing."""
+    if not calibrator.improved_:
+        return ", where it improved nothing, so it leaves the logits as they are"
+    numbers = ", ".join(
+        f"{name.rstrip('_')} {value.item():.4g}"
+        for name, value in calibrator.state_dict().items()
+        if not value.ndim
+    )
+    return f": {numbers}" if numbers else ""
 
 
 def _fractions(meter: CalibrationMeter) -> dict[str, tuple[float, float]]:

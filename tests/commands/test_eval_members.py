@@ -65,6 +65,9 @@ def test_members_are_calibrated_one_by_one(folds, tmp_path, undrawn):
     assert main([*words, "--pool", "logits", "--out", str(tmp_path / "logits")]) == 0
     found, other = (segcal.load_evaluation(tmp_path / name) for name in ("members", "logits"))
     assert found.methods == ["none"] and found.name == "ensemble, members + TS"
+    assert [note.partition(": temperature ")[0] for note in found.notes] == [
+        f"TS of {fold.name} was fitted on its hold-out" for fold in folds
+    ]
     # Both folders hold the same logits times a factor, which their temperatures undo.
     alone = segcal.evaluate_source(
         segcal.open_source(folds[0]), holdout=segcal.open_source(folds[0]), posthoc=["ts"]
