@@ -42,6 +42,13 @@ def sum_(*tensors: Tensor) -> None:
             dist.all_reduce(tensor)
 
 
+def total(tensor: Tensor) -> Tensor:
+    """The sum over the ranks, on the device that the process group sends from."""
+    tensor = tensor.to(communication_device())
+    sum_(tensor)
+    return tensor
+
+
 def concatenate(tensor: Tensor) -> Tensor:
     """(Σ rows, ...) the rows of all ranks' tensors, in the order of the ranks.
 

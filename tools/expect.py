@@ -109,9 +109,9 @@ def compare(
     for method, (report, meter) in measured.items():
         expected, images = counters[method].expected(source, profiles[method]), meter.image_sums()
         hit, predicted, truth = (
-            getattr(images, key).numpy() for key in ("intersection", "predicted", "truth")
+            images[key].numpy() for key in ("intersection", "predicted", "truth")
         )
-        accuracy = hit.sum(1) / images.pixels.numpy()
+        accuracy = hit.sum(1) / images["pixels"].numpy()
         iou = mean_of_known(class_iou(hit, predicted, truth))
         row: dict[str, Any] = {"calibrator": method, "images": len(iou)}
         row |= {"accuracy": report.accuracy, "expected_accuracy": expected.accuracy}

@@ -43,11 +43,9 @@ _FORMAT = "segcal hold-out profile 1"
 
 @torch.inference_mode()
 def prediction_sums(probs: Tensor, *, multilabel: bool = False) -> dict[str, Tensor]:
-    """Sums over the pixels of each image; of sigmoid outputs, over the decisions of all classes.
+    """Sums over the pixels of each image of (N, C, *S) probabilities.
 
-    Args:
-        probs: (N, C, *S) probabilities.
-        multilabel: whether they are of sigmoid outputs.
+    Those of sigmoid outputs are over the decisions of all classes.
 
     Returns:
         pixels: (N,) P; top: (N, P) max_c p_c; confidence: (N,) its sum; predicted: (N, C) n_{ŷ=c};
@@ -83,12 +81,7 @@ def _counts_at(index: Tensor, size: int) -> Tensor:
 
 
 class ProfileCounts(ImageCounts):
-    """Counts of each image of a hold-out: pixels, labelled or not; by confidence; by prediction.
-
-    Args:
-        num_classes: C.
-        multilabel: whether the logits are of sigmoid outputs.
-    """
+    """Counts of each image of a hold-out: pixels, labelled or not; by confidence; by prediction."""
 
     def __init__(self, num_classes: int, *, multilabel: bool = False) -> None:
         super().__init__()
@@ -134,13 +127,9 @@ class HoldoutProfile:
         operating_points: Mapping[str, float | None],
         class_sets: Mapping[str, float],
     ) -> HoldoutProfile:
-        """The profile of a hold-out.
+        """The profile of a hold-out: the report of its labelled pixels, and counts of its images.
 
-        Args:
-            report: of its labelled pixels.
-            counts: of its images.
-            operating_points: as above, None for NaN.
-            class_sets: as above.
+        An operating point that none reaches is None.
         """
         rows = counts.counts()
         rows = rows[np.lexsort(rows.T)]  # over ranks, images come in another order
@@ -169,11 +158,7 @@ class HoldoutProfile:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> HoldoutProfile:
-        """Read what `save` wrote.
-
-        Raises:
-            ValueError: the file is something else; the message names it.
-        """
+        """Read what `save` wrote; a ValueError names the file if it is something else."""
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
             if data.pop("format") != _FORMAT:
@@ -256,11 +241,8 @@ def measure_drift(
 ) -> Drift | None:
     """The drift of M images; None if the hold-out has fewer than two images.
 
-    Args:
-        profile: of the hold-out.
-        confidence: (M, B) shares of the pixels of each image, as in `HoldoutProfile`.
-        classes: (M, C) likewise.
-        resamples: pairs of draws behind the limits of a set.
+    `confidence` (M, B) and `classes` (M, C) are shares of the pixels of each image, as in
+    `HoldoutProfile`. The limits of a set come from `resamples` pairs of draws.
     """
     n, m = profile.images, len(confidence)
     if n < 2:

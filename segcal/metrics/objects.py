@@ -37,6 +37,7 @@ from segcal.metrics.report import (
 )
 from segcal.metrics.scores import Array, auroc, ratio
 from segcal.metrics.sums import fine_edges
+from segcal.metrics.triage import operating_point
 from segcal.pixels import resolve_ignore_index
 
 MATCHES = {
@@ -83,18 +84,19 @@ class ObjectRule:
                     f"{', '.join(filter(None, words))}"
                 )
         folders = [folder for folder in (*self.labels, *self.maps) if not Path(folder).is_dir()]
-        for wrong, message in (
-            (
-                not self.classes or min(self.classes) < 0,
-                f"Expected classes, but got {self.classes}",
-            ),
-            (self.min_size < 1, f"The least size must be at least 1, but is {self.min_size}"),
-            (not 0 < self.iou <= 1, f"The IoU must be above 0 and at most 1, but is {self.iou}"),
-            (self.confidence == "score" and not self.maps, "The score needs predicted maps"),
-            (folders, f"There is no folder of instance maps at {''.join(map(str, folders[:1]))}"),
-        ):
-            if wrong:
-                raise ValueError(f"{message} (objects)")
+        wrong = ""
+        if not self.classes or min(self.classes) < 0:
+            wrong = f"Expected classes, but got {self.classes}"
+        elif self.min_size < 1:
+            wrong = f"The least size must be at least 1, but is {self.min_size}"
+        elif not 0 < self.iou <= 1:
+            wrong = f"The IoU must be above 0 and at most 1, but is {self.iou}"
+        elif self.confidence == "score" and not self.maps:
+            wrong = "The score needs predicted maps"
+        elif folders:
+            wrong = f"There is no folder of instance maps at {folders[0]}"
+        if wrong:
+            raise ValueError(f"{wrong} (objects)")
 
     @classmethod
     def parse(cls, text: str, **options: Any) -> ObjectRule:
@@ -134,10 +136,8 @@ class Crop(NamedTuple):
 def predicted_objects(mask: Array, valid: Array, given: Array | None = None) -> Array:
     """(*S) numbers of the predicted objects of a class; 0 is none.
 
-    Args:
-        mask: (*S) bool, the pixels that are predicted as the class.
-        valid: (*S) bool, False where the label is ignored.
-        given: (*S) numbers of an instance map.
+    `mask` and `valid` are (*S) bool: pixels that are predicted as the class, and those whose label
+    is not ignored. `given` is (*S) numbers of an instance map.
     """
     ids = ndimage.label(mask)[0] if given is None else _of_class(given, mask)
     if valid.all():
@@ -167,15 +167,9 @@ def match_objects(
 ) -> tuple[Array, Array]:
     """Measure and match the objects of one class in one image.
 
-    Args:
-        predicted: (*S) numbers of the predicted objects.
-        truth: (*S) numbers of the true objects.
-        probability: (*S) of the class.
-        rule: the criterion and the confidence.
-        scores: (M,) of the predicted objects 1..M, for the confidence "score".
-
-    Returns:
-        (n,) predicted and (m,) true objects, of the dtype `OBJECT`.
+    `predicted` and `truth` are (*S) numbers of objects, `probability` is that of the class, and
+    `scores` (M,) are of the predicted objects 1..M, for the confidence "score". The results are
+    (n,) predicted and (m,) true objects, of the dtype `OBJECT`.
     """
     p, t = predicted.ravel(), truth.ravel()
     at = np.flatnonzero(p > 0)
@@ -243,14 +237,8 @@ def _centred(predicted: Array, truth: Array, ids: Array, at: Array, size: Array)
 class ObjectCounter:
     """The objects of a stream of images, 29 bytes each.
 
-    `false` are the most confident false objects, and `missed` the largest missed ones.
-
-    Args:
-        rule: what an object is.
-        num_classes: C.
-        ignore_index: the label that is not counted; None for the default.
-        multilabel: the probabilities are of C sigmoid outputs; an object of a class is where its
-            own probability is above one half.
+    `false` are the most confident false objects, and `missed` the largest missed ones. With
+    `multilabel`, an object of a class is where its own probability is above one half.
     """
 
     def __init__(
@@ -280,13 +268,10 @@ class ObjectCounter:
         names: Sequence[str] | None = None,
         groups: Sequence[str] | None = None,
     ) -> None:
-        """Count a batch.
+        """Count (N, C, *S) probabilities and (N, *S) labels, (N, C, *S) of sigmoid outputs.
 
-        Args:
-            probs: (N, C, *S) probabilities; S = (H, W) or (D, H, W).
-            labels: (N, *S); (N, C, *S) of sigmoid outputs.
-            names: N names, by which instance maps are found.
-            groups: N groups of images that are the units of intervals; by default the images.
+        S is (H, W) or (D, H, W). Instance maps are found by the names of the images. Groups of
+        images are the units of intervals; by default the images are.
         """
         if probs.ndim not in (4, 5):
             raise ValueError("objects need masks or volumes, not one label per image")
@@ -364,11 +349,8 @@ class ObjectCounter:
     ) -> ObjectReport:
         """The scores of all objects, and by class and by size.
 
-        Args:
-            confidence: the map that calibrates (n,) confidences, if there is one.
-            name: what the report calls it.
-            num_bins: bins of confidence.
-            resamples: how often images are drawn for the intervals of ECE and AUROC; 0 for none.
+        `confidence` is the map that calibrates (n,) confidences, if there is one, and `name` what
+        the report calls it. Images are drawn `resamples` times for the intervals of ECE and AUROC.
         """
         predicted, true = self._rows(confidence)
         groups: list[tuple[str, str, float, float]] = []
@@ -417,18 +399,10 @@ class ObjectCounter:
         right, kept, truth = (
             _by_unit(self._unit, rows) for rows in (taken[taken["real"]], taken, true)
         )
-        found = {"accuracy": (right, kept), "coverage": (right, truth)}
-        intervals = {n: fraction_interval(*sums) for n, sums in found.items()}
         precision, recall = holdout.above(above)
-        return OperatingPoint(
-            target=target,
-            threshold=float("nan") if threshold is None else threshold,
-            holdout_images=holdout.images,
-            holdout_coverage=recall,
-            holdout_accuracy=precision,
-            coverage=float(ratio(right.sum(), len(true))),
-            accuracy=float(ratio(right.sum(), len(taken))),
-            intervals={n: interval for n, interval in intervals.items() if interval is not None},
+        known = recall, precision
+        return operating_point(
+            target, threshold, holdout.images, known, (right, truth), (right, kept)
         )
 
     @property

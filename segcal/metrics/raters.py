@@ -13,13 +13,7 @@ from segcal.metrics.scores import ratio
 
 
 class RaterAgreement:
-    """Counts of equal labels, of a stream of batches.
-
-    Args:
-        raters: R.
-        ignore_index: the label of pixels that a rater left out.
-        multilabel: labels are of sigmoid outputs.
-    """
+    """Counts of equal labels, of a stream of batches. A rater's ignored pixels do not count."""
 
     def __init__(self, raters: int, ignore_index: int, *, multilabel: bool = False) -> None:
         self._ignored, self._axis = ignore_index, 2 if multilabel else 1
@@ -41,12 +35,9 @@ class RaterAgreement:
 
     def sync(self) -> None:
         """Sum over all ranks."""
-        device = distributed.communication_device()
-        self._pairs, self._pixels = self._pairs.to(device), self._pixels.to(device)
-        distributed.sum_(self._pairs, self._pixels)
+        self._pairs, self._pixels = map(distributed.total, (self._pairs, self._pixels))
 
     def compute(self) -> Raters:
-        """What the report says of the raters."""
         equal, both = (self._pairs * (1 - torch.eye(len(self._pairs[0])).long())).cpu().numpy()
         same, several = self._pixels.tolist()
         return Raters(

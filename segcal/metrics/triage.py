@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -60,29 +61,21 @@ class Target:
     def parse(cls, text: str) -> Target:
         """The target in a text such as accuracy=0.99."""
         kind, _, value = text.partition("=")
-        try:
+        with suppress(ValueError):
             return cls(kind.strip(), float(value))
-        except ValueError:
-            raise ValueError(
-                f"Expected a target such as accuracy=0.99, with one of {', '.join(TARGETS)} and a "
-                f"value between 0 and 1, but got {text!r}"
-            ) from None
+        raise ValueError(
+            f"Expected a target such as accuracy=0.99, with one of {', '.join(TARGETS)} and a "
+            f"value between 0 and 1, but got {text!r}"
+        )
 
 
 def check_miss(text: str) -> float:
-    """The α of a text such as miss=0.1.
-
-    Raises:
-        ValueError: something else, or a value that is not between 0 and 1.
-    """
+    """The α of a text such as miss=0.1, which is between 0 and 1."""
     kind, _, value = text.partition("=")
-    try:
-        alpha = float(value)
-    except ValueError:
-        alpha = math.nan
-    if kind.strip() != "miss" or not 0 < alpha < 1:
-        raise ValueError(f"Expected miss=A with A between 0 and 1, but got {text!r}")
-    return alpha
+    with suppress(ValueError):
+        if kind.strip() == "miss" and 0 < float(value) < 1:
+            return float(value)
+    raise ValueError(f"Expected miss=A with A between 0 and 1, but got {text!r}")
 
 
 def probabilities(logits: Tensor) -> Tensor:
@@ -112,6 +105,31 @@ def accepted(fine: FineHistogram, threshold: float | None) -> tuple[float, float
     correct, wrong = int(fine.correct[above].sum()), int(fine.wrong[above].sum())
     total = int(fine.correct.sum() + fine.wrong.sum())
     return float(ratio(correct + wrong, total)), float(ratio(correct, correct + wrong))
+
+
+def operating_point(
+    target: str,
+    threshold: float | None,
+    holdout_images: int,
+    holdout: tuple[float, float],
+    coverage: tuple[Array, Array],
+    accuracy: tuple[Array, Array],
+) -> OperatingPoint:
+    """The point of a threshold, from its (coverage, accuracy) on the hold-out and on test images.
+
+    Those of the test images are fractions: (U,) numerators and denominators of images or groups.
+    """
+    found = {"coverage": coverage, "accuracy": accuracy}
+    intervals = {name: fraction_interval(*sums) for name, sums in found.items()}
+    return OperatingPoint(
+        target=target,
+        threshold=math.nan if threshold is None else threshold,
+        holdout_images=holdout_images,
+        holdout_coverage=holdout[0],
+        holdout_accuracy=holdout[1],
+        intervals={n: interval for n, interval in intervals.items() if interval is not None},
+        **{n: float(ratio(part.sum(), whole.sum())) for n, (part, whole) in found.items()},
+    )
 
 
 class ImageCounts:
@@ -165,11 +183,8 @@ class ImageCounts:
 class AcceptedPixels(ImageCounts):
     """Counts of each image: labelled pixels, accepted ones, and right ones among these.
 
-    Args:
-        threshold: accept a pixel if its confidence is above; None accepts nothing.
-        ignore_index: the label of pixels that do not count; None for the default.
-        multilabel: count the decisions of K sigmoid outputs instead of pixels.
-        probs: batches are of probabilities, not of logits.
+    A pixel is accepted if its confidence is above the threshold; None accepts nothing. With
+    `multilabel`, decisions of K sigmoid outputs are counted. Batches are of logits, or of `probs`.
     """
 
     width = 3
@@ -199,26 +214,11 @@ class AcceptedPixels(ImageCounts):
         self._keep(counts.view(len(logits), -1, 3).sum(1), groups)
 
     def point(self, target: Target, holdout: FineHistogram, holdout_images: int) -> OperatingPoint:
-        """What the threshold gives here, beside what it gave on the hold-out.
-
-        Args:
-            target: that the threshold was chosen for.
-            holdout: the fine histogram of the hold-out.
-            holdout_images: its images.
-        """
+        """What the threshold gives here, beside what it gave on the hold-out."""
         pixels, taken, right = self.by_group(self.counts()).T
-        coverage, accuracy = accepted(holdout, self.threshold)
-        found = {"coverage": (taken, pixels), "accuracy": (right, taken)}
-        intervals = {name: fraction_interval(*sums) for name, sums in found.items()}
-        return OperatingPoint(
-            target=str(target),
-            threshold=math.nan if self.threshold is None else self.threshold,
-            holdout_images=holdout_images,
-            holdout_coverage=coverage,
-            holdout_accuracy=accuracy,
-            coverage=float(ratio(taken.sum(), pixels.sum())),
-            accuracy=float(ratio(right.sum(), taken.sum())),
-            intervals={n: interval for n, interval in intervals.items() if interval is not None},
+        known = accepted(holdout, self.threshold)
+        return operating_point(
+            str(target), self.threshold, holdout_images, known, (taken, pixels), (right, taken)
         )
 
 
@@ -232,11 +232,7 @@ def thresholds() -> Tensor:
 
 
 class MissRates:
-    """The sum over images of their miss rates at each threshold of the grid.
-
-    Args:
-        ignore_index: the label of pixels that do not count; None for the default.
-    """
+    """The sum over images of their miss rates at each threshold of the grid."""
 
     def __init__(self, ignore_index: int | None = None) -> None:
         self._ignore_index = ignore_index
@@ -269,9 +265,7 @@ class MissRates:
 
     def sync(self) -> None:
         """Sum over all ranks."""
-        device = distributed.communication_device()
-        self._total, self._images = self._total.to(device), self._images.to(device)
-        distributed.sum_(self._total, self._images)
+        self._total, self._images = map(distributed.total, (self._total, self._images))
 
     @property
     def images(self) -> int:
@@ -284,11 +278,7 @@ class MissRates:
         return dict(zip(self._grid.tolist(), rates.tolist(), strict=True))
 
     def choose(self, alpha: float) -> tuple[float, float]:
-        """The least λ for the miss rate α, and the mean miss rate of the images at it.
-
-        Raises:
-            ValueError: there are too few images to promise α.
-        """
+        """The least λ for the miss rate α, and the mean miss rate of the images at it."""
         n = self.images
         if 1 / (n + 1) > alpha + _ROUNDING:
             raise ValueError(
@@ -301,12 +291,7 @@ class MissRates:
 
 
 class SetCounts(ImageCounts):
-    """Counts of each image: labelled pixels, missed ones, classes in all sets, and empty sets.
-
-    Args:
-        lam: λ of the sets.
-        ignore_index: the label of pixels that do not count; None for the default.
-    """
+    """Counts of each image: labelled pixels, missed ones, classes in all sets, and empty sets."""
 
     width = 4
 

@@ -82,11 +82,8 @@ class ErrorDetection(ImageCounts):
     Values are divided by the largest possible one, and counted on the grid of the fine histogram
     of confidence, whose steps are 1/1024 and become finer towards certainty.
 
-    Args:
-        num_classes: C.
-        ignore_index: the label of pixels that do not count; None for the default.
-        multilabel: count the decisions of C sigmoid outputs, each a problem of two classes.
-        per_image: keep a coarser histogram of each image, for intervals: 6 kB.
+    With `multilabel`, the decisions of C sigmoid outputs are counted, each a problem of two
+    classes. With `per_image`, a coarser histogram of each image is kept for intervals: 6 kB.
     """
 
     width, dtype = 1 + len(UNCERTAINTIES) * _COARSE * 2, torch.int32
@@ -113,14 +110,10 @@ class ErrorDetection(ImageCounts):
         spread: Mapping[str, Tensor] | None = None,
         groups: Sequence[str] | None = None,
     ) -> None:
-        """Count a batch.
+        """Count (N, C, *S) probabilities and (N, *S) labels; (N, C, *S) of sigmoid outputs.
 
-        Args:
-            probs: (N, C, *S) probabilities.
-            labels: (N, *S); (N, C, *S) of sigmoid outputs.
-            spread: for "mutual_information" and "variance", (N, *S) maps; those of sigmoid outputs
-                are (N, C, *S).
-            groups: N groups of images that are the units of intervals; by default the images.
+        `spread` holds maps of the labels' shape for "mutual_information" and "variance". `groups`
+        are N names of what the images belong to: the units of intervals, by default the images.
         """
         probs = probs.detach().to(torch.promote_types(probs.dtype, torch.float32))
         if self.multilabel:
@@ -151,15 +144,13 @@ class ErrorDetection(ImageCounts):
                 padded = torch.nn.functional.pad(counts, (0, 0, 0, -FINE_BINS % _STEP))
                 coarse = padded.view(n, -1, _STEP, 2).sum(2).view(n, -1)
                 labelled = pixels.valid.sum(1, keepdim=True)
-                self._keep(
-                    torch.cat([labelled, coarse], 1), None if groups is None else groups[some]
-                )
+                names = None if groups is None else groups[some]
+                self._keep(torch.cat([labelled, coarse], 1), names)
 
     def sync(self) -> None:
         """Sum over all ranks."""
         super().sync()
-        self._total = self._total.to(distributed.communication_device())
-        distributed.sum_(self._total)
+        self._total = distributed.total(self._total)
 
     def compute(
         self, *, resamples: int = 1000, seed: int = 0, raters: int = 1
@@ -167,12 +158,8 @@ class ErrorDetection(ImageCounts):
         """How well each uncertainty finds errors.
 
         Intervals are those of resampled images or groups: the percentiles of the scores of coarser
-        histograms, moved to the score of the fine one.
-
-        Args:
-            resamples: how often images are drawn; 0 for no intervals.
-            seed: of the draws.
-            raters: R, whose labels were all counted; numbers of pixels are divided by it.
+        histograms, moved to the score of the fine one. Numbers of pixels are divided by the number
+        of `raters`, whose labels were all counted.
         """
         units = np.zeros((0, self.width - 1))
         if resamples:
