@@ -1,17 +1,18 @@
-"""Calibrators that are one linear map: vector, matrix, Dirichlet, and the convex fit they share."""
+"""Calibrators that are one linear map: vector, matrix and Dirichlet scaling."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from segcal.posthoc.calibrator import PixelCalibrator, PixelSample
+from segcal.posthoc.calibrator import PixelCalibrator
+from segcal.posthoc.holdout import PixelSample
+from segcal.posthoc.minimise import lbfgs
 
 # The grid of the paper, 13 × 5 pairs.
 LAMBDAS = (0.0, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -19,10 +20,8 @@ MUS = (0.0, 0.01, 0.1, 1.0, 10.0)
 Pair = tuple[float, float]  # (λ, μ)
 
 _BLOCK_VALUES = 1 << 18  # worked on at once, to stay in a core's cache
-_ROUGH, _EXACT = 1e-7, 1e-14  # a fit ends when a step lowers the objective by less than this
-_MOST_STEPS = 3000
-_MEMORY = 50  # steps that L-BFGS remembers
 _CURVATURE_WORK = 1e10  # multiplications spent on the blocks of the Hessian
+_ROUGH, _EXACT = 1e-7, 1e-14  # a fit ends when a step lowers the objective by less than this
 # ρ of the pull to the identity. Without it, a class that the hold-out separates has no minimum, and
 # along the long valley that it leaves, the last bits of the logits decide where a fit ends.
 RIDGE = 1e-4
@@ -31,19 +30,17 @@ RIDGE = 1e-4
 class AffineCalibrator(PixelCalibrator):
     """softmax(W x + b) with x made of the log-probabilities, fitted on a sample of pixels.
 
-    The sample and its three parts are those of `PixelCalibrator`. For each (λ, μ) the convex
-    objective
+    For each (λ, μ) the convex objective
 
         mean NLL + λ · ‖W off its diagonal‖² / (K(K−1)) + μ · ‖b‖² / K + ρ · ‖[W, b] − [I, 0]‖²
 
     (ODIR, Kull et al. 2019, and a faint pull to the identity, ρ = 1e-4, so that there is one
-    minimum) is minimised by L-BFGS from the identity. The pair of least NLL on images that were not
-    fitted on is then fitted on all. If that NLL is not below the identity's, the map does not
-    generalise to new images, and the calibrator is the identity.
+    minimum) is minimised by L-BFGS from the identity. `PixelCalibrator` says how the pair is
+    chosen and the fit is judged.
 
     Args:
-        lambdas: values of λ to choose from; by default those of the class.
-        mus: values of μ to choose from; likewise.
+        lambdas: values of λ to choose from.
+        mus: values of μ to choose from.
         **options: of `PixelCalibrator`.
 
     Attributes:
@@ -53,75 +50,57 @@ class AffineCalibrator(PixelCalibrator):
         mu_: the μ chosen.
     """
 
-    usual_lambdas: ClassVar[tuple[float, ...]] = (0.0,)
-    usual_mus: ClassVar[tuple[float, ...]] = (0.0,)
-
     weight_: Tensor
     bias_: Tensor
     lambda_: float
     mu_: float
 
     def __init__(
-        self,
-        *,
-        lambdas: Sequence[float] | None = None,
-        mus: Sequence[float] | None = None,
-        **options: Any,
+        self, *, lambdas: Sequence[float] = (0.0,), mus: Sequence[float] = (0.0,), **options: Any
     ) -> None:
         super().__init__(**options)
-        self.lambdas = self.usual_lambdas if lambdas is None else tuple(lambdas)
-        self.mus = self.usual_mus if mus is None else tuple(mus)
-        for name in ("lambdas", "mus"):
-            values = getattr(self, name)
+        self.lambdas = tuple(lambdas)
+        self.mus = tuple(mus)
+        for name, values in (("lambdas", self.lambdas), ("mus", self.mus)):
             if not values or not all(value >= 0 for value in values):
                 raise ValueError(f"{name} must be numbers >= 0, but got {values}")
+        # From the strongest penalty to the weakest.
+        self._pairs = sorted(product(self.lambdas, self.mus), reverse=True)
 
-    def _start(self, num_classes: int, image_channels: int) -> None:
-        self.num_classes_ = num_classes
-        self.lambda_, self.mu_ = 0.0, 0.0
-        self._keep(torch.eye(num_classes, num_classes + 1))
+    def _identity(self, num_classes: int, image_channels: int) -> dict[str, Any]:
+        weight, bias = torch.eye(num_classes), torch.zeros(num_classes)
+        return {"weight_": weight, "bias_": bias, "lambda_": 0.0, "mu_": 0.0}
 
     def _try(self, fitting: PixelSample, validation: PixelSample) -> list[float]:
-        nlls = []
-        x, k = self._features(fitting.x), len(fitting.x)
-        free = self._free(k).to(x.device)
-        affine, curvature = torch.eye(k, k + 1, dtype=x.dtype, device=x.device), None
+        nlls, objective, affine = [], self._objective(fitting), None
         for pair in self._pairs:  # each fit starts near its minimum, at the last one
-            affine, curvature = minimise(x, fitting.labels, free, pair, affine, curvature, _ROUGH)
+            affine = objective.minimise(pair, affine, _ROUGH)
             self._keep(affine)
             nlls.append(self._nll(validation))
         return nlls
 
     def _learn(self, sample: PixelSample, choice: int) -> None:
-        self.lambda_, self.mu_ = pair = self._pairs[choice]
-        x, k = self._features(sample.x), len(sample.x)
-        start = torch.eye(k, k + 1, dtype=x.dtype, device=x.device)
-        self._keep(minimise(x, sample.labels, self._free(k).to(x.device), pair, start)[0])
+        self.lambda_, self.mu_ = self._pairs[choice]
+        self._keep(self._objective(sample).minimise(self._pairs[choice]))
 
-    @property
-    def _pairs(self) -> list[Pair]:
-        """All (λ, μ), from the strongest penalty to the weakest."""
-        return sorted(product(self.lambdas, self.mus), reverse=True)
+    def _objective(self, sample: PixelSample) -> Objective:
+        x = self._features(sample.x)
+        return Objective(x, sample.labels, self._learned(len(x)).to(x.device))
 
     def _map(self, x: Tensor) -> Tensor:
-        return self._multiply(self.weight_.to(x), self._features(x)) + self.bias_.to(x)[:, None]
+        return self.weight_.to(x) @ self._features(x) + self.bias_.to(x)[:, None]
 
     def _features(self, x: Tensor) -> Tensor:
         """What W multiplies, made of log-probabilities (…, C, P)."""
         return x
 
-    def _multiply(self, weight: Tensor, x: Tensor) -> Tensor:
-        """W x, (N, C, L)."""
-        return weight @ x
+    def _learned(self, num_classes: int) -> Tensor:
+        """(K, f) the columns of each row of [W, b] that are learned."""
+        return torch.arange(num_classes + 1).expand(num_classes, -1)
 
     def _keep(self, affine: Tensor) -> None:
         """Make `weight_` and `bias_` of [W, b], (C, C + 1)."""
-        self.register_buffer("weight_", affine[:, :-1].float())
-        self.register_buffer("bias_", affine[:, -1].float())
-
-    def _free(self, num_classes: int) -> Tensor:
-        """(K, K + 1) bool: which entries of [W, b] are learned."""
-        return torch.ones(num_classes, num_classes + 1, dtype=torch.bool)
+        self.weight_, self.bias_ = affine[:, :-1].float(), affine[:, -1].float()
 
 
 class VectorScaling(AffineCalibrator):
@@ -140,17 +119,18 @@ class VectorScaling(AffineCalibrator):
 
     name = "vs"
 
+    def _identity(self, num_classes: int, image_channels: int) -> dict[str, Any]:
+        return super()._identity(num_classes, image_channels) | {"weight_": torch.ones(num_classes)}
+
+    def _map(self, x: Tensor) -> Tensor:
+        return self.weight_.to(x)[:, None] * x + self.bias_.to(x)[:, None]
+
+    def _learned(self, num_classes: int) -> Tensor:
+        rows = torch.arange(num_classes)
+        return torch.stack([rows, torch.full_like(rows, num_classes)], 1)
+
     def _keep(self, affine: Tensor) -> None:
-        super()._keep(affine)
-        self.register_buffer("weight_", self.weight_.diagonal().clone())
-
-    def _multiply(self, weight: Tensor, x: Tensor) -> Tensor:
-        return weight.unsqueeze(1) * x
-
-    def _free(self, num_classes: int) -> Tensor:
-        free = torch.eye(num_classes, num_classes + 1, dtype=torch.bool)
-        free[:, -1] = True
-        return free
+        self.weight_, self.bias_ = affine.diagonal().float(), affine[:, -1].float()
 
 
 class MatrixScaling(AffineCalibrator):
@@ -187,7 +167,11 @@ class DirichletCalibration(AffineCalibrator):
     """
 
     name = "dc"
-    usual_lambdas, usual_mus = LAMBDAS, MUS
+
+    def __init__(
+        self, *, lambdas: Sequence[float] = LAMBDAS, mus: Sequence[float] = MUS, **options: Any
+    ) -> None:
+        super().__init__(lambdas=lambdas, mus=mus, **options)
 
 
 def penalty(affine: Tensor, pair: Pair) -> tuple[Tensor, Tensor]:
@@ -211,80 +195,62 @@ def _odir_weight(affine: Tensor, pair: Pair) -> Tensor:
     return weight
 
 
-def minimise(
-    x: Tensor,
-    labels: Tensor,
-    free: Tensor,
-    pair: Pair,
-    start: Tensor,
-    curvature: Tensor | None = None,
-    tolerance: float = _EXACT,
-) -> tuple[Tensor, Tensor]:
-    """[W, b], (K, K + 1), of least mean NLL of softmax(W x + b) + penalty, and the curvature.
+class Objective:
+    """The mean NLL of softmax(W x + b) + penalty, of which any (λ, μ) can be minimised.
 
-    L-BFGS from `start`. The variables of each row are whitened by the row's block of the Hessian at
-    the identity: classes are correlated, and rare ones have little curvature.
+    The variables of each row of [W, b] are whitened by the row's block of the Hessian at the
+    identity: classes are correlated, and rare ones have little curvature.
 
     Args:
         x: (K, P) float64.
         labels: (P,).
-        free: (K, K + 1) bool, with as many in each row; other entries stay as in `start`.
-        pair: (λ, μ).
-        start: (K, K + 1).
-        curvature: what an earlier call returned for the same x; it does not depend on the pair.
-        tolerance: the fit ends when a step lowers the objective by less.
+        learned: (K, f) the columns of each row of [W, b] that are learned.
     """
-    from scipy.optimize import minimize  # takes long to import
 
-    k, count = x.shape
-    places = free.nonzero()[:, 1].view(k, -1)  # (K, f) the free columns of each row
-    f = places.shape[1]
-    x = torch.cat([x, torch.ones_like(x[:1])])  # (K + 1, P)
-    if curvature is None:
-        some = x[:, :: max(1, math.ceil(k * f * f * count / _CURVATURE_WORK))]
+    def __init__(self, x: Tensor, labels: Tensor, learned: Tensor) -> None:
+        self._learned = learned
+        k, count = x.shape
+        x = torch.cat([x, torch.ones_like(x[:1])])  # (K + 1, P)
+        some = x[:, :: math.ceil(k * learned.shape[1] ** 2 * count / _CURVATURE_WORK)]
         weight = some[:-1].softmax(0)
         weight = weight * (1 - weight) / some.shape[1]
-        curvature = torch.stack(
-            [(some[row] * w) @ some[row].T for row, w in zip(places, weight, strict=True)]
+        self._curvature = torch.stack(  # (K, f, f)
+            [(some[row] * w) @ some[row].T for row, w in zip(learned, weight, strict=True)]
         )
-    stiffness = 2 * (_odir_weight(start, pair) + RIDGE).gather(1, places)
-    whitening = torch.linalg.cholesky(curvature + torch.diag_embed(stiffness))  # (K, f, f)
-    batches = [
-        (part, y[None])  # (K + 1, p), (1, p)
-        for part, y in zip(
-            x.split(_BLOCK_VALUES // k + 1, 1), labels.split(_BLOCK_VALUES // k + 1), strict=True
-        )
-    ]
+        size = _BLOCK_VALUES // k + 1
+        self._blocks = list(zip(x.split(size, 1), labels[None].split(size, 1), strict=True))
+        self._count = count
 
-    def affine(moved: np.ndarray) -> Tensor:
-        step = torch.from_numpy(moved).to(start).view(k, f, 1)
-        step = torch.linalg.solve_triangular(whitening.mT, step, upper=True)
-        return start.scatter_add(1, places, step[..., 0])
+    def minimise(
+        self, pair: Pair, start: Tensor | None = None, tolerance: float = _EXACT
+    ) -> Tensor:
+        """[W, b], (K, K + 1), of least value.
 
-    def value_and_gradient(moved: np.ndarray) -> tuple[float, np.ndarray]:
-        at = affine(moved)
-        value, slope = penalty(at, pair)
-        for part, y in batches:
-            log_p = (at @ part).log_softmax(0)  # (K, p)
-            value = value - log_p.gather(0, y).sum() / count
-            error = log_p.exp_()  # p − onehot(y)
-            error.scatter_add_(0, y, error.new_full((), -1).expand_as(y))
-            slope = slope + error @ part.T / count
-        slope = slope.gather(1, places).unsqueeze(2)
-        slope = torch.linalg.solve_triangular(whitening, slope, upper=False)
-        return float(value), slope.flatten().cpu().numpy()
+        Args:
+            pair: (λ, μ).
+            start: (K, K + 1); by default the identity.
+            tolerance: the fit ends when a step lowers the value by less.
+        """
+        k = len(self._learned)
+        first = torch.eye(k, k + 1).to(self._curvature) if start is None else start
+        stiffness = 2 * (_odir_weight(first, pair) + RIDGE).gather(1, self._learned)
+        whitening = torch.linalg.cholesky(self._curvature + torch.diag_embed(stiffness))
 
-    found = minimize(
-        value_and_gradient,
-        np.zeros(k * f),
-        jac=True,
-        method="L-BFGS-B",
-        options={
-            "maxcor": _MEMORY,
-            "maxiter": _MOST_STEPS,
-            "maxfun": 2 * _MOST_STEPS,
-            "ftol": tolerance,
-            "gtol": 1e-8,
-        },
-    )
-    return affine(found.x), curvature
+        def affine(moved: Tensor) -> Tensor:
+            step = torch.linalg.solve_triangular(whitening.mT, moved, upper=True)
+            return first.scatter_add(1, self._learned, step[..., 0])
+
+        def value_and_gradient(moved: Tensor) -> tuple[Tensor, Tensor]:
+            at = affine(moved)
+            value, slope = penalty(at, pair)
+            for part, y in self._blocks:
+                log_p = (at @ part).log_softmax(0)  # (K, p)
+                value = value - log_p.gather(0, y).sum() / self._count
+                error = log_p.exp_()  # p − onehot(y)
+                error.scatter_add_(0, y, error.new_full((), -1).expand_as(y))
+                slope = slope + error @ part.T / self._count
+            slope = slope.gather(1, self._learned).unsqueeze(2)
+            return value, torch.linalg.solve_triangular(whitening, slope, upper=False)
+
+        nowhere = torch.zeros_like(whitening[..., :1])  # (K, f, 1)
+        return affine(lbfgs(value_and_gradient, nowhere, tolerance=tolerance))

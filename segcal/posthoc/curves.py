@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-from segcal.posthoc.calibrator import PixelCalibrator, PixelSample
+from segcal.posthoc.calibrator import PixelCalibrator
+from segcal.posthoc.holdout import PixelSample
+from segcal.posthoc.minimise import lbfgs
 
 _STEEPEST = 100.0  # of a and b; without a bound, classes that p separates perfectly have no minimum
 # Where isotonic curves are kept: log-odds −16, −16 + 1/32, …, 16, that is p = 1e-7 … 1 − 1e-7.
@@ -32,7 +35,7 @@ class CurveCalibrator(PixelCalibrator):
         return logsigmoid(self._log_odds(*log_probs(x)))
 
     def _learn(self, sample: PixelSample, choice: int) -> None:
-        self._start(self.num_classes_, 0)
+        self._start(self.num_classes_)
         self.to(sample.x.device)
         if not self.multilabel:
             log_p, log_rest = (log[0] for log in log_probs(sample.x[None]))
@@ -85,10 +88,8 @@ class BetaCalibration(CurveCalibrator):
     slope_: Tensor
     shift_: Tensor
 
-    def _start(self, num_classes: int, image_channels: int) -> None:
-        self.num_classes_ = num_classes
-        self.register_buffer("slope_", torch.ones(num_classes, 2))
-        self.register_buffer("shift_", torch.zeros(num_classes))
+    def _identity(self, num_classes: int, image_channels: int) -> dict[str, Any]:
+        return {"slope_": torch.ones(num_classes, 2), "shift_": torch.zeros(num_classes)}
 
     def _log_odds(self, log_p: Tensor, log_rest: Tensor) -> Tensor:
         a, b = self.slope_.to(log_p).unsqueeze(2).unbind(1)  # (C, 1)
@@ -108,30 +109,22 @@ def fit_beta(log_p: Tensor, log_rest: Tensor, of_class: Tensor) -> tuple[float, 
         log_rest: (P,) ln(1 − p).
         of_class: (P,) bool, whether the pixel is of the class; both cases occur.
     """
-    from scipy.optimize import minimize  # takes long to import
-
     features = torch.stack([log_p, -log_rest])  # (2, P)
     mean, scale = features.mean(1), features.std(1).clamp_min(1e-6)
     x = torch.cat([(features - mean[:, None]) / scale[:, None], torch.ones_like(log_p)[None]])
     y = of_class.to(x)
 
-    def value_and_gradient(weight: np.ndarray) -> tuple[float, np.ndarray]:
-        log_odds = torch.from_numpy(weight).to(x) @ x
+    def value_and_gradient(weight: Tensor) -> tuple[Tensor, Tensor]:
+        log_odds = weight @ x
         nll = (softplus(log_odds) - y * log_odds).mean()
-        gradient = x @ (log_odds.sigmoid() - y) / len(y)
-        return float(nll), gradient.cpu().numpy()
+        return nll, x @ (log_odds.sigmoid() - y) / len(y)
 
-    most = (_STEEPEST * scale).tolist()
-    found = minimize(
-        value_and_gradient,
-        np.array([*scale.tolist(), float(mean.sum())]),  # the identity
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[(0, most[0]), (0, most[1]), (None, None)],
-        options={"ftol": 1e-12, "gtol": 1e-9, "maxiter": 500},
-    )
-    a, b = (found.x[:2] / scale.cpu().numpy()).tolist()
-    return a, b, float(found.x[2]) - a * float(mean[0]) - b * float(mean[1])
+    bounds = [(0, most) for most in (_STEEPEST * scale).tolist()]
+    identity = torch.cat([scale, mean.sum()[None]])
+    found = lbfgs(value_and_gradient, identity, bounds=[*bounds, (None, None)], tolerance=1e-12)
+    slopes = found[:2] / scale
+    a, b, m = [*slopes.tolist(), float(found[2] - slopes @ mean)]
+    return a, b, m
 
 
 class IsotonicCalibration(CurveCalibrator):
@@ -158,10 +151,9 @@ class IsotonicCalibration(CurveCalibrator):
     shift_: Tensor
     slope_: Tensor
 
-    def _start(self, num_classes: int, image_channels: int) -> None:
-        self.num_classes_ = num_classes
-        self.register_buffer("shift_", torch.zeros(num_classes, 2 * LIMIT * PER_UNIT + 1))
-        self.register_buffer("slope_", torch.ones(num_classes))
+    def _identity(self, num_classes: int, image_channels: int) -> dict[str, Any]:
+        shift = torch.zeros(num_classes, 2 * LIMIT * PER_UNIT + 1)
+        return {"shift_": shift, "slope_": torch.ones(num_classes)}
 
     def _log_odds(self, log_p: Tensor, log_rest: Tensor) -> Tensor:
         log_odds = log_p - log_rest

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate, pad
 
 from segcal.pixels import flatten
-from segcal.posthoc.calibrator import Calibrator, Holdout, HoldoutBatch, Sample, without_masks
-from segcal.posthoc.temperature import T_MAX, T_MIN, least_nll, nll_derivatives
+from segcal.posthoc.calibrator import SampledCalibrator, without_masks
+from segcal.posthoc.holdout import Draw, Holdout, HoldoutBatch
+from segcal.posthoc.minimise import T_MAX, T_MIN, best_beta
 
 TILE_SIDE = 64
 _BATCH_PIXELS = 1 << 15
@@ -21,7 +23,7 @@ _LEAST_BATCHES = 16  # per epoch, for small hold-outs
 _FARTHEST = 1e3  # of the network's input, so that huge logits do not overflow
 
 
-class LocalTemperatureScaling(Calibrator):
+class LocalTemperatureScaling(SampledCalibrator):
     """Local temperature scaling (Ding et al. 2021): logits / T, with a T for each pixel.
 
     A small convolutional network sees the logits, centred over the classes, and the image where
@@ -33,10 +35,8 @@ class LocalTemperatureScaling(Calibrator):
     and number of channels, and are resized to the logits if they differ.
 
     One pass over the batches samples tiles of 64 × 64 pixels, as many as `max_pixels` allows; every
-    rank trains on all of them. The images are cut into three parts (a single image into three parts
-    of its tiles). The network is trained on two of them and judged on the third, for each of the
-    three; that says whether it is better than the logits as they are, and after which epoch. It is
-    then trained on all tiles.
+    rank trains on all of them. `SampledCalibrator` says how the fit is judged; the epoch of least
+    NLL is chosen.
 
     SiLU has no kinks, at which the last bits of a logit would decide where training goes.
 
@@ -56,6 +56,7 @@ class LocalTemperatureScaling(Calibrator):
     """
 
     name = "lts"
+    _as_good = 1.0
     reads_images = True
     keeps_mask = True
 
@@ -109,84 +110,66 @@ class LocalTemperatureScaling(Calibrator):
         log_t = self.network_(torch.cat([centred, coloured], 1)) + self.temperature_.log()
         return log_t.clamp(math.log(T_MIN), math.log(T_MAX)).exp()
 
-    def _start(self, num_classes: int, image_channels: int) -> None:
-        self.num_classes_ = num_classes
-        self.image_channels_ = image_channels
-        self.epoch_ = 0
-        self.register_buffer("temperature_", torch.ones(()))
-        self.register_buffer("logit_scale_", torch.ones(()))
-        self.register_buffer("image_mean_", torch.zeros(image_channels, 1, 1))
-        self.register_buffer("image_scale_", torch.ones(image_channels, 1, 1))
-        self.network_ = _network(num_classes + image_channels, self.width, self.seed)
+    def _identity(self, num_classes: int, image_channels: int) -> dict[str, Any]:
+        return {
+            "image_channels_": image_channels,
+            "epoch_": 0,
+            "temperature_": torch.ones(()),
+            "logit_scale_": torch.ones(()),
+            "image_mean_": torch.zeros(image_channels, 1, 1),
+            "image_scale_": torch.ones(image_channels, 1, 1),
+            "network_": _network(num_classes + image_channels, self.width, self.seed),
+        }
 
-    def _fit(self, holdout: Holdout) -> tuple[float, float]:
-        sampler = TileSampler(holdout, self.max_pixels, self.seed)
-        holdout.survey(sampler)
-        fold, *tiles = sampler.finish()
-        self._start(holdout.num_classes, holdout.image_channels)
-        self.to(fold.device)
-        before, parts = self._nll(tiles), []
-        for f in fold.unique():
-            fitting, held = ([part[where] for part in tiles] for where in (fold != f, fold == f))
-            parts.append([self._nll(held) for _ in self._train(*fitting)])
-        nlls = [sum(nll) for nll in zip(*parts, strict=True)]
-        after = min(nlls)
-        self.epoch_ = nlls.index(after)
-        for _ in islice(self._train(*tiles), self.epoch_ + 1):
+    def _sampler(self, holdout: Holdout) -> TileSampler:
+        return TileSampler(holdout, self.max_pixels, self.seed)
+
+    def _try(self, fitting: TileSample, validation: TileSample) -> list[float]:
+        return [self._nll(validation) for _ in self._train(fitting)]
+
+    def _learn(self, sample: TileSample, choice: int) -> None:
+        self.epoch_ = choice
+        for _ in islice(self._train(sample), choice + 1):
             pass
-        before, after = (nll / int((tiles[2] >= 0).sum()) for nll in (before, after))
-        # Ranks with other hardware or more threads may round differently: the first one's values.
-        state = {name: tensor.cpu() for name, tensor in self.state_dict().items()}
-        values = state, self.epoch_, before, after
-        state, self.epoch_, before, after = holdout.everyone(values)[0]
-        self.load_state_dict(state)
-        return before, after
 
-    def _normalise(self, logits: Tensor, images: Tensor, labels: Tensor) -> None:
+    def _nll(self, sample: TileSample) -> float:
+        parts = torch.arange(len(sample.fold), device=sample.fold.device).split(8)
+        return sum(float(self._nll_of(sample[part])) for part in parts)
+
+    def _nll_of(self, tiles: TileSample) -> Tensor:
+        return tiles.nll(tiles.x / self._temperatures(tiles.x, tiles.images))
+
+    def _normalise(self, tiles: TileSample) -> None:
         """Set the constant temperature, and the scales that give the network inputs near 1."""
-        pixels = flatten(logits, labels, -1)
-        self.temperature_.fill_(1 / least_nll(lambda beta: nll_derivatives(pixels, beta))[0])
-        valid = labels >= 0
-        centred = (logits - logits.mean(1, keepdim=True)).movedim(1, -1)[valid]  # (P, C)
+        self.temperature_.fill_(1 / best_beta(flatten(tiles.x, tiles.labels, -1)))
+        valid = tiles.labels >= 0
+        centred = (tiles.x - tiles.x.mean(1, keepdim=True)).movedim(1, -1)[valid]  # (P, C)
         scale = centred.square().mean(dtype=torch.float64).sqrt()
         self.logit_scale_.copy_(torch.where(scale > 0, scale, 1))
         if self.image_channels_:
-            seen = images.movedim(1, -1)[valid].double()  # (P, channels)
+            seen = tiles.images.movedim(1, -1)[valid].double()  # (P, channels)
             scale = seen.std(0, correction=0)
             self.image_mean_.copy_(seen.mean(0)[:, None, None])
             self.image_scale_.copy_(torch.where(scale > 0, scale, 1)[:, None, None])
 
-    def _train(self, logits: Tensor, images: Tensor, labels: Tensor) -> Iterator[None]:
+    def _train(self, tiles: TileSample) -> Iterator[None]:
         """Train on tiles; stops before the first epoch and after each."""
-        self.network_ = _network(logits.shape[1] + images.shape[1], self.width, self.seed).to(
-            logits
-        )
-        self._normalise(logits, images, labels)
+        channels = tiles.x.shape[1] + tiles.images.shape[1]
+        self.network_ = _network(channels, self.width, self.seed).to(tiles.x)
+        self._normalise(tiles)
         yield
-        size = max(1, min(_BATCH_PIXELS // labels[0].numel(), len(labels) // _LEAST_BATCHES))
+        count = len(tiles.labels)
+        size = max(1, min(_BATCH_PIXELS // tiles.labels[0].numel(), count // _LEAST_BATCHES))
         order = torch.Generator().manual_seed(self.seed)
         optimizer = torch.optim.Adam(self.network_.parameters(), lr=self.lr)
         for _ in range(self.epochs):
-            for batch in torch.randperm(len(labels), generator=order).split(size):
+            for index in torch.randperm(count, generator=order).split(size):
+                batch = tiles[index]
                 optimizer.zero_grad()
                 with torch.enable_grad():
-                    loss = self._nll_sum(logits[batch], images[batch], labels[batch])
-                    (loss / (labels[batch] >= 0).sum()).backward()
+                    (self._nll_of(batch) / (batch.labels >= 0).sum()).backward()
                 optimizer.step()
             yield
-
-    def _nll(self, tiles: Sequence[Tensor]) -> float:
-        """Σ of the NLL over tiles."""
-        return sum(
-            float(self._nll_sum(*part))
-            for part in zip(*(part.split(8) for part in tiles), strict=True)
-        )
-
-    def _nll_sum(self, logits: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        scaled = logits / self._temperatures(logits, images)
-        return cross_entropy(scaled, labels, ignore_index=-1, reduction="none").sum(
-            dtype=torch.float64
-        )
 
 
 def _network(channels: int, width: int, seed: int) -> nn.Sequential:
@@ -229,6 +212,31 @@ def _image_planes(images: Tensor | None, like: Tensor) -> Tensor:
     return interpolate(planes, like.shape[2:], mode="bilinear", antialias=True)
 
 
+@dataclass(frozen=True, eq=False)
+class TileSample:
+    """M tiles that were drawn from the hold-out of all ranks.
+
+    Attributes:
+        x: (M, C, h, w) float32 logits.
+        images: (M, channels, h, w) float32; without images there are no channels.
+        labels: (M, h, w), -1 where ignored.
+        fold: (M,) the part of the hold-out that the tile's image belongs to.
+    """
+
+    x: Tensor
+    images: Tensor
+    labels: Tensor
+    fold: Tensor
+
+    def __getitem__(self, index: Tensor) -> TileSample:
+        return TileSample(*(part[index] for part in vars(self).values()))
+
+    def nll(self, logits: Tensor) -> Tensor:
+        """Σ over the labels of the NLL of calibrated logits (M, C, h, w)."""
+        losses = cross_entropy(logits, self.labels, ignore_index=-1, reduction="none")
+        return losses.sum(dtype=torch.float64)
+
+
 class TileSampler:
     """Draws tiles of at most 64 × 64 pixels, `pixels` in all, from the batches it is shown.
 
@@ -241,7 +249,7 @@ class TileSampler:
         self._pixels = pixels
         self._seed = seed
         self._side: tuple[int, int] | None = None  # of the first batch's tiles, kept for all
-        self._sample = Sample(holdout, 2, seed)
+        self._draw = Draw(holdout, 2, seed)
 
     def __call__(self, batch: HoldoutBatch) -> None:
         """Look at one batch."""
@@ -251,44 +259,38 @@ class TileSampler:
             # At least two tiles per image, so that a single image can be fitted and validated.
             self._side = min(TILE_SIDE, -(-height // 2)), min(TILE_SIDE, -(-width // 2))
             count = max(2, self._pixels // (self._side[0] * self._side[1]))
-            self._sample = Sample(self._holdout, count, self._seed)
+            self._draw = Draw(self._holdout, count, self._seed)
+        h, w = self._side
         labels = batch.labels.reshape(n, height, width)
-        planes = _image_planes(batch.images, logits)
         # Valid pixels are finite, but they have neighbours. The largest logit is 0: a constant
         # common to all pixels would add up its rounding errors over the steps of the training.
         logits = logits.nan_to_num(0, 0, 0)
-        layers = logits - logits.amax(1, keepdim=True), planes, labels
-        corners = [
-            (y, x) for y in _starts(height, self._side[0]) for x in _starts(width, self._side[1])
+        logits = logits - logits.amax(1, keepdim=True)
+        # An image smaller than the first batch's is filled up with pixels that are not valid.
+        missing = 0, max(0, w - width), 0, max(0, h - height)
+        images = _image_planes(batch.images, logits)
+        filled = (logits, 0), (images, 0), (labels, -1)
+        layers = [pad(layer, missing, value=value) for layer, value in filled]
+        windows = [
+            (..., slice(y, y + h), slice(x, x + w))
+            for y in _starts(height, h)
+            for x in _starts(width, w)
         ]
-        numbers, images = self._sample.numbers(batch, len(corners))
-        for i, j in (numbers < self._sample.limit).nonzero().tolist():
-            (y, x), (h, w) = corners[j], self._side
-            cut = [layer[i, ..., y : y + h, x : x + w] for layer in layers]
-            if (cut[2] < 0).all():
-                continue
-            # An image smaller than the first batch's is filled up with pixels that are not valid.
-            missing = (0, w - cut[2].shape[1], 0, h - cut[2].shape[0])
-            tile = [pad(c, missing, value=v)[None] for c, v in zip(cut, (0, 0, -1), strict=True)]
-            device = logits.device
-            self._sample.offer(numbers[i, j, None].to(device), images[i, None].to(device), *tile)
 
-    def finish(self) -> tuple[Tensor, ...]:
-        """(fold, logits, images, labels) of the tiles of all ranks.
+        def columns(image: Tensor, place: Tensor) -> tuple[Tensor, ...]:
+            where = list(zip(image.tolist(), place.tolist(), strict=True))
+            x, planes, y = (torch.stack([p[i][windows[j]] for i, j in where]) for p in layers)
+            return x, planes, y
 
-        logits (M, C, h, w) and images (M, channels, h, w) are float32; without images there are no
-        channels. labels (M, h, w) are -1 where ignored. Tiles of one `fold` (M,) are validated by
-        a fit on the others.
-        """
+        known = torch.stack([(layers[2][at] >= 0).flatten(1).any(1) for at in windows], 1)
+        self._draw.offer(batch, known, columns)
+
+    def finish(self) -> TileSample:
+        """The sample of all ranks."""
         if len(sides := {side for side in self._holdout.everyone(self._side) if side}) > 1:
             raise ValueError(f"The first images of all ranks must agree in size: {sides}")
-        fold, *tiles = self._sample.finish()
-        if len(fold) < 2:
-            raise ValueError(
-                "The hold-out has valid pixels in one tile only: lts needs one tile to fit on and "
-                "one for validation"
-            )
-        return fold, *tiles
+        fold, logits, images, labels = self._draw.finish()
+        return TileSample(logits, images, labels, fold)
 
 
 def _starts(length: int, side: int) -> range | list[int]:

@@ -7,17 +7,15 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from segcal.posthoc.calibrator import PixelCalibrator, PixelSample
-from segcal.posthoc.temperature import least_nll, nll_derivatives
+from segcal.posthoc.calibrator import PixelCalibrator
+from segcal.posthoc.holdout import PixelSample
+from segcal.posthoc.minimise import best_beta, lbfgs
 
 PULLS = (10.0, 1.0, 0.1, 0.01, 0.001)
-_ROUGH, _EXACT = 1e-9, 1e-14  # a fit ends when a step lowers the objective by less than this
-_MOST_STEPS = 2000
-_MEMORY = 50  # steps that L-BFGS remembers
+_TOLERANCE = 1e-12  # a fit ends when a step lowers the objective by less than this
 _BLOCK_PIXELS = 1 << 13  # worked on at once, to stay in a core's cache
 
 
@@ -50,21 +48,15 @@ class PreservingMap(PixelCalibrator):
     pull_: float
     theta_: Tensor
 
-    def __init__(
-        self,
-        *,
-        pulls: Sequence[float] = PULLS,
-        **options: Any,
-    ) -> None:
+    def __init__(self, *, pulls: Sequence[float] = PULLS, **options: Any) -> None:
         super().__init__(**options)
         if not pulls or not all(0 < pull < math.inf for pull in pulls):
             raise ValueError(f"pulls must be numbers > 0, but got {pulls}")
         self.pulls = tuple(sorted(pulls, reverse=True))
+        self._choices = len(self.pulls)
 
-    def _start(self, num_classes: int, image_channels: int) -> None:
-        self.num_classes_ = num_classes
-        self.pull_ = self.pulls[0]
-        self.register_buffer("theta_", self._dividing(num_classes, 1.0))
+    def _identity(self, num_classes: int, image_channels: int) -> dict[str, Any]:
+        return {"pull_": self.pulls[0], "theta_": self._dividing(num_classes, 1.0)}
 
     def _map(self, x: Tensor) -> Tensor:
         n, c, length = x.shape
@@ -73,18 +65,9 @@ class PreservingMap(PixelCalibrator):
         mapped = mapped.scatter(1, predicted[:, None], 0)
         return -mapped.view(n, length, c).movedim(1, 2)
 
-    def _try(self, fitting: PixelSample, validation: PixelSample) -> list[float]:
-        nlls = []
-        for choice in range(len(self.pulls)):
-            self._learn(fitting, choice, _ROUGH)
-            nlls.append(self._nll(validation))
-        return nlls
-
-    def _learn(self, sample: PixelSample, choice: int, tolerance: float = _EXACT) -> None:
-        from scipy.optimize import minimize  # takes long to import
-
+    def _learn(self, sample: PixelSample, choice: int) -> None:
         self.pull_ = self.pulls[choice]
-        beta, _ = least_nll(lambda at: nll_derivatives(sample.pixels, at))
+        beta = best_beta(sample.pixels)
         count = len(sample.labels)
         blocks = [
             (*_margins(x.T.contiguous()), y[:, None])  # (p, C), (p,), (p, 1)
@@ -98,10 +81,8 @@ class PreservingMap(PixelCalibrator):
             p = (-beta * margins).softmax(1)
             each = self._gradients(margins.square(), p - p.square())
             curvature.index_add_(0, predicted, each / count)
-        scale = curvature.rsqrt()
 
-        def value_and_gradient(moved: np.ndarray) -> tuple[float, np.ndarray]:
-            theta = torch.from_numpy(moved).to(scale).view_as(scale) * scale
+        def value_and_gradient(theta: Tensor) -> tuple[Tensor, Tensor]:
             away = theta - centre
             value, gradient = self.pull_ * away.square().sum(), 2 * self.pull_ * away
             for margins, predicted, y in blocks:
@@ -113,23 +94,12 @@ class PreservingMap(PixelCalibrator):
                 error.scatter_add_(1, y, torch.ones_like(error[:, :1]))
                 error.scatter_(1, predicted[:, None], 0)  # whose margin stays 0
                 gradient.index_add_(0, predicted, self._gradients(margins, error) / count)
-            return float(value), (gradient * scale).flatten().cpu().numpy()
+            return value, gradient
 
-        found = minimize(
-            value_and_gradient,
-            (centre / scale).flatten().cpu().numpy(),
-            jac=True,
-            method="L-BFGS-B",
-            bounds=[(0, None)] * scale.numel(),
-            options={
-                "maxcor": _MEMORY,
-                "maxiter": _MOST_STEPS,
-                "maxfun": 2 * _MOST_STEPS,
-                "ftol": tolerance,
-                "gtol": 1e-9,
-            },
-        )
-        self.theta_.copy_(torch.from_numpy(found.x).to(scale).view_as(scale) * scale)
+        bounds = [(0, None)] * centre.numel()
+        scale = curvature.rsqrt()
+        found = lbfgs(value_and_gradient, centre, scale=scale, bounds=bounds, tolerance=_TOLERANCE)
+        self.theta_.copy_(found)
 
     @abstractmethod
     def _dividing(self, num_classes: int, beta: float) -> Tensor:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from segcal.posthoc.calibrator import PixelCalibrator, PixelSample
-from segcal.posthoc.temperature import least_nll
+from segcal.posthoc.calibrator import PixelCalibrator
+from segcal.posthoc.holdout import PixelSample, flat
+from segcal.posthoc.minimise import least_nll
 
 _BATCH_PIXELS = 1024
 _LEAST_BATCHES = 16  # per epoch, for small hold-outs
@@ -60,12 +61,7 @@ class SelectiveScaling(PixelCalibrator):
     temperature_: Tensor
 
     def __init__(
-        self,
-        *,
-        epochs: int = 20,
-        repeats: int = 4,
-        lr: float = 1e-3,
-        **options: Any,
+        self, *, epochs: int = 20, repeats: int = 4, lr: float = 1e-3, **options: Any
     ) -> None:
         super().__init__(**options)
         self.epochs = epochs
@@ -75,30 +71,22 @@ class SelectiveScaling(PixelCalibrator):
 
     def wrong(self, logits: Tensor) -> Tensor:
         """(N, *S) q, how probably the prediction is wrong, for logits (N, C, *S)."""
-        wide = logits.to(torch.promote_types(logits.dtype, self.temperature_.dtype))
-        x = wide.flatten(2) if wide.ndim > 2 else wide.unsqueeze(2)
+        x = flat(logits).to(torch.promote_types(logits.dtype, torch.float32))
         return self._wrong(x.log_softmax(1)).reshape(logits.shape[0], *logits.shape[2:])
 
     def _wrong(self, x: Tensor) -> Tensor:
         """(N, L) of log-probabilities (N, C, L)."""
         return self.network_(x.clamp_min(_LEAST).to(self.temperature_.dtype)).softmax(1)[:, 1]
 
-    def _transform(self, logits: Tensor, images: Tensor | None) -> Tensor:
-        # The logits themselves, not their log-probabilities: rounding makes no ties.
-        q = self.wrong(logits).unsqueeze(1)
-        return (logits * (1 - q + q / self.temperature_)).to(logits.dtype)
-
     def _map(self, x: Tensor) -> Tensor:
         q = self._wrong(x).unsqueeze(1).to(x.dtype)
         return x * (1 - q + q / self.temperature_)
 
-    def _start(self, num_classes: int, image_channels: int) -> None:
-        self.num_classes_ = num_classes
-        self.epoch_ = 0
-        self.register_buffer("temperature_", torch.ones(()))
-        self.network_ = nn.Sequential(*_layers(num_classes))
-        for weight in self.network_.parameters():
+    def _identity(self, num_classes: int, image_channels: int) -> dict[str, Any]:
+        network = nn.Sequential(*_layers(num_classes))
+        for weight in network.parameters():
             nn.init.zeros_(weight)
+        return {"epoch_": 0, "temperature_": torch.ones(()), "network_": network}
 
     def _try(self, fitting: PixelSample, validation: PixelSample) -> list[float]:
         return [self._nll(validation) for _ in self._train(fitting)]

@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from segcal.pixels import Pixels
-from segcal.posthoc.calibrator import (
-    Calibrator,
-    Holdout,
-    HoldoutBatch,
-    PixelCalibrator,
-    PixelSample,
-    PixelSampler,
+from segcal.posthoc.calibrator import Calibrator, PixelCalibrator
+from segcal.posthoc.holdout import Holdout, HoldoutBatch, PixelSample, PixelSampler
+from segcal.posthoc.minimise import (
+    T_MAX,
+    T_MIN,
+    TOLERANCE,
+    best_beta,
+    blocks,
+    lbfgs,
+    least_nll,
+    nll_derivatives,
 )
 
-# Where temperatures are sought. If all predictions on the hold-out are right, T → 0; if the logits
-# say nothing of the labels, T → ∞: both end at a bound, with a warning.
-T_MIN, T_MAX = 0.01, 100.0
 SHARES = (1.0, 0.1, 0.01, 0.001)
 # Newton's first guess comes from this many pixels, so that two or three passes finish it.
 _GUESS_PIXELS = 1 << 16
 _MOST_PASSES = 9  # with the first, which makes the guess, ten
-# A step in log T smaller than this is the last: convergence is quadratic, so it lands near its
-# square. In memory a step costs little, on a stream a pass.
-_TOLERANCE, _TOLERANCE_OF_PASSES = 1e-5, 3e-4
-_BLOCK_VALUES = 1 << 18  # summed at once, to stay in a core's cache
+_TOLERANCE_OF_PASSES = 3e-4  # a step costs a pass, so fewer are made than in memory
 
 
 class TemperatureScaling(Calibrator):
@@ -67,20 +65,14 @@ class TemperatureScaling(Calibrator):
 
     temperature_: Tensor
 
-    def __init__(
-        self,
-        *,
-        method: str = "newton",
-        **options: Any,
-    ) -> None:
+    def __init__(self, *, method: str = "newton", **options: Any) -> None:
         super().__init__(**options)
         if method not in ("newton", "grid"):
             raise ValueError(f"method must be 'newton' or 'grid', but got {method!r}")
         self.method = method
 
-    def _start(self, num_classes: int, image_channels: int) -> None:
-        self.num_classes_ = num_classes
-        self.register_buffer("temperature_", torch.ones(()))
+    def _identity(self, num_classes: int, image_channels: int) -> dict[str, Any]:
+        return {"temperature_": torch.ones(())}
 
     def _transform(self, logits: Tensor, images: Tensor | None) -> Tensor:
         return logits / self.temperature_.to(logits)
@@ -91,27 +83,23 @@ class TemperatureScaling(Calibrator):
 
         def visit(batch: HoldoutBatch) -> None:
             sampler(batch)
-            for dense, target, valid in _blocks(batch.pixels):
+            for dense, target, valid in blocks(batch.pixels):
                 nll = cross_entropy(dense, target, reduction="none").masked_fill_(~valid, 0)
                 unscaled.add_(nll.sum(dtype=torch.float64).cpu())
 
         holdout.survey(visit)
         sample = sampler.finish().pixels
 
-        def of_sample(beta: float) -> Tensor:
-            return nll_derivatives(sample, beta)
+        def of_all(beta: float) -> Tensor:
+            return holdout.total(partial(nll_derivatives, beta=beta))
 
-        def of_holdout(beta: float) -> Tensor:
-            return holdout.total(lambda pixels: nll_derivatives(pixels, beta))
-
-        beta, nll = least_nll(of_sample)
-        if holdout.count > _GUESS_PIXELS:
+        sums: Callable[[float], Tensor] = partial(nll_derivatives, sample)
+        beta, nll = least_nll(sums)
+        before = float(sums(1.0)[0])
+        if holdout.count > _GUESS_PIXELS:  # else the sample is the whole hold-out
+            sums = of_all
+            beta, nll = least_nll(sums, beta, _TOLERANCE_OF_PASSES, most=_MOST_PASSES)
             before = sum(float(nll) for nll in holdout.everyone(unscaled))
-            beta, nll = least_nll(of_holdout, beta, _TOLERANCE_OF_PASSES, most=_MOST_PASSES)
-            sums = of_holdout
-        else:  # the sample is the whole hold-out
-            before = float(of_sample(1.0)[0])
-            sums = of_sample
         temperature, low, high = 1 / beta, T_MIN, T_MAX
         if self.method == "grid":
             low, high = 0.1, 10.0
@@ -119,7 +107,7 @@ class TemperatureScaling(Calibrator):
             near = {t: float(sums(1 / t)[0]) for t in (below / 10, min(below + 1, 100) / 10)}
             temperature = min(near, key=lambda t: near[t])
             nll = before if temperature == 1 else near[temperature]
-        if not low * (1 + _TOLERANCE) < temperature < high * (1 - _TOLERANCE):
+        if not low * (1 + TOLERANCE) < temperature < high * (1 - TOLERANCE):
             self._warn(
                 f"the NLL is least at the bound T = {temperature:g} of {low:g}..{high:g}; the "
                 "hold-out is too small, has no wrong predictions, or no temperature fits it"
@@ -144,11 +132,9 @@ class ClasswiseTemperatureScaling(PixelCalibrator):
     With K sigmoid outputs (`multilabel`), T_c is the temperature of output c, and the sum is over
     its own labels.
 
-    Fitted as `PixelCalibrator` says.
-
     Args:
         shares: values of s to choose from.
-        **options: of `PixelCalibrator`.
+        **options: of `PixelCalibrator`, which says how it is fitted.
 
     Attributes:
         temperature_: () T.
@@ -163,43 +149,25 @@ class ClasswiseTemperatureScaling(PixelCalibrator):
     temperatures_: Tensor
     share_: float
 
-    def __init__(
-        self,
-        *,
-        shares: Sequence[float] = SHARES,
-        **options: Any,
-    ) -> None:
+    def __init__(self, *, shares: Sequence[float] = SHARES, **options: Any) -> None:
         super().__init__(**options)
         if not shares or not all(0 <= share < math.inf for share in shares):
             raise ValueError(f"shares must be numbers >= 0, but got {shares}")
         self.shares = tuple(sorted(shares, reverse=True))
+        self._choices = len(self.shares)
 
-    def _start(self, num_classes: int, image_channels: int) -> None:
-        self.num_classes_ = num_classes
-        self.share_ = self.shares[0]
-        self.register_buffer("temperature_", torch.ones(()))
-        self.register_buffer("temperatures_", torch.ones(num_classes))
-
-    def _transform(self, logits: Tensor, images: Tensor | None) -> Tensor:
-        # The logits themselves, not their log-probabilities: rounding makes no ties.
-        temperatures = self.temperatures_.to(logits)
-        if self.multilabel:
-            return logits / temperatures.view(-1, *[1] * (logits.ndim - 2))
-        return logits / temperatures[logits.argmax(1, keepdim=True)]
+    def _identity(self, num_classes: int, image_channels: int) -> dict[str, Any]:
+        ones = torch.ones(num_classes)
+        return {"temperature_": ones[0].clone(), "temperatures_": ones, "share_": self.shares[0]}
 
     def _map(self, x: Tensor) -> Tensor:
-        return self._transform(x, None)
-
-    def _try(self, fitting: PixelSample, validation: PixelSample) -> list[float]:
-        nlls = []
-        for choice in range(len(self.shares)):
-            self._learn(fitting, choice)
-            nlls.append(self._nll(validation))
-        return nlls
+        temperatures = self.temperatures_.to(x)
+        own = temperatures[:, None] if self.multilabel else temperatures[x.argmax(1, keepdim=True)]
+        return x / own
 
     def _learn(self, sample: PixelSample, choice: int) -> None:
         self.share_ = self.shares[choice]
-        beta, _ = least_nll(lambda at: nll_derivatives(sample.pixels, at))
+        beta = best_beta(sample.pixels)
         weight = self.share_ * float(nll_derivatives(sample.pixels, beta)[2])  # s · P · v
         self.temperature_.fill_(1 / beta)
         predicted = sample.x.argmax(0)
@@ -212,15 +180,26 @@ class ClasswiseTemperatureScaling(PixelCalibrator):
             self.temperatures_[c] = 1 / _pulled_beta(part.pixels, beta, weight)
 
 
+def _pulled_beta(pixels: Pixels, centre: float, weight: float) -> float:
+    """β of least NLL + weight · (β − centre)² / 2."""
+    if not pixels.valid.numel():
+        return centre
+
+    def sums(beta: float) -> Tensor:
+        away = beta - centre
+        pull = torch.tensor([weight * away**2 / 2, weight * away, weight], dtype=torch.float64)
+        return nll_derivatives(pixels, beta).cpu() + pull
+
+    return least_nll(sums, centre)[0]
+
+
 class EnsembleTemperatureScaling(PixelCalibrator):
     """Ensemble temperature scaling (Zhang et al. 2020): a mixture of three predictions.
 
         q = w₁ softmax(z / T) + w₂ softmax(z) + w₃ / C,    w ≥ 0, Σ w = 1
 
     T is the common temperature of least NLL; given T, the NLL is convex in w. The order of the
-    classes never changes. The calibrated logits are log q.
-
-    Fitted as `PixelCalibrator` says, with its arguments.
+    classes never changes. The calibrated logits are log q. `PixelCalibrator` says how it is fitted.
 
     Attributes:
         temperature_: () T.
@@ -233,10 +212,8 @@ class EnsembleTemperatureScaling(PixelCalibrator):
     temperature_: Tensor
     weights_: Tensor
 
-    def _start(self, num_classes: int, image_channels: int) -> None:
-        self.num_classes_ = num_classes
-        self.register_buffer("temperature_", torch.ones(()))
-        self.register_buffer("weights_", torch.tensor([0.0, 1.0, 0.0]))
+    def _identity(self, num_classes: int, image_channels: int) -> dict[str, Any]:
+        return {"temperature_": torch.ones(()), "weights_": torch.tensor([0.0, 1.0, 0.0])}
 
     def _map(self, x: Tensor) -> Tensor:
         log_w = self.weights_.to(x).log()
@@ -245,112 +222,17 @@ class EnsembleTemperatureScaling(PixelCalibrator):
         return torch.stack([w + log_p for w, log_p in zip(log_w, parts, strict=True)]).logsumexp(0)
 
     def _learn(self, sample: PixelSample, choice: int) -> None:
-        from scipy.optimize import minimize  # takes long to import
-
-        beta, _ = least_nll(lambda at: nll_derivatives(sample.pixels, at))
+        beta = best_beta(sample.pixels)
         x, y = sample.x, sample.labels[None]
         p = torch.stack([(x * beta).log_softmax(0).gather(0, y)[0], x.gather(0, y)[0]]).exp()
         p = torch.cat([p, torch.full_like(p[:1], 1 / len(x))])  # (3, P) of the true class
 
-        def value_and_gradient(weights: np.ndarray) -> tuple[float, np.ndarray]:
-            mixed = (torch.from_numpy(weights).to(p) @ p).clamp_min(1e-300)
-            return -float(mixed.log().mean()), -(p / mixed).mean(1).cpu().numpy()
+        def value_and_gradient(w: Tensor) -> tuple[Tensor, Tensor]:
+            # With + Σ w the minimum over all w ≥ 0 is where Σ w = 1.
+            mixed = (w @ p).clamp_min(1e-300)
+            return w.sum() - mixed.log().mean(), 1 - (p / mixed).mean(1)
 
-        found = minimize(
-            value_and_gradient,
-            np.array([0.8, 0.1, 0.1]),
-            jac=True,
-            method="SLSQP",
-            bounds=[(0, 1)] * 3,
-            constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": lambda w: np.ones(3)},
-            options={"ftol": 1e-14, "maxiter": 200},
-        )
-        weights = found.x.clip(0, 1)
+        start = p.new_tensor([0.8, 0.1, 0.1])
+        weights = lbfgs(value_and_gradient, start, bounds=[(0, None)] * 3)
         self.temperature_.fill_(1 / beta)
-        self.weights_.copy_(torch.from_numpy(weights / weights.sum()))
-
-
-def _pulled_beta(pixels: Pixels, centre: float, weight: float) -> float:
-    """β of least NLL + weight · (β − centre)² / 2."""
-    if not pixels.valid.numel():
-        return centre
-
-    def sums(beta: float) -> Tensor:
-        away = beta - centre
-        pull = [weight * away**2 / 2, weight * away, weight]
-        return nll_derivatives(pixels, beta).cpu() + torch.tensor(pull, dtype=torch.float64)
-
-    return least_nll(sums, centre)[0]
-
-
-def nll_derivatives(pixels: Pixels, beta: float) -> Tensor:
-    """(3,) Σ over pixels of the NLL at 1/T = β and of its first two derivatives in β.
-
-    Each pixel is computed in the dtype of its logits, float32 at least; sums are float64.
-    """
-    total = torch.zeros(3, dtype=torch.float64, device=pixels.dense.device)
-    for wide, target, valid in _blocks(pixels):
-        z = wide - wide.amax(1, keepdim=True)  # (n, C, l), so that exp cannot overflow
-        true = z.gather(1, target.unsqueeze(1)).squeeze(1)  # (n, l)
-        weight = (z * beta).exp_()
-        norm = weight.sum(1)
-        mean = weight.mul_(z).sum(1).div_(norm)
-        square = weight.mul_(z).sum(1).div_(norm)
-        terms = norm.log_() - beta * true, mean - true, square - mean.square()
-        total += torch.stack([t.masked_fill_(~valid, 0).sum(dtype=torch.float64) for t in terms])
-    return total
-
-
-def _blocks(pixels: Pixels) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Some pixels at a time: dense (float32 at least), target and valid."""
-    n, c, length = pixels.dense.shape
-    columns = max(1, _BLOCK_VALUES // c)
-    rows = max(1, columns // max(1, length))
-    for i in range(0, n, rows):
-        for j in range(0, length, columns):
-            part = slice(i, i + rows), slice(j, j + columns)
-            dense = pixels.dense[part[0], :, part[1]]
-            wide = dense.to(torch.promote_types(dense.dtype, torch.float32))
-            yield wide, pixels.target[part], pixels.valid[part]
-
-
-def least_nll(
-    sums: Callable[[float], Tensor],
-    start: float = 1.0,
-    tolerance: float = _TOLERANCE,
-    *,
-    most: int = 50,
-) -> tuple[float, float]:
-    """(β of least NLL within 1/T_MAX..1/T_MIN, the NLL there), by Newton's method in log β.
-
-    Args:
-        sums: β to (3,) NLL and its first two derivatives.
-        start: the first β to try.
-        tolerance: a step in log β smaller than this is the last.
-        most: how many β to try.
-    """
-    at = math.log(start)
-    low, high = -math.log(T_MAX), -math.log(T_MIN)
-    untried = {low, high}
-    best, last = (math.inf, at), math.inf
-    for _ in range(most):
-        nll, slope, curvature = sums(math.exp(at)).tolist()
-        best = min(best, (nll, at))
-        untried.discard(at)
-        # Convex: where the NLL rises, its minimum is at a smaller β.
-        low, high = (low, at) if slope > 0 else (at, high)
-        curvature *= math.exp(at)  # d slope / d log β
-        step = -slope / curvature if curvature > 0 else math.copysign(math.inf, -slope)
-        if slope == 0 or low >= high:
-            break
-        if abs(step) < tolerance:
-            best = (nll, at + step)
-            break
-        # Outside the bracket, or in ever equal steps towards infinity: try the bound next.
-        if not low < at + step < high or abs(step) > last / 2:
-            edge = low if step < 0 else high
-            step = (edge if edge in untried else (low + high) / 2) - at
-        last = abs(step)
-        at += step
-    nll, at = best
-    return math.exp(at), nll
+        self.weights_.copy_(weights / weights.sum())

@@ -11,7 +11,7 @@ from segcal.data.shift import parse_shifts
 from segcal.evaluation import ways
 from segcal.evaluation.evaluate import evaluate_source
 from segcal.evaluation.holdout import _Pairs
-from segcal.posthoc.calibrator import Holdout, PixelSampler
+from segcal.posthoc.holdout import Holdout, PixelSampler
 from segcal.sources.network import LoaderSource, RunSource
 from segcal.sources.saved import PredictionFolder
 from tests.support.holdouts import random_holdout

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 import segcal
 from segcal.posthoc import CALIBRATORS
-from segcal.posthoc.affine import LAMBDAS, MUS, RIDGE, minimise, penalty
+from segcal.posthoc.affine import LAMBDAS, MUS, RIDGE, Objective, penalty
 from tests.support.holdouts import draw, nll, random_holdout, whole
 
 
@@ -25,9 +25,7 @@ def rows(n=400, k=4, seed=0):
 
 def fitted(x, y, pair=(0, 0)):
     k = len(x)
-    return minimise(
-        x, y, torch.ones(k, k + 1, dtype=torch.bool), pair, torch.eye(k, k + 1).double()
-    )[0]
+    return Objective(x, y, torch.arange(k + 1).expand(k, -1)).minimise(pair)
 
 
 def value(affine, x, y, pair=(0, 0)):

@@ -13,8 +13,8 @@ from torch import nn
 
 import segcal
 from segcal.pixels import flatten
-from segcal.posthoc import CALIBRATORS, METHODS, calibrator, method_names
-from segcal.posthoc.calibrator import Holdout, PixelSampler
+from segcal.posthoc import CALIBRATORS, METHODS, calibrator, holdout, method_names
+from segcal.posthoc.holdout import Holdout, PixelSampler
 from tests.support.holdouts import make_calibrator, random_holdout, whole
 
 
@@ -162,7 +162,7 @@ def test_labels_out_of_range_on_an_accelerator_are_noticed(monkeypatch):
     def accelerated(*arguments, **options):
         return replace(flatten(*arguments, **options), out_of_range=torch.tensor(3))
 
-    monkeypatch.setattr(calibrator, "flatten", accelerated)
+    monkeypatch.setattr(holdout, "flatten", accelerated)
     with pytest.raises(ValueError, match="3 labels are neither"):
         segcal.TemperatureScaling().fit(random_holdout(2))
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import segcal
-from segcal.posthoc.calibrator import Holdout
+from segcal.posthoc.holdout import Holdout
 from segcal.posthoc.local import TILE_SIDE, TileSampler, _image_planes
 from tests.support.holdouts import draw, nll, random_holdout, whole
 
@@ -116,7 +116,8 @@ def sampled_tiles(batches, pixels=1 << 20):
 
 def test_tiles_cover_the_images():
     ((z, y),) = random_holdout(1, n=5, size=(150, 140))
-    fold, logits, _, labels = sampled_tiles([(z, y)])
+    sample = sampled_tiles([(z, y)])
+    fold, logits, labels = sample.fold, sample.x, sample.labels
     assert sorted(fold.bincount().tolist()) == [9, 2 * 9, 2 * 9]  # the tiles of an image together
     assert logits.shape == (45, 5, TILE_SIDE, TILE_SIDE)
     seen = logits[:, 0][labels >= 0].unique()
@@ -127,8 +128,8 @@ def test_tiles_are_bounded_and_small_images_filled_up_with_ignored_pixels():
     ((large, labels),) = random_holdout(1, n=6, size=(150, 140))
     ((small, few),) = random_holdout(1, n=2, size=(10, 7))
     batches = [(large, labels), (small, few)]
-    assert len(sampled_tiles(batches, pixels=20 * TILE_SIDE**2)[0]) == 20
-    valid = sampled_tiles(batches)[3] >= 0
+    assert len(sampled_tiles(batches, pixels=20 * TILE_SIDE**2).fold) == 20
+    valid = sampled_tiles(batches).labels >= 0
     sparse = valid[valid.sum((1, 2)) < 100]
     assert len(sparse) == 2
     assert not sparse[:, 10:].any() and not sparse[:, :, 7:].any()

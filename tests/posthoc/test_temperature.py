@@ -13,7 +13,7 @@ from scipy.special import logsumexp
 import segcal
 from segcal.pixels import flatten
 from segcal.posthoc import temperature as module
-from segcal.posthoc.temperature import T_MAX, T_MIN, nll_derivatives
+from segcal.posthoc.minimise import T_MAX, T_MIN, blocks, nll_derivatives
 from tests.support.holdouts import draw, exact_holdout, nll, random_holdout, whole
 
 pytestmark = pytest.mark.filterwarnings("ignore:TemperatureScaling")
@@ -98,11 +98,11 @@ def test_derivatives_are_those_of_autograd(dtype):
 
 
 def test_blocks_cover_every_pixel_once(monkeypatch):
-    monkeypatch.setattr(module, "_BLOCK_VALUES", 64)
+    monkeypatch.setattr("segcal.posthoc.minimise._BLOCK_VALUES", 64)
     for size in [(), (3,), (5, 7), (2, 3, 4)]:
         (z, y), *_ = random_holdout(1, n=9, size=size)
         pixels = flatten(z, y)
-        found = [*module._blocks(pixels)]
+        found = [*blocks(pixels)]
         assert max(dense.numel() for dense, *_ in found) <= 64
         parts = torch.cat([dense.movedim(1, 2)[valid] for dense, _, valid in found])
         torch.testing.assert_close(parts, pixels.dense.movedim(1, 2)[pixels.valid])
