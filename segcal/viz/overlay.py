@@ -249,30 +249,24 @@ class Overlay:
         shape, classes = self.labels.shape, len(self.class_names)
         spread = [each for each in (self.total, self.epistemic) if each is not None]
         maps = (self.labels, self.prediction, self.confidence, self.gap, *spread)
-        good = len(shape) == 2 and all(each.shape == shape for each in maps)
-        if good:
-            known = ~np.isnan(self.gap)
-            for classes_of, where in ((self.labels, known), (self.prediction, ...)):
-                seen = classes_of[where]
-                good &= seen.dtype.kind in "iu" and bool(((seen >= 0) & (seen < classes)).all())
-            for shares in (self.confidence, *spread):
-                good &= bool(((shares >= 0) & (shares <= 1)).all())
-            good &= len(spread) != 1
-        for array, wanted in (
-            (self.image, ((*shape,), (*shape, 3))),
-            (self.palette, ((classes, 3),)),
+        if not (
+            len(shape) == 2
+            and all(each.shape == shape for each in maps)
+            and self.labels.dtype.kind in "iu"
+            and self.prediction.dtype.kind in "iu"
+            and _within(self.labels[~np.isnan(self.gap)], classes - 1)
+            and _within(self.prediction, classes - 1)
+            and all(_within(share, 1) for share in (self.confidence, *spread))
+            and len(spread) != 1
+            and _are_colors(self.image, (*shape,), (*shape, 3))
+            and _are_colors(self.palette, (classes, 3))
         ):
-            if array is not None:
-                good &= array.dtype == np.uint8 and array.shape in wanted
-        if not good:
             raise ValueError(f"The arrays of the overlay {self.name!r} do not fit together.")
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays by name, without those that are None: what a file has to keep."""
-        names = ["labels", "prediction", "confidence", "gap", "image", "palette"]
-        names += ["total", "epistemic"]
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {name: each for name, each in vars(self).items() if isinstance(each, np.ndarray)}
 
     @property
     def colors(self) -> NDArray[np.uint8]:
@@ -285,6 +279,14 @@ class Overlay:
         Of pooled members there are three more: total, aleatoric and epistemic uncertainty.
         """
         return _draw_panel(self)
+
+
+def _within(values: NDArray[Any], most: float) -> bool:
+    return bool(((values >= 0) & (values <= most)).all())
+
+
+def _are_colors(array: NDArray[Any] | None, *shapes: tuple[int, ...]) -> bool:
+    return array is None or (array.dtype == np.uint8 and array.shape in shapes)
 
 
 def make_overlay(
@@ -316,25 +318,33 @@ def make_overlay(
         information: (H, W) mutual information of pooled members, in nats.
         top_only: the probabilities are 0 but for the predicted class.
     """
-    found = _predictions(probs, labels, ignore_index, top_only=top_only)
-    confidence, predicted, target, valid = found
-    gap = _gap(confidence, predicted, target, valid).astype(np.float32)
-    classes = len(_array(probs))
-    names = [str(c) for c in range(classes)] if class_names is None else list(class_names)
-    if len(names) != classes:
-        raise ValueError(f"Expected {classes} class names, but got {len(names)}")
+    p = _array(probs)
+    confidence, predicted, target, valid = _predictions(p, labels, ignore_index, top_only=top_only)
+    names = [str(c) for c in range(len(p))] if class_names is None else list(class_names)
+    if len(names) != len(p):
+        raise ValueError(f"Expected {len(p)} class names, but got {len(names)}")
     colors = None if palette is None else np.asarray(palette, np.uint8)
-    if colors is not None and (colors.shape[1:] != (3,) or len(colors) < classes):
-        raise ValueError(f"Expected a palette of shape ({classes}, 3), but got {colors.shape}")
-    shown = None if image is None else rgb_image(image, target.shape)
-    colors = None if colors is None else colors[:classes]
+    if colors is not None:
+        if colors.shape[1:] != (3,) or len(colors) < len(p):
+            raise ValueError(f"Expected a palette of shape ({len(p)}, 3), but got {colors.shape}")
+        colors = colors[: len(p)]
     total = epistemic = None
     if information is not None:
-        entropy = torch.special.entr(torch.from_numpy(_array(probs))).sum(0).numpy()
-        total = np.clip(entropy / np.log(classes), 0, 1).astype(np.float32)
-        epistemic = np.clip(_array(information) / np.log(classes), 0, total).astype(np.float32)
+        most = np.log(len(p))  # nats
+        entropy = torch.special.entr(torch.from_numpy(p)).sum(0).numpy()
+        total = np.clip(entropy / most, 0, 1).astype(np.float32)
+        epistemic = np.clip(_array(information) / most, 0, total).astype(np.float32)
     return Overlay(
-        *(name, target, predicted, confidence, gap, shown, colors, names, ece, of),
+        name=name,
+        labels=target,
+        prediction=predicted,
+        confidence=confidence,
+        gap=_gap(confidence, predicted, target, valid).astype(np.float32),
+        image=None if image is None else rgb_image(image, target.shape),
+        palette=colors,
+        class_names=names,
+        ece=ece,
+        of=of,
         total=total,
         epistemic=epistemic,
     )
@@ -347,72 +357,67 @@ _FEW_PIXELS = 200  # images with shorter sides are drawn without smoothing
 _SHOWN_CLASSES = 14
 
 
-def _draw_panel(overlay: Overlay) -> bytes:
-    labels, prediction, valid = overlay.labels, overlay.prediction, ~np.isnan(overlay.gap)
+def _pictures(overlay: Overlay) -> dict[str, NDArray[np.uint8] | None]:
+    """The pictures of a panel by title, (H, W, 3) or (H, W, 1) each; three in a row."""
+    labels, valid = overlay.labels, ~np.isnan(overlay.gap)[..., None]
     colors, stripes = overlay.colors, hatching(labels.shape)  # (H, W, 1)
     sides = np.array([ImageColor.getrgb(RIGHT), ImageColor.getrgb(WRONG)], np.uint8)
-    grey = np.round(255 * overlay.confidence).astype(np.uint8)[..., None]
+    wrong = (overlay.prediction != labels).astype(np.intp)
     pictures = {
-        "image": overlay.image,
-        "labels": np.where(valid[..., None], colors[np.where(valid, labels, 0)], stripes),
-        "prediction": colors[prediction],
-        "confidence (%)": np.repeat(grey, 3, 2),
-        "errors": np.where(
-            valid[..., None], sides[(prediction != labels).astype(np.intp)], stripes
-        ),
+        "image": None if overlay.image is None else rgb_image(overlay.image, labels.shape),
+        "labels": np.where(valid, colors[np.where(valid[..., 0], labels, 0)], stripes),
+        "prediction": colors[overlay.prediction],
+        "confidence (%)": _grey(overlay.confidence),
+        "errors": np.where(valid, sides[wrong], stripes),
         SCORES["bias"].heading: draw_gap(overlay.image, overlay.gap),
     }
     if overlay.total is not None and overlay.epistemic is not None:
-        shares = {
-            "total uncertainty (% of the largest)": overlay.total,
-            "aleatoric: shared by the members": overlay.total - overlay.epistemic,
-            "epistemic: members differ": overlay.epistemic,
-        }
-        for title, share in shares.items():
-            pictures[title] = np.repeat(np.round(255 * share).astype(np.uint8)[..., None], 3, 2)
-    if overlay.image is not None:
-        pictures["image"] = rgb_image(overlay.image, labels.shape)
-    count = np.bincount(prediction.ravel(), minlength=len(colors))
-    count += np.bincount(labels[valid].astype(np.int64), minlength=len(colors))
+        aleatoric = overlay.total - overlay.epistemic
+        pictures["total uncertainty (% of the largest)"] = _grey(overlay.total)
+        pictures["aleatoric: shared by the members"] = _grey(aleatoric)
+        pictures["epistemic: members differ"] = _grey(overlay.epistemic)
+    return pictures
+
+
+def _grey(shares: NDArray[Any]) -> NDArray[np.uint8]:
+    return np.repeat(np.round(255 * shares).astype(np.uint8)[..., None], 3, 2)
+
+
+def _draw_panel(overlay: Overlay) -> bytes:
+    pictures, colors = _pictures(overlay), overlay.colors
+    count = np.bincount(overlay.prediction.ravel(), minlength=len(colors))
+    known = overlay.labels[~np.isnan(overlay.gap)].astype(np.int64)
+    count += np.bincount(known, minlength=len(colors))
     most = np.argsort(-count, kind="stable")[:_SHOWN_CLASSES]
-    key = [
-        (tuple(colors[c].tolist()), _short(overlay.class_names[c], 18))
-        for c in sorted(most.tolist())
-        if count[c]
-    ]
-    rows, columns = labels.shape
+    shown = sorted(most[count[most] > 0].tolist())
+    rows, columns = overlay.labels.shape
     scale = min(_WIDTH / columns, _TALLEST / rows)
     width, height = max(1, round(columns * scale)), max(1, round(rows * scale))
     column = width + _GAP
-    total = 3 * column - _GAP
-    across = max(1, total // _KEY)
-    second = 2 * _LINE + height + -(-len(key) // across) * _LINE
+    across = max(1, (3 * column - _GAP) // _KEY)  # classes in a line of their key
+    second = 2 * _LINE + height + -(-len(shown) // across) * _LINE
     third = second + 2 * _LINE + height + 2 * _LINE
     bottom = third + _LINE if len(pictures) == 6 else third + 2 * _LINE + height
-    canvas, draw = _canvas(total + 2 * _GAP, bottom)
+    canvas, draw = _canvas(3 * column + _GAP, bottom)
     for index, (title, picture) in enumerate(pictures.items()):
         left = _GAP + index % 3 * column
         top = (0, second, third)[index // 3] + _LINE
         draw.text((left, top - 4), title, LIGHT["ink"], _font(16), anchor="ls")
         if picture is not None:
             _paste(canvas, picture, (left, top), (width, height))
-    for index, (color, text) in enumerate(key):
+    for index, c in enumerate(shown):
         place = _GAP + index % across * _KEY, _LINE + height + 8 + index // across * _LINE
-        _swatch(draw, place, color, text)
+        _swatch(draw, place, tuple(colors[c].tolist()), _short(overlay.class_names[c], 18))
     below = second + _LINE + height + 8
-    ramp = np.linspace(0, 255, width).astype(np.uint8)[None, :, None]
     signed = _gap_colors(np.linspace(-_LIMIT, _LIMIT, width)[None], np.full((1, 1, 1), _GROUND))
     bound = round(100 * _LIMIT)
-    ends = (f"under ≤ −{bound}", "0", f"over ≥ {bound}")
     for left, bar, texts in (
-        (_GAP, np.repeat(ramp, 3, 2), ("0", "50", "100")),
-        (_GAP + 2 * column, signed, ends),
+        (_GAP, _grey(np.linspace(0, 1, width)[None]), ("0", "50", "100")),
+        (_GAP + 2 * column, signed, (f"under ≤ −{bound}", "0", f"over ≥ {bound}")),
     ):
         _paste(canvas, bar, (left, below), (width, 12))
-        for text, place, anchor in zip(
-            texts, (0, width // 2, width), ("lt", "mt", "rt"), strict=True
-        ):
-            draw.text((left + place, below + 18), text, LIGHT["quiet"], _font(14), anchor=anchor)
+        for text, at, anchor in zip(texts, (0, width // 2, width), ("lt", "mt", "rt"), strict=True):
+            draw.text((left + at, below + 18), text, LIGHT["quiet"], _font(14), anchor=anchor)
     verdicts = ((WRONG, "wrong"), (RIGHT, "right"), ("#c6c6c6", "not counted"))
     for index, (shade, text) in enumerate(verdicts):
         _swatch(draw, (_GAP + column + 100 * index, below), shade, text)

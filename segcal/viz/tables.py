@@ -12,7 +12,7 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib.resources import files
 from pathlib import Path, PurePath
 from statistics import fmean, stdev
@@ -26,7 +26,7 @@ from segcal.files import atomic_write
 from segcal.metrics import Difference, Interval, Report
 from segcal.metrics.compare import Comparison
 from segcal.metrics.protocols import PROTOCOL_SCORES, describe_protocol
-from segcal.metrics.report import FROC_RATES, ObjectScores
+from segcal.metrics.report import FROC_RATES, ObjectScores, OperatingPoint
 from segcal.metrics.scores import LOGGED, SCORES, Score, number, ratio
 from segcal.metrics.uncertainty import DETECTION, UNCERTAINTIES
 
@@ -78,6 +78,27 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Cell]]]
     notes: Sequence[str] = ()
+
+    @classmethod
+    def of_rows(
+        cls,
+        title: str,
+        corner: str,
+        rows: Mapping[str, Mapping[str, Cell]],
+        notes: Sequence[str] = (),
+    ) -> Table:
+        """A table of the cells of each row by heading; `corner` is the heading of the names."""
+        headings = next(iter(rows.values()), {})
+        lines = [(name, [*cells.values()]) for name, cells in rows.items()]
+        return cls(title, [corner, *headings], lines, notes)
+
+    @classmethod
+    def of_columns(
+        cls, title: str, corner: str, names: Iterable[str], columns: Mapping[str, Sequence[Cell]]
+    ) -> Table:
+        """A table of the cells of each column by heading, one for each of the names."""
+        rows = zip(names, zip(*columns.values(), strict=True), strict=True)
+        return cls(title, [corner, *columns], list(rows))
 
     def markdown(self) -> str:
         """The table in Markdown: the title and the best cells in bold, notes below."""
@@ -138,30 +159,33 @@ def csv_text(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 # Numbers and names ------------------------------------------------------------------------------
 
 
-def score_cell(
-    score: Score, value: float, interval: Interval | None = None, *, best: bool = False
-) -> Cell:
+def score_cell(score: Score, value: float, interval: Interval | None = None) -> Cell:
     """A fraction as `score` is printed, with its interval."""
     note = ""
     if interval is not None and not math.isnan(interval.low):
         note = f"[{score.number(interval.low)}, {score.number(interval.high)}]"
-    return Cell(score.number(value), note, value * score.scale, best)
+    return Cell(score.number(value), note, value * score.scale)
 
 
 def ranked_cells(
     score: Score, values: Sequence[float], intervals: Sequence[Interval | None] | None = None
 ) -> list[Cell]:
     """The cells of one score, with the best marked as it is printed; none if all print alike."""
-    printed = [None if math.isnan(v) else round(v * score.scale, score.digits) for v in values]
-    known = {value for value in printed if value is not None}
-    best = None
-    if len(known) > 1 and score.better != "neither":
-        best = max(known) if score.higher else min(known)
-    intervals = [None] * len(values) if intervals is None else intervals
-    return [
-        score_cell(score, value, interval, best=shown is not None and shown == best)
-        for value, interval, shown in zip(values, intervals, printed, strict=True)
-    ]
+    ends = [None] * len(values) if intervals is None else intervals
+    cells = [score_cell(score, value, end) for value, end in zip(values, ends, strict=True)]
+    known = [cell for cell in cells if not math.isnan(cell.value)]
+    if score.better == "neither" or len({cell.text for cell in known}) < 2:
+        return cells
+    best = (max if score.higher else min)(known, key=lambda cell: cell.value).text
+    return [cell._replace(best=cell.text == best) for cell in cells]
+
+
+def _share(value: float, interval: Interval | None = None) -> Cell:
+    return score_cell(SCORES["accuracy"], value, interval)
+
+
+def _count(count: int) -> Cell:
+    return Cell(f"{count:,}", value=count)
 
 
 def threshold_text(value: float) -> str:
@@ -237,61 +261,59 @@ def to_markdown(
         reports: by name.
         notes: what else is known of a report, such as the fitted temperature, by the same names.
     """
-    if not reports:
-        raise ValueError("Expected at least one report, but got none.")
-    tables = score_tables(reports)
-    parts: dict[tuple[str, tuple[str, ...]], list[tuple[str, Sequence[Cell]]]] = {}
+    tables = score_tables(_at_least_one(reports))
+    parts: dict[tuple[str, ...], list[tuple[str, Sequence[Cell]]]] = {}  # by title and headings
     for name, report in reports.items():
+        before = f"{name}, " if len(reports) > 1 else ""
         for table in (*part_tables(report), *object_tables(report)):
-            rows = parts.setdefault((table.title, tuple(table.columns)), [])
-            rows += [(f"{name}, {p}" if len(reports) > 1 else p, cells) for p, cells in table.rows]
-    tables += [Table(title, columns, rows) for (title, columns), rows in parts.items()]
-    own = [f"- {name}: {note}" for name, some in (notes or {}).items() for note in some]
-    every = reports.values()
-    said = [*own, *[""][: len(own)]]  # a line of its own after a list
-    said += dict.fromkeys(note for report in every for note in reading_notes(report))
-    said += dict.fromkeys(protocol_sentence(report) for report in every)
+            rows = parts.setdefault((table.title, *table.columns), [])
+            rows += [(before + part, cells) for part, cells in table.rows]
+    tables += [Table(title, columns, rows) for (title, *columns), rows in parts.items()]
+    said = [f"- {name}: {note}" for name, some in (notes or {}).items() for note in some]
+    said += [""] if said else []  # a line of its own after a list
+    for describe in (reading_notes, lambda report: [protocol_sentence(report)]):
+        said += dict.fromkeys(note for report in reports.values() for note in describe(report))
     return "\n".join([*(table.markdown() for table in tables), *said]) + "\n"
 
 
 def to_csv(reports: Mapping[str, Report]) -> str:
     """CSV with one row per report: all scores in the units of the header, then the protocol."""
-    if not reports:
-        raise ValueError("Expected at least one report, but got none.")
-    columns = _columns(reports, main=True) + _columns(reports, main=False)
-    intervals = [c for c in columns if any(c.name in r.intervals for r in reports.values())]
+    columns = _columns(_at_least_one(reports), main=True) + _columns(reports, main=False)
+    known = [c for c in columns if any(c.name in r.intervals for r in reports.values())]
     protocol = ("region", "average", "num_bins", "edge_rule", "ignore_index", "images", "pixels")
-    headings = ["model", *(c.heading for c in columns)]
-    headings += [f"{c.heading} 95% {end}" for c in intervals for end in ("low", "high")]
     rows = []
     for name, report in reports.items():
-        row: list[object] = [name, *(getattr(report, c.name) * c.scale for c in columns)]
-        for column in intervals:
+        row: dict[str, object] = {"model": name}
+        row |= {c.heading: getattr(report, c.name) * c.scale for c in columns}
+        for column in known:
             found = report.intervals.get(column.name)
-            row += (
-                [None, None]
-                if found is None
-                else [e * column.scale for e in (found.low, found.high)]
-            )
-        rows.append(row + [getattr(report.protocol, key) for key in (*protocol, "version")])
-    return csv_text([*headings, *protocol, "segcal version"], rows)
+            for end in ("low", "high"):
+                value = None if found is None else getattr(found, end) * column.scale
+                row[f"{column.heading} 95% {end}"] = value
+        row |= {key: getattr(report.protocol, key) for key in protocol}
+        rows.append(row | {"segcal version": report.protocol.version})
+    return csv_text([*rows[0]], [[*row.values()] for row in rows])
+
+
+def _at_least_one(reports: Mapping[str, Report]) -> Mapping[str, Report]:
+    if not reports:
+        raise ValueError("Expected at least one report, but got none.")
+    return reports
 
 
 def score_tables(reports: Mapping[str, Report]) -> list[Table]:
     """The table of the main scores, and the one of all others; one row per report."""
     tables = []
     for main in (True, False):
-        columns = _columns(reports, main=main)
-        by_column = [
-            ranked_cells(
+        columns = {
+            score.heading: ranked_cells(
                 score,
                 [getattr(report, score.name) for report in reports.values()],
                 [report.intervals.get(score.name) for report in reports.values()],
             )
-            for score in columns
-        ]
-        rows = list(zip(reports, zip(*by_column, strict=True), strict=True))
-        tables.append(Table("", ["model", *(score.heading for score in columns)], rows))
+            for score in _columns(reports, main=main)
+        }
+        tables.append(Table.of_columns("", "model", reports, columns))
     return tables
 
 
@@ -306,164 +328,139 @@ def _columns(reports: Mapping[str, Report], *, main: bool) -> list[Score]:
 
 def part_tables(report: Report) -> list[Table]:
     """The tables of raters, regions, protocols, operating points and so on, if any."""
-    share = partial(score_cell, SCORES["accuracy"])
-    regions, raters = [], []
     rated = () if report.raters is None else report.raters.accuracy
-    against = {f"rater {r + 1}": accuracy for r, accuracy in enumerate(rated)}
-    for name, part in {report.protocol.region: report, **report.regions}.items():
-        cells = {
-            s.heading: score_cell(s, getattr(part, s.name), part.intervals.get(s.name))
-            for s in _PARTS
+    against = {f"rater {number}": accuracy for number, accuracy in enumerate(rated, 1)}
+    regions = {report.protocol.region: report, **report.regions}
+    cells = {
+        name: {
+            s.heading: score_cell(s, getattr(p, s.name), p.intervals.get(s.name)) for s in _PARTS
         }
-        if name not in against:
-            regions.append((name, {**cells, counted(report): _count_cell(part.protocol.pixels)}))
-        if part is report and report.raters is not None:
-            name, against["all"] = "all", report.raters.ceiling
-        if name in against:
-            own = {"accuracy of the rater against the others (%)": share(against[name])}
-            raters.append((name, {**cells, **own}))
-    protocols = [
-        (name, {s.heading: score_cell(s, found[s.name]) for s in _PARTS})
+        for name, p in regions.items()
+    }
+    raters = {}
+    if report.raters is not None:
+        own = {"all": cells[report.protocol.region]} | {n: cells[n] for n in against if n in cells}
+        against["all"] = report.raters.ceiling
+        heading = "accuracy of the rater against the others (%)"
+        raters = {name: some | {heading: _share(against[name])} for name, some in own.items()}
+    shown = {
+        name: some | {counted(report): _count(regions[name].protocol.pixels)}
+        for name, some in cells.items()
+        if name not in against or name == report.protocol.region
+    }
+    protocols = {
+        name: {s.heading: score_cell(s, found[s.name]) for s in _PARTS}
+        | {"what it is": Cell(describe_protocol(name))}
         for name, found in report.protocols.items()
-    ]
-    for name, cells in protocols:
-        cells["what it is"] = Cell(describe_protocol(name))
-    points = [
-        (
-            point.target,
-            {
-                "threshold": Cell(threshold_text(point.threshold), value=point.threshold),
-                "coverage on the hold-out (%)": share(point.holdout_coverage),
-                "accuracy on the hold-out (%)": share(point.holdout_accuracy),
-                "coverage (%)": share(point.coverage, point.intervals.get("coverage")),
-                SCORES["accuracy"].heading: share(point.accuracy, point.intervals.get("accuracy")),
-                "the target is": Cell(point.verdict),
-            },
-        )
+    }
+    points = {
+        point.target: _point_cells(point, "coverage", "accuracy")
         for point in report.operating_points
-    ]
-    sets = [
-        (
-            f"miss={found.miss:g}",
-            {
-                "λ": Cell(threshold_text(found.lam), value=found.lam),
-                "miss rate on the hold-out (%)": share(found.holdout_miss),
-                "miss rate (%)": share(found.miss_rate, found.interval),
-                "classes in a set": Cell(number(found.set_size, 2), value=found.set_size),
-                "empty sets (%)": share(found.empty),
-                "images of the hold-out": _count_cell(found.holdout_images),
-            },
-        )
+    }
+    sets = {
+        f"miss={found.miss:g}": {
+            "λ": Cell(threshold_text(found.lam), value=found.lam),
+            "miss rate on the hold-out (%)": _share(found.holdout_miss),
+            "miss rate (%)": _share(found.miss_rate, found.interval),
+            "classes in a set": Cell(number(found.set_size, 2), value=found.set_size),
+            "empty sets (%)": _share(found.empty),
+            "images of the hold-out": _count(found.holdout_images),
+        }
         for found in report.class_sets
-    ]
+    }
     kinds: Sequence[Any] = report.detection
-    errors: list[dict[str, Cell]] = [{} for _ in kinds]
-    for score in _DETECTION:
-        values = [score.of(one) for one in kinds]
-        ends = [one.intervals.get(score.name) for one in kinds]
-        for row, cell in zip(errors, ranked_cells(score, values, ends), strict=True):
-            row[score.heading] = cell
-    labels = [UNCERTAINTIES[one.name].label for one in kinds]
+    errors = {
+        s.heading: ranked_cells(s, [*map(s.of, kinds)], [k.intervals.get(s.name) for k in kinds])
+        for s in _DETECTION
+    }
+    labels = [UNCERTAINTIES[kind.name].label for kind in kinds]
     found = [
-        _table("Raters", "against", raters),
-        _table("Regions", "region", regions if len(regions) > 1 else []),
-        _table("Protocols", "protocol", protocols),
-        _table("Operating points", "target", points),
-        _table("Class sets", "promised miss rate", sets),
-        _table("Finding errors", "uncertainty", list(zip(labels, errors, strict=True))),
+        Table.of_rows("Raters", "against", raters),
+        Table.of_rows("Regions", "region", shown if len(shown) > 1 else {}),
+        Table.of_rows("Protocols", "protocol", protocols),
+        Table.of_rows("Operating points", "target", points),
+        Table.of_rows("Class sets", "promised miss rate", sets),
+        Table.of_columns("Finding errors", "uncertainty", labels, errors),
     ]
     return [table for table in found if table.rows]
 
 
-def _table(
-    title: str,
-    corner: str,
-    rows: Sequence[tuple[str, Mapping[str, Cell]]],
-    notes: Sequence[str] = (),
-) -> Table:
-    """A table from the cells of each row by heading."""
-    headings = rows[0][1] if rows else ()
-    return Table(title, [corner, *headings], [(n, [*cells.values()]) for n, cells in rows], notes)
+def _point_cells(point: OperatingPoint, coverage: str, accuracy: str) -> dict[str, Cell]:
+    return {
+        "threshold": Cell(threshold_text(point.threshold), value=point.threshold),
+        f"{coverage} on the hold-out (%)": _share(point.holdout_coverage),
+        f"{accuracy} on the hold-out (%)": _share(point.holdout_accuracy),
+        f"{coverage} (%)": _share(point.coverage, point.intervals.get("coverage")),
+        f"{accuracy} (%)": _share(point.accuracy, point.intervals.get("accuracy")),
+        "the target is": Cell(point.verdict),
+    }
 
 
 def object_tables(report: Report) -> list[Table]:
     """The tables of objects: their scores, in total and by class and size, and thresholds."""
     if not report.objects:
         return []
-    share, first = partial(score_cell, SCORES["accuracy"]), report.objects[0]
+    first = report.objects[0]
 
     def cells(of: ObjectScores) -> dict[str, Cell]:
-        held = of.intervals
+        false = (of.predicted - of.top.hits.sum()) / first.images
         return {
-            "predicted": _count_cell(of.predicted),
-            "true": _count_cell(of.truth),
-            "precision (%)": share(of.precision, held.get("precision")),
-            "recall (%)": share(of.recall, held.get("recall")),
-            "confidence (%)": share(of.confidence),
-            SCORES["ece"].heading: share(of.ece, held.get("ece")),
+            "predicted": _count(of.predicted),
+            "true": _count(of.truth),
+            "precision (%)": _share(of.precision, of.intervals.get("precision")),
+            "recall (%)": _share(of.recall, of.intervals.get("recall")),
+            "confidence (%)": _share(of.confidence),
+            SCORES["ece"].heading: _share(of.ece, of.intervals.get("ece")),
             "Brier (0-1)": Cell(number(of.brier, 4), value=of.brier),
-            "AUROC (%)": share(of.auroc, held.get("auroc")),
-            "false per image": Cell(number((of.predicted - of.top.hits.sum()) / first.images, 2)),
+            "AUROC (%)": _share(of.auroc, of.intervals.get("auroc")),
+            "false per image": Cell(number(false, 2)),
         }
 
-    names = {of.calibration: of.calibration for of in report.objects} | {"none": "as it is"}
-    whole = [(names[of.calibration], cells(of.whole)) for of in report.objects]
-    parts = [
-        (part.name if i == 0 else f"{part.name}, {names[of.calibration]}", cells(part))
-        for i, of in enumerate(report.objects)
-        for part in of.parts
-    ]
-    points = [
-        (
-            f"{point.target}, {names[of.calibration]}",
-            {
-                "threshold": Cell(threshold_text(point.threshold), value=point.threshold),
-                "precision on the hold-out (%)": share(point.holdout_accuracy),
-                "recall on the hold-out (%)": share(point.holdout_coverage),
-                "precision (%)": share(point.accuracy, point.intervals.get("accuracy")),
-                "recall (%)": share(point.coverage, point.intervals.get("coverage")),
-                "the target is": Cell(point.verdict),
-            },
-        )
-        for of in report.objects
+    by_name = {
+        "as it is" if of.calibration == "none" else of.calibration: of for of in report.objects
+    }
+    whole = {name: cells(of.whole) for name, of in by_name.items()}
+    points = {
+        f"{point.target}, {name}": _point_cells(point, "recall", "precision")
+        for name, of in by_name.items()
         for point in of.points
-    ]
-    froc = {f"{rate:g}": share(first.recall_at(rate)) for rate in FROC_RATES}
+    }
+    parts = {
+        part.name if of is first else f"{part.name}, {name}": cells(part)
+        for name, of in by_name.items()
+        for part in of.parts
+    }
+    froc = {f"{rate:g}": _share(first.recall_at(rate)) for rate in FROC_RATES}
     of_images = f"Objects of {first.images:,} images: {first.rule}."
     found = [
-        _table("Objects", "confidence of objects", whole, [of_images]),
-        _table("Thresholds of objects", "target", points),
-        _table("Objects by class and size", "objects", parts),
-        _table("FROC", "false objects per image", [("recall (%)", froc)]),
+        Table.of_rows("Objects", "confidence of objects", whole, [of_images]),
+        Table.of_rows("Thresholds of objects", "target", points),
+        Table.of_rows("Objects by class and size", "objects", parts),
+        Table.of_rows("FROC", "false objects per image", {"recall (%)": froc}),
     ]
     return [table for table in found if table.rows]
-
-
-def _count_cell(count: int) -> Cell:
-    return Cell(f"{count:,}", value=count)
 
 
 def class_table(report: Report) -> Table:
     """One row per class: its share of the labels, and its scores."""
     right, _, truth = report.overlap
-    decisions = report.confusion.sum((1, 2)) if report.protocol.multilabel else truth.sum()
-    total = np.broadcast_to(decisions, truth.shape).clip(1)  # (K,)
-    accuracy = ratio(right, truth)
-    share = "present (%)"
+    decisions, share, accuracy = truth.sum(), f"{counted(report)} (%)", ratio(right, truth)
     if report.protocol.multilabel:  # of the decisions of the class, "absent" included
+        decisions, share = report.confusion.sum((1, 2)), "present (%)"
         accuracy = ratio(np.trace(report.confusion, axis1=1, axis2=2), decisions)
-    else:
-        share = f"{counted(report)} (%)"
-    values = [accuracy if s.name == "accuracy" else getattr(report, s.name) for s in _CLASS_SCORES]
+    names = class_names(report)
     intervals = {} if report.images is None else report.images.class_intervals
-    rows = []
-    for c, name in enumerate(class_names(report)):
-        cells = [Cell(str(c), value=c), score_cell(SCORES["accuracy"], float(truth[c] / total[c]))]
-        for score, of_class in zip(_CLASS_SCORES, values, strict=True):
-            found = intervals.get(score.name)
-            cells.append(score_cell(score, float(of_class[c]), None if found is None else found[c]))
-        rows.append((name, cells))
-    return Table("Classes", ["class", "no.", share, *(s.heading for s in _CLASS_SCORES)], rows)
+    columns = {
+        "no.": [Cell(str(c), value=c) for c in range(len(names))],
+        share: [_share(part) for part in (truth / np.maximum(decisions, 1)).tolist()],
+    }
+    for score in _CLASS_SCORES:
+        values = accuracy if score.name == "accuracy" else getattr(report, score.name)
+        ends = intervals.get(score.name, [None] * len(names))
+        columns[score.heading] = [
+            score_cell(score, float(value), end) for value, end in zip(values, ends, strict=True)
+        ]
+    return Table.of_columns("Classes", "class", names, columns)
 
 
 def class_ece_table(reports: Mapping[str, Report]) -> Table:
@@ -483,19 +480,17 @@ def posthoc_table(reports: Mapping[tuple[str, str], Report]) -> Table:
     Args:
         reports: by (name of the network, short name of the method).
     """
-    networks = list(dict.fromkeys(network for network, _ in reports))
+    networks = dict.fromkeys(network for network, _ in reports)
     methods = list(dict.fromkeys(method for _, method in reports))
     rows = []
     for network in networks:
         found = [reports.get((network, method)) for method in methods]
         cells = []
         for score in _POSTHOC:
-            values = [math.nan if r is None else float(getattr(r, score.name)) for r in found]
-            cells += ranked_cells(score, values)
+            cells += ranked_cells(score, [getattr(r, score.name, math.nan) for r in found])
         rows.append((network, cells))
-    return Table(
-        "", ["model", *(f"{s.heading} {method}" for s in _POSTHOC for method in methods)], rows
-    )
+    headings = [f"{score.heading} {method}" for score in _POSTHOC for method in methods]
+    return Table("", ["model", *headings], rows)
 
 
 def protocol_sentence(report: Report) -> str:
@@ -571,13 +566,13 @@ def large_class(report: Report) -> int | None:
 # Differences ------------------------------------------------------------------------------------
 
 
-def difference_cell(score: Score, difference: Difference, *, best: bool = False) -> Cell:
+def difference_cell(score: Score, difference: Difference) -> Cell:
     """A difference with its interval, and a star if it is sure."""
     star = "*" if difference.sure else ""
     low, high = map(score.difference, (difference.low, difference.high))
     note = "" if math.isnan(difference.low) else f"[{low}, {high}]"
     value = difference.value * score.scale
-    return Cell(score.difference(difference.value) + star, note, value, best)
+    return Cell(score.difference(difference.value) + star, note, value)
 
 
 def difference_table(
@@ -601,14 +596,12 @@ def difference_table(
     for row, found in rows.items():
         cells = []
         for score in scores:
-            marked = (best or {}).get(score.name) == row
             known = found.get(score.name)
-            reference = Cell("reference", best=marked)
-            cells.append(difference_cell(score, known, best=marked) if known else reference)
+            cell = Cell("reference") if known is None else difference_cell(score, known)
+            cells.append(cell._replace(best=(best or {}).get(score.name) == row))
         shown.append((row, cells))
-    over = [d.note for _, d in every if d.note]
-    notes = ["; ".join(["In brackets, the 95 % interval of the difference", *dict.fromkeys(over)])]
-    notes[0] += "."
+    over = dict.fromkeys(d.note for _, d in every if d.note)
+    notes = ["; ".join(["In brackets, the 95 % interval of the difference", *over]) + "."]
     if any(d.sure for _, d in every):
         notes[0] += " A star marks an interval that excludes 0."
     missing: dict[str, dict[str, None]] = {}
@@ -621,14 +614,13 @@ def difference_table(
 
 def comparison_table(comparison: Comparison) -> Table:
     """Each model's differences from the first; the best model of a score where that is sure."""
-    first = next(iter(comparison.seeds))
-    several = any(seeds > 1 for seeds in comparison.seeds.values())
-    seeds = {
-        m: f" ({n} seed{'s' if n > 1 else ''})" if several else ""
-        for m, n in comparison.seeds.items()
+    first, several = next(iter(comparison.seeds)), max(comparison.seeds.values()) > 1
+    names = {
+        model: f"{model} ({count} seed{'s' if count > 1 else ''})" if several else model
+        for model, count in comparison.seeds.items()
     }
-    rows = {model + seeds[model]: comparison.differences.get(model, {}) for model in seeds}
-    best = {score: model + seeds[model] for score, model in comparison.best.items()}
+    rows = {name: comparison.differences.get(model, {}) for model, name in names.items()}
+    best = {score: names[model] for score, model in comparison.best.items()}
     return difference_table(rows, title=f"Differences from {first}", best=best)
 
 
@@ -677,32 +669,28 @@ def _shift_scores(models: ShiftedReports) -> tuple[Score, ...]:
 
 def shift_tables(models: ShiftedReports) -> list[Table]:
     """The means over shifts by model, then one table per score with a row per shift."""
-    every, scores = list(models.values()), _shift_scores(models)
-    ece = SCORES["ece"]
-    columns = [ranked_cells(ece, [reports[CLEAN].ece for reports in every])]
-    columns += [
-        ranked_cells(score, [mean_over_shifts(reports, score.name) for reports in every])
+    every, ece, scores = list(models.values()), SCORES["ece"], _shift_scores(models)
+    means = {
+        score.heading: [mean_over_shifts(reports, score.name) for reports in every]
         for score in scores
-    ]
-    headings = ["model", f"{CLEAN} {ece.heading}", *(score.heading for score in scores)]
-    rows = list(zip(models, zip(*columns, strict=True), strict=True))
-    tables = [Table("", headings, rows)]
+    }
+    columns = {f"{CLEAN} {ece.heading}": ranked_cells(ece, [one[CLEAN].ece for one in every])}
+    columns |= {s.heading: ranked_cells(s, means[s.heading]) for s in scores}
+    tables = [Table.of_columns("", "model", models, columns)]
     for score in scores:
         lines = []
         for shift in [CLEAN, *shifts_of(models)]:
             values = [getattr(reports.get(shift), score.name, math.nan) for reports in every]
             lines.append((shift, ranked_cells(score, values)))
-        means = [mean_over_shifts(reports, score.name) for reports in every]
-        lines.append((MEAN, ranked_cells(score, means)))
+        lines.append((MEAN, ranked_cells(score, means[score.heading])))
         tables.append(Table(score.heading, ["shift", *models], lines))
     auroc: Any = SCORES["auroc"]
     for model, reports in models.items():
-        kinds = [UNCERTAINTIES[one.name].label for one in reports[CLEAN].detection]
-        lines = []
-        for shift in [CLEAN, *shifts_of({model: reports})] if kinds else []:
-            values = [auroc.of(one) for one in reports[shift].detection]
-            lines.append((shift, ranked_cells(auroc, values)))
-        if lines:
+        if kinds := [UNCERTAINTIES[one.name].label for one in reports[CLEAN].detection]:
+            lines = []
+            for shift in [CLEAN, *shifts_of({model: reports})]:
+                values = [auroc.of(one) for one in reports[shift].detection]
+                lines.append((shift, ranked_cells(auroc, values)))
             named = f", {model}" if len(models) > 1 else ""
             title = f"{auroc.heading} of each uncertainty{named}"
             tables.append(Table(title, ["shift", *kinds], lines))
@@ -727,22 +715,19 @@ def shift_csv(models: ShiftedReports) -> str:
 def shift_text(models: ShiftedReports) -> str:
     """Lines for a terminal, one per model: accuracy; ECE clean, under each shift, in the mean."""
     accuracy, ece = SCORES["accuracy"], SCORES["ece"]
-    shifts = shifts_of(models)
+    shifts = [CLEAN, *shifts_of(models)]
     lines = [
-        ["", accuracy.heading, ece.heading] + [""] * (len(shifts) + 1),
-        ["model", CLEAN, CLEAN, *shifts, MEAN],
+        ["", accuracy.heading, ece.heading] + [""] * len(shifts),
+        ["model", CLEAN, *shifts, MEAN],
     ]
     for model, reports in models.items():
-        eces = [getattr(reports.get(shift), ece.name, math.nan) for shift in [CLEAN, *shifts]]
+        eces = [getattr(reports.get(shift), ece.name, math.nan) for shift in shifts]
         eces.append(mean_over_shifts(reports, ece.name))
         lines.append([model, accuracy.number(reports[CLEAN].accuracy), *map(ece.number, eces)])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    first, *widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
-        "  ".join(
-            [line[0].ljust(widths[0])]
-            + [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-        ).rstrip()
-        for line in lines
+        "  ".join([name.ljust(first), *map(str.rjust, cells, widths)]).rstrip()
+        for name, *cells in lines
     )
 
 
@@ -788,16 +773,14 @@ class Number:
         return " ± ".join(map(self._text, known)) or "–"
 
     @property
-    def interval_text(self) -> str:
-        """The interval as [low, high], or nothing."""
-        return "" if self.interval is None else f"[{', '.join(map(self._text, self.interval))}]"
-
-    @property
     def cell(self) -> Cell:
         """Mean and deviation; as the note, the interval and the values of the seeds."""
-        seeds = f"seeds {', '.join(map(self._text, self.seeds))}" if len(self.seeds) > 1 else ""
-        note = "; ".join(filter(None, (self.interval_text, seeds)))
-        return Cell(self.text, note, math.nan if self.mean is None else self.mean)
+        notes = []
+        if self.interval is not None:
+            notes.append(f"[{', '.join(map(self._text, self.interval))}]")
+        if len(self.seeds) > 1:
+            notes.append(f"seeds {', '.join(map(self._text, self.seeds))}")
+        return Cell(self.text, "; ".join(notes), math.nan if self.mean is None else self.mean)
 
     def _text(self, value: float) -> str:
         return f"{value:.{SCORES[self.metric].digits}f}"
