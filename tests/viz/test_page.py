@@ -180,7 +180,7 @@ def test_headline_of_several_names_the_best_its_cost_and_the_overlap():
     rows = [row("sharp"), row("calm", 1.0), row("twin", 1.0)]
     text = words_of(rows)  # all have the same predictions
     assert text.startswith("calm has the lowest ECE")
-    assert "It has the highest mIoU and accuracy too. The ECE of sharp is the highest" in text
+    assert "All have the same mIoU and accuracy. The ECE of sharp is the highest" in text
     assert "The 95 % interval of calm overlaps that of twin." in text
     weak = PageRow("weak", constant_report(0.4, 4, class_names=["a", "b"]))
     strong = PageRow("strong", constant_report(0.9, 7, class_names=["a", "b"]))
@@ -196,6 +196,8 @@ def test_headline_does_not_call_chance_a_result():
     rows = [PageRow(name, meter.compute()) for name, (meter,) in meters.items()]
     text = words_of(rows, compare_models(meters))
     assert text.endswith("may be chance, of images or of trainings: see the differences.")
+    one_network = words_of(rows, compare_models(meters, trainings={"a": ["a"], "b": ["a"]}))
+    assert one_network.endswith("may be chance, of images: see the differences.")
     page = render_page(rows, comparison=compare_models(meters))
     assert "Differences from a" in page and 'class="best"' not in page.split("<h2>Reliability")[0]
 

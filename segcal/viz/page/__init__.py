@@ -17,7 +17,7 @@ from markupsafe import Markup
 import segcal
 from segcal.files import atomic_write, utf8
 from segcal.metrics import Interval, Report
-from segcal.metrics.compare import Comparison
+from segcal.metrics.compare import FIXED, Comparison
 from segcal.metrics.scores import NEED_ALL_CLASSES, SCORES
 from segcal.viz.overlay import Overlay
 from segcal.viz.page.numbers import data_uri, page_numbers, to_json
@@ -322,8 +322,10 @@ def _several(rows: Sequence[PageRow], comparison: Comparison | None) -> list[Phr
         phrases.append(Phrase(f" The ECE of {last.name} is the highest, {highest}."))
     if comparison is not None and best.name in comparison.seeds:
         if comparison.best.get("ece") != best.name:
-            text = " Which ECE is the lowest may be chance, of images or of trainings: "
-            phrases.append(Phrase(f"{text}see the differences."))
+            fixed = all(found["ece"].note == FIXED for found in comparison.differences.values())
+            chance = "of images" if fixed else "of images or of trainings"
+            text = f" Which ECE is the lowest may be chance, {chance}: see the differences."
+            phrases.append(Phrase(text))
         return phrases
     interval = best.report.intervals.get("ece")
     rivals = [
@@ -349,7 +351,10 @@ def _cost(best: PageRow, rows: Sequence[PageRow]) -> list[Phrase]:
             lost.append((f"{loss:.1f}\u00a0points of {score.label}", rival.name))
     if not lost:
         what = "mIoU and accuracy" if dense else "accuracy"
-        return [Phrase(f" It has the highest {what} too.")]
+        same = len({(row.report.miou, row.report.accuracy) for row in rows}) == 1
+        return [
+            Phrase(f" All have the same {what}." if same else f" It has the highest {what} too.")
+        ]
     if len({name for _, name in lost}) == 1:
         what = " and ".join(text for text, _ in lost)
         return [Phrase(" It loses "), Phrase(what, "even"), Phrase(f" to {lost[0][1]}.")]
