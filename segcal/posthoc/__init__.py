@@ -88,9 +88,10 @@ def method_names(text: str) -> tuple[str, ...]:
 
 
 def label(method: str) -> str:
-    """What tables call a method: "TS", "TS@shift"."""
+    """What tables call a method: "TS", "TS@shift", "Beta"."""
     name, at, way = method.partition("@")
-    return name.upper() + at + way
+    word = METHODS[name].about.startswith(name)  # the others are initials
+    return (name.capitalize() if word else name.upper()) + at + way
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from torch import nn
 
 import segcal
 from segcal.pixels import flatten
-from segcal.posthoc import CALIBRATORS, METHODS, calibrator, holdout, method_names
+from segcal.posthoc import CALIBRATORS, METHODS, calibrator, holdout, label, method_names
 from segcal.posthoc.holdout import Holdout, PixelSampler
 from tests.support.holdouts import make_calibrator, random_holdout, whole
 
@@ -378,3 +378,8 @@ def test_options_are_checked(options):
     kind = segcal.LocalTemperatureScaling if "width" in options else segcal.SelectiveScaling
     with pytest.raises(ValueError, match="must be > 0, but got"):
         kind(**options)
+
+
+def test_initials_are_printed_in_capitals_and_words_are_not():
+    labels = [label(method) for method in ("ts@shift", "capm", "beta", "selective")]
+    assert labels == ["TS@shift", "CAPM", "Beta", "Selective"]
