@@ -444,8 +444,8 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files of `atomic_write` in a folder, which a killed process has left."""
-    for path in folder.glob(".*"):
+    """Delete the temporary files of `atomic_write` below a folder, which a killed process left."""
+    for path in [*folder.rglob(".*")]:
         if re.fullmatch(r"\..+\.[0-9a-f]{12}", path.name):
             path.unlink(missing_ok=True)
 

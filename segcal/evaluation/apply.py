@@ -19,6 +19,7 @@ from torch import Tensor
 import segcal
 from segcal import distributed
 from segcal.evaluation.expected import TABLE, Expected
+from segcal.evaluation.folder import file_name
 from segcal.evaluation.measure import calibrated, with_progress
 from segcal.evaluation.overlays import grey
 from segcal.evaluation.shifts import learned
@@ -29,6 +30,7 @@ from segcal.posthoc import Calibrator
 from segcal.sources.source import Batch, Source, digest
 from segcal.viz.page.numbers import data_uri, webp
 from segcal.viz.style import OVER, class_palette
+from segcal.viz.tables import tell_apart
 
 Output = Literal["probs", "mask", "confidence", "accept", "sets", "uncertainty", "overlay"]
 OUTPUTS: tuple[Output, ...] = get_args(Output)
@@ -66,7 +68,7 @@ def apply(
         write: which of
 
             - probs: probs/NAME.npz of float32 probabilities (C, *S), which
-              `segcal eval --predictions` reads once there are labels; also of sigmoid outputs.
+              `segcal eval --predictions` reads once there are labels.
             - mask: predictions/NAME_pred.png of class indices, 8-bit; 16-bit beyond 256 classes.
             - confidence: predictions/NAME_conf.png, 16-bit, of 65535 · max_c p_c. With the masks
               beside them, `segcal eval --predictions` reads these files too.
@@ -78,7 +80,9 @@ def apply(
               lower.
 
             Of volumes, mask/NAME.nii.gz, confidence/NAME.nii.gz and so on have the affine of the
-            input, and fractions in float32; there are no overlays.
+            input, and fractions in float32; there are no overlays. Of sigmoid outputs there are
+            mask/CLASS/NAME.png (1 where p ≥ 1/2, else 0), confidence/CLASS/NAME.png (of p or 1 − p,
+            whichever is larger) and so on; there are no class sets and overlays.
         profile: holdout.json, which `segcal eval` writes beside the calibrator; without it there is
             no operating point, no class set, no ATC and no drift.
         operate: which of the operating points in it, such as accuracy=0.99; the first by default.
@@ -95,8 +99,8 @@ def apply(
     out, first = Path(out), distributed.rank() == 0
     (out / _RECORDS).mkdir(parents=True, exist_ok=True)
     with locked(out, wait=False) if first else nullcontext():
-        for folder in ("", _RECORDS, _PAIR, *OUTPUTS) if first else ():
-            remove_leftovers(out / folder)
+        if first:
+            remove_leftovers(out)
         plan = [_written(source, out, (segcal.__version__, learned(calibrator), levels))]
         if distributed.is_distributed():  # the others shall not see what is written meanwhile
             dist.broadcast_object_list(plan)
@@ -207,8 +211,8 @@ def _check(
         raise ValueError(f"the calibrator and {source.name} differ: one is of sigmoid outputs")
     if source.top_only:
         raise ValueError(f"{source.name} has the top class of each pixel alone: save all classes")
-    if source.multilabel and set(write) != {"probs"}:
-        raise ValueError("classes may overlap in sigmoid outputs: write probs, and nothing else")
+    if source.multilabel and {"sets", "overlay"} & {*write}:
+        raise ValueError("classes may overlap in sigmoid outputs: there are no sets and overlays")
     if not source.names or len({*map(_stem, source.names)}) < len(source.names):
         raise ValueError(f"the images of {source.name} need names, of which no two are the same")
 
@@ -231,7 +235,9 @@ def _written(source: Source, out: Path, settings: Any) -> dict[str, dict[str, An
         state = source.only([index]).fingerprint() if known else secrets.token_hex(16)
         key = digest(*settings, state)
         files = _read_record(_record(out, name), key).get("written", {})
-        there = {kind: file for kind, file in files.items() if (out / file).is_file()}
+        there = {
+            kind: some for kind, some in files.items() if all((out / f).is_file() for f in some)
+        }
         records[name] = {"key": key, "written": there}
     return records
 
@@ -239,7 +245,8 @@ def _written(source: Source, out: Path, settings: Any) -> dict[str, dict[str, An
 def _write_manifests(source: Source, out: Path, write: Sequence[str]) -> None:
     """What `segcal eval --predictions` needs to know of the files."""
     stated = {"class_names": source.class_names, "ignore_index": source.ignore_index}
-    folders = {"probs": "probs", "mask": _PAIR, "confidence": _PAIR}
+    folders = {"probs": "probs"}
+    folders |= {} if source.multilabel else {"mask": _PAIR, "confidence": _PAIR}
     for folder in {folders[kind] for kind in write if kind in folders}:
         with atomic_write(out / folder / "manifest.json") as file:
             json.dump({**stated, "axes": "zyx"}, file, indent=1)
@@ -286,42 +293,61 @@ def _write(
     source: Source,
     index: int,
     levels: Levels,
-) -> dict[str, str]:
+) -> dict[str, list[str]]:
     """Write the files of the image at `index`, from its (C, *S) probabilities; places by kind."""
     p = probs.float().cpu().numpy()
-    top = p.max(0)
-    volume = p.ndim == 4
-    makers: dict[str, Callable[[], np.ndarray]] = {
-        "probs": lambda: p,
-        "sets": lambda: p >= 1 - (levels.lam or 0.0),
-        "mask": lambda: p.argmax(0).astype(np.uint8 if len(p) <= 256 else np.uint16),
-        "confidence": lambda: top,
-        "accept": lambda: np.uint8(255) * (top.astype(np.float64) > (levels.threshold or 0.0)),
-        "uncertainty": lambda: entropy(torch.from_numpy(p)[None])[0].numpy() / math.log(len(p)),
-        "overlay": lambda: _painted(p, source.image(index), source.palette),
+    parts = {name: p}
+    if source.multilabel:  # each class is a problem of two
+        names = source.class_names or [f"class {c}" for c in range(len(p))]
+        folders = tell_apart([file_name(of) for of in names])
+        parts = {f"{of}/{name}": np.stack([1 - q, q]) for of, q in zip(folders, p, strict=True)}
+
+    def mask(q: np.ndarray) -> np.ndarray:
+        chosen = q[1] >= q[0] if source.multilabel else q.argmax(0)
+        return chosen.astype(np.uint8 if len(q) <= 256 else np.uint16)
+
+    makers: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "probs": lambda q: q,
+        "sets": lambda q: q >= 1 - (levels.lam or 0.0),
+        "mask": mask,
+        "confidence": lambda q: q.max(0),
+        "accept": lambda q: (
+            np.uint8(255) * (q.max(0).astype(np.float64) > (levels.threshold or 0.0))
+        ),
+        "uncertainty": lambda q: entropy(torch.from_numpy(q)[None])[0].numpy() / math.log(len(q)),
+        "overlay": lambda q: _painted(q, source.image(index), source.palette),
     }
     keys = {"probs": "sigmoid_probs" if source.multilabel else "probs", "sets": "sets"}
-    files = {}
+    files: dict[str, list[str]] = {}
     for kind in write:
-        values, place = makers[kind](), f"{kind}/{name}"
-        if not volume and kind in ("mask", "confidence"):
-            place = f"{_PAIR}/{name}_{'pred' if kind == 'mask' else 'conf'}"
-        ending = "npz" if kind in keys else "nii.gz" if volume else "png"
-        files[kind] = f"{place}.{ending}"
-        if ending == "nii.gz":
-            affine = source.affine(index)
-            write_nifti(out / files[kind], values, np.eye(4) if affine is None else affine)
-            continue
-        with atomic_write(out / files[kind], "wb") as file:
-            if ending == "npz":
-                arrays: dict[str, Any] = {keys[kind]: values}
-                save = np.savez if kind == "probs" else np.savez_compressed
-                save(file, allow_pickle=False, **arrays)
-                continue
-            if values.dtype.kind == "f":
-                values = (_SIXTEEN_BITS * values.clip(0, 1)).round().astype(np.uint16)
-            Image.fromarray(values).save(file, format="png")
+        files[kind] = []
+        for stem, q in ({name: p} if kind in keys else parts).items():
+            place = f"{kind}/{stem}"
+            if p.ndim < 4 and not source.multilabel and kind in ("mask", "confidence"):
+                place = f"{_PAIR}/{stem}_{'pred' if kind == 'mask' else 'conf'}"
+            ending = "npz" if kind in keys else "nii.gz" if p.ndim == 4 else "png"
+            files[kind].append(f"{place}.{ending}")
+            _write_array(out / files[kind][-1], makers[kind](q), keys.get(kind), source, index)
     return files
+
+
+def _write_array(
+    path: Path, values: np.ndarray, key: str | None, source: Source, index: int
+) -> None:
+    """Write an npz, PNG or NIfTI file; fractions in a PNG have 16 bits."""
+    if path.suffix == ".gz":
+        affine = source.affine(index)
+        write_nifti(path, values, np.eye(4) if affine is None else affine)
+        return
+    with atomic_write(path, "wb") as file:
+        if key is not None:
+            arrays: dict[str, Any] = {key: values}
+            save = np.savez_compressed if key == "sets" else np.savez
+            save(file, allow_pickle=False, **arrays)
+            return
+        if values.dtype.kind == "f":
+            values = (_SIXTEEN_BITS * values.clip(0, 1)).round().astype(np.uint16)
+        Image.fromarray(values).save(file, format="png")
 
 
 def _panel(probs: np.ndarray, image: np.ndarray | None, palette: np.ndarray | None) -> str:

@@ -202,7 +202,7 @@ def test_a_kill_leaves_whole_files_and_a_rerun_goes_on(root, tmp_path):
 def share(rank, folder, out):
     source = PredictionFolder(folder, labelled=False)
     found = segcal.apply(source, None, out, write=["probs", "mask"])
-    return {"accuracy": found.accuracy, "names": list(found.names), "reused": found.reused}
+    return {"accuracy": float(found.accuracy), "names": list(found.names), "reused": found.reused}
 
 
 @pytest.mark.slow
@@ -360,4 +360,28 @@ def test_sigmoid_outputs(tmp_path):
     both = segcal.apply(source, None, tmp_path / "out", write=["probs"])
     assert both.reused == 1 and np.isnan(both.each.class_iou[1]).all()
     with pytest.raises(ValueError, match="sigmoid"):
-        segcal.apply(source, None, tmp_path / "out")
+        segcal.apply(source, None, tmp_path / "out", write=["overlay"])
+
+
+def test_files_of_sigmoid_outputs_are_of_each_class(tmp_path):
+    """By hand: two classes that overlap; a second call writes what is missing, and no more."""
+    probs = np.array([[[0.9, 0.2]], [[0.6, 0.5]]], np.float32)  # (2, 1, 2)
+    (tmp_path / "p").mkdir()
+    np.savez(tmp_path / "p" / "a.npz", sigmoid_probs=probs)
+    source = PredictionFolder(tmp_path / "p", labelled=False, class_names=["cell", "a/b"])
+    out, kinds = tmp_path / "out", ["mask", "confidence", "uncertainty"]
+    assert segcal.apply(source, None, out, kinds).reused == 0
+
+    def read(kind, of):
+        return np.asarray(Image.open(out / kind / of / "a.png"))
+
+    for of, p in (("cell", probs[0]), ("a-b", probs[1])):
+        assert read("mask", of).tolist() == (p >= 0.5).tolist()
+        found = read("confidence", of)
+        assert found / 65535 == pytest.approx(np.maximum(p, 1 - p), abs=1e-5)
+        entropy = -(p * np.log2(p) + (1 - p) * np.log2(1 - p))
+        assert read("uncertainty", of) / 65535 == pytest.approx(entropy, abs=1e-5)
+    assert segcal.apply(source, None, out, kinds).reused == 1
+    (out / "mask" / "a-b" / "a.png").unlink()
+    assert segcal.apply(source, None, out, kinds).reused == 0
+    assert (out / "mask" / "a-b" / "a.png").is_file()
