@@ -62,19 +62,19 @@ def _look_up(table: np.ndarray, label: Label, name: str) -> np.ndarray:
     return table[mask]
 
 
-def _table(pairs: Mapping[int, int]) -> tuple[int, ...]:
-    """The label of each value of an 8-bit mask; those that are not in `pairs` are not counted."""
-    return tuple(pairs.get(value, IGNORED) for value in range(256))
+def _table(classes: Mapping[int, int]) -> tuple[int, ...]:
+    """The class of each value of an 8-bit mask; those that are not in `classes` do not count."""
+    return tuple(classes.get(value, IGNORED) for value in range(256))
 
 
-def _part(pairs: Iterable[tuple[Path, Path]], table: Mapping[int, int]) -> Part:
-    """Images with 8-bit masks, whose values become labels as `table` says."""
-    images, masks = zip(*pairs, strict=True)
+def _part(images: Sequence[Path], mask_of: Callable[[Path], Path], values: Iterable[int]) -> Part:
+    """Images with 8-bit masks, in which the classes have these values."""
+    masks = [mask_of(image) for image in images]
     for mask in masks:
         if not mask.is_file():
             raise ValueError(f"there is no mask at {mask}; data/README.md shows the layout")
     files = FilePart(images, masks, num_classes=256, ignore_index=IGNORED)
-    return mapped(files, _table(table))
+    return mapped(files, _table({value: c for c, value in enumerate(values)}))
 
 
 def _dataset(
@@ -109,9 +109,9 @@ def camvid(config: DataConfig) -> RawDataset:
     """
 
     def part(name: str) -> Part:
+        masks = Path(config.root) / f"{name}annot"
         images = find_images(_folder(config, name))
-        masks = [image.parent.with_name(f"{name}annot") / image.name for image in images]
-        return _part(zip(images, masks, strict=True), {c: c for c in range(11)})
+        return _part(images, lambda image: masks / image.name, range(11))
 
     return _dataset(
         CAMVID_CLASSES,
@@ -127,14 +127,14 @@ def cityscapes(config: DataConfig) -> RawDataset:
     """Cityscapes with 19 classes: root/leftImg8bit and root/gtFine (labelIds), tested on val."""
 
     def part(name: str) -> Part:
-        images = _images_below(_folder(config, "leftImg8bit", name), "_leftImg8bit.png")
-        gt = Path(config.root) / "gtFine" / name
-        masks = [
-            gt / image.parent.name / image.name.replace("_leftImg8bit", "_gtFine_labelIds")
-            for image in images
-        ]
-        ids = {number: c for c, number in enumerate(_CITYSCAPES_IDS)}
-        return _part(zip(images, masks, strict=True), ids)
+        masks = Path(config.root) / "gtFine" / name
+
+        def mask_of(image: Path) -> Path:
+            file = image.name.replace("_leftImg8bit", "_gtFine_labelIds")
+            return masks / image.parent.name / file
+
+        images = _images_below(_folder(config, "leftImg8bit", name), "*/*_leftImg8bit.png")
+        return _part(images, mask_of, _CITYSCAPES_IDS)
 
     return _dataset(CITYSCAPES_CLASSES, part, test="val", colours=_CITYSCAPES_COLOURS, uniform=True)
 
@@ -146,19 +146,14 @@ def acdc(config: DataConfig) -> RawDataset:
     """
 
     def part(name: str) -> Part:
-        images = [
-            image
-            for folder in sorted(_folder(config, "rgb_anon").glob(f"*/{name}"))
-            for image in _images_below(folder, "_rgb_anon.png")
-        ]
-        if not images:
-            raise ValueError(f"there are no images in {config.root}/rgb_anon/*/{name}")
-        gt, root = Path(config.root) / "gt", Path(config.root) / "rgb_anon"
-        masks = [
-            gt / str(image.relative_to(root)).replace("_rgb_anon.png", "_gt_labelTrainIds.png")
-            for image in images
-        ]
-        return _part(zip(images, masks, strict=True), {c: c for c in range(19)})
+        root = _folder(config, "rgb_anon")
+
+        def mask_of(image: Path) -> Path:
+            file = image.name.replace("_rgb_anon.png", "_gt_labelTrainIds.png")
+            return Path(config.root) / "gt" / image.parent.relative_to(root) / file
+
+        images = _images_below(root, f"*/{name}/*/*_rgb_anon.png")
+        return _part(images, mask_of, range(19))
 
     return _dataset(CITYSCAPES_CLASSES, part, test="val", colours=_CITYSCAPES_COLOURS, uniform=True)
 
@@ -169,7 +164,7 @@ def ade20k(config: DataConfig) -> RawDataset:
     Label 0 is "other" and is not counted; labels 1 .. 150 become 0 .. 149. The names of the
     classes are in root/objectInfo150.txt.
     """
-    part = partial(_annotated, config, {c + 1: c for c in range(150)})
+    part = partial(_annotated, config, range(1, 151))
     listed = Path(config.root) / "objectInfo150.txt"
     names = [f"class {c}" for c in range(150)]
     if listed.is_file():  # a head line, then lines of columns whose last is the name
@@ -183,7 +178,7 @@ def coco_stuff(config: DataConfig) -> RawDataset:
     The masks are the official "stuffthingmaps"; names of classes are in root/labels.txt.
     """
     kept = [number for number in range(182) if number not in _NOT_IN_COCO_STUFF]
-    part = partial(_annotated, config, {number: c for c, number in enumerate(kept)})
+    part = partial(_annotated, config, kept)
     listed = Path(config.root) / "labels.txt"
     names = [f"class {c}" for c in range(len(kept))]
     if listed.is_file():  # lines such as "1: person"; 0 is unlabeled
@@ -202,9 +197,9 @@ def oxford_pet(config: DataConfig) -> RawDataset:
 
     def part(name: str) -> Part:
         names = [line.split()[0] for line in read_lines(root / "annotations" / f"{name}.txt")]
+        images = [root / "images" / f"{name}.jpg" for name in names]
         trimaps = root / "annotations" / "trimaps"
-        pairs = ((root / "images" / f"{n}.jpg", trimaps / f"{n}.png") for n in names)
-        return _part(pairs, {2: 0, 1: 1})
+        return _part(images, lambda image: trimaps / f"{image.stem}.png", (2, 1))
 
     return _dataset(
         ("background", "pet"),
@@ -215,11 +210,11 @@ def oxford_pet(config: DataConfig) -> RawDataset:
     )
 
 
-def _annotated(config: DataConfig, table: Mapping[int, int], name: str) -> Part:
+def _annotated(config: DataConfig, values: Iterable[int], name: str) -> Part:
     """root/images/name, with masks of the same names in root/annotations/name."""
+    masks = Path(config.root) / "annotations" / name
     images = find_images(_folder(config, "images", name))
-    folder = Path(config.root) / "annotations" / name
-    return _part(((image, folder / f"{image.stem}.png") for image in images), table)
+    return _part(images, lambda image: masks / f"{image.stem}.png", values)
 
 
 def _folder(config: DataConfig, *parts: str) -> Path:
@@ -231,11 +226,10 @@ def _folder(config: DataConfig, *parts: str) -> Path:
     return folder
 
 
-def _images_below(folder: Path, ending: str) -> list[Path]:
-    """The images of a split, in folders of cities or sequences."""
-    found = sorted(path for path in folder.glob("*/*") if path.name.endswith(ending))
+def _images_below(folder: Path, pattern: str) -> list[Path]:
+    found = sorted(folder.glob(pattern))
     if not found:
-        raise ValueError(f"there are no images *{ending} in the folders of {folder}")
+        raise ValueError(f"there are no images {folder / pattern}")
     return found
 
 
