@@ -105,46 +105,16 @@ def voc2012(config: DataConfig) -> RawDataset:
                 f"VOC 2012 cannot be fetched into {config.root}: {one_line(error)}; "
                 "data/README.md says how to get it"
             ) from error
-    lists = folder / "ImageSets" / "Segmentation"
-    known = {path.name: path for path in lists.glob("*.txt")}
-    parts: dict[str, Part] = {}
-
-    def part(name: str) -> FilePart:
-        wanted = _AUG_LISTS if name == "trainaug" else (f"{name}.txt",)
-        path = next((known[file] for file in wanted if file in known), None)
-        if path is None:
-            raise ValueError(
-                f"Expected the list {wanted[0]} of VOC 2012 in {lists}, but got "
-                f"{', '.join(sorted(known)) or 'none'}; data/README.md says what goes there"
-            )
-        # A line is an id, or "/JPEGImages/ID.jpg /SegmentationClassAug/ID.png".
-        ids = [Path(line.split()[0]).stem for line in read_lines(path)]
-        if not ids:
-            raise ValueError(f"Expected names of images in {path}, one per line, but got none")
-        for what, other in parts.items():
-            seen = sorted(set(ids) & set(other.names))
-            if seen:
-                raise ValueError(
-                    f"Expected no image of the {what} in {path}, but got {len(seen)}, "
-                    f"{seen[0]} first"
-                )
-        masks = "SegmentationClassAug" if name == "trainaug" else "SegmentationClass"
-        files = [
-            [folder / place / f"{i}{ending}" for i in ids]
-            for place, ending in (("JPEGImages", ".jpg"), (masks, ".png"))
-        ]
-        for file in (*files[0], *files[1]):
-            if not file.is_file():
-                raise ValueError(f"Expected a file at {file}, as {path.name} says, but got none")
-        return FilePart(*files, num_classes=len(VOC_CLASSES), ignore_index=255)
-
-    parts["test set"] = part("val")
-    parts["training set"] = or_absent(lambda: part(config.train_split))
     held = config.holdout_split
+    test = _voc_part(folder, "val")
+    train = or_absent(lambda: _voc_part(folder, config.train_split, test=test))
+    holdout = None
+    if held is not None:
+        holdout = or_absent(lambda: _voc_part(folder, held, test=test, training=train))
     return RawDataset(
-        train=parts["training set"],
-        holdout=None if held is None else or_absent(lambda: part(held)),
-        test=parts["test set"],
+        train=train,
+        holdout=holdout,
+        test=test,
         class_names=VOC_CLASSES,
         # SegmenTron's recipe; its Xception was pretrained with this normalisation.
         mean=(0.5, 0.5, 0.5),
@@ -153,6 +123,36 @@ def voc2012(config: DataConfig) -> RawDataset:
         palette=palette(len(VOC_CLASSES)),
         uniform=False,
     )
+
+
+def _voc_part(folder: Path, name: str, **others: Part) -> FilePart:
+    """The images in the list `name`, none of which may be in one of the other parts."""
+    lists = folder / "ImageSets" / "Segmentation"
+    wanted = _AUG_LISTS if name == "trainaug" else (f"{name}.txt",)
+    known = {file.name: file for file in lists.glob("*.txt")}
+    path = next((known[file] for file in wanted if file in known), None)
+    if path is None:
+        raise ValueError(
+            f"Expected the list {wanted[0]} of VOC 2012 in {lists}, but got "
+            f"{', '.join(sorted(known)) or 'none'}; data/README.md says what goes there"
+        )
+    # A line is an id, or "/JPEGImages/ID.jpg /SegmentationClassAug/ID.png".
+    ids = [Path(line.split()[0]).stem for line in read_lines(path)]
+    if not ids:
+        raise ValueError(f"Expected names of images in {path}, one per line, but got none")
+    for what, other in others.items():
+        if seen := sorted(set(ids) & set(other.names)):
+            raise ValueError(
+                f"Expected no image of the {what} set in {path}, but got {len(seen)}, "
+                f"{seen[0]} first"
+            )
+    masks = folder / ("SegmentationClassAug" if name == "trainaug" else "SegmentationClass")
+    images = [folder / "JPEGImages" / f"{i}.jpg" for i in ids]
+    labels = [masks / f"{i}.png" for i in ids]
+    for file in (*images, *labels):
+        if not file.is_file():
+            raise ValueError(f"Expected a file at {file}, as {path.name} says, but got none")
+    return FilePart(images, labels, num_classes=len(VOC_CLASSES), ignore_index=255)
 
 
 def palette(num_classes: int) -> np.ndarray:
