@@ -22,7 +22,6 @@ import segcal
 from segcal import settings
 from segcal.data import DATASETS, DataConfig
 from segcal.data import build as build_data
-from segcal.data.shift import Shift
 from segcal.data.splits import Splits, missing, shifted
 from segcal.distributed import choose_device
 from segcal.evaluation.evaluate import evaluate_source
@@ -61,9 +60,8 @@ class Runs:
         data: the folder that stands in for data/ in the configs; None for data/ itself.
         device: see `TrainConfig`.
         elsewhere: folders with complete runs to reuse; nothing is written there.
-        moved: by the folder where data is now, the folder where it was when runs were trained on
-            it: the user says that it is the same data. Of data whose times alone have changed both
-            are one folder.
+        moved: where data was when runs were trained on it, by the folder where it is now. The user
+            says that it is the same data. Both folders are the same if only times have changed.
     """
 
     def __init__(
@@ -264,6 +262,33 @@ class Runs:
 
     def _evaluate(self, training: Training, method: Method) -> None:
         """Evaluate a trained run, or several pooled, as far as no stored result still holds."""
+        source = None
+        for limit, keys in self._keys(training, method).items():
+            open_ = {path: key for path, key in keys.items() if stored(path, key) is None}
+            if not open_:
+                continue
+            if source is None:
+                device = choose_device(self.device)
+                folders = [self.config(member).folder for member in training.members]
+                each = [RunSource(folder, device=device) for folder in folders]
+                source = Members(each) if len(each) > 1 else each[0]
+                source.group = method.group
+            found = evaluate_source(
+                source if limit is None else source.limited(limit),
+                holdout=None if method.holdout is None else source.shifted(method.holdout),
+                posthoc=method.posthoc,
+                shifts=method.shifts if limit == method.limit else (),
+                resamples=RESAMPLES,
+                overlays="none",
+            )
+            for at, report in found.reports.items():
+                name = place(*at) if isinstance(at, tuple) else place(at)
+                path = self.evaluations(training, limit) / name
+                if path in open_:
+                    store(path, report, found.meters[at], {"key": open_[path]})
+
+    def _keys(self, training: Training, method: Method) -> dict[int | None, dict[Path, str]]:
+        """A digest of all that each evaluation depends on, by number of images and folder."""
         configs = [self.config(member) for member in training.members]
         config = configs[0]  # they differ in the seed alone
         splits = _splits(config.data)
@@ -275,39 +300,15 @@ class Runs:
         fitted_on = splits.holdout
         if method.holdout is not None:
             fitted_on = shifted(splits, config.data, method.holdout).test
-        wanted: dict[int | None, list[Shift | None]] = {None: [None]}  # all clean images
-        wanted.setdefault(method.limit, []).extend(method.shifts)
-        source = None
-        for limit, shifts in wanted.items():
-            folder = self.evaluations(training, limit)
-            open_: dict[Path, str] = {}  # the keys of what is to be evaluated, by folder
-            for shift in shifts:
-                test = splits.test if shift is None else shifted(splits, config.data, shift).test
-                images = digest(test.limited(limit).fingerprint(), fitted_on.fingerprint())
-                for posthoc in method.posthoc:
-                    key = digest(*run, images, str(shift), posthoc)
-                    path = folder / place(posthoc, str(shift or ""))
-                    if stored(path, key) is None:
-                        open_[path] = key
-            if not open_:
-                continue
-            if source is None:
-                device = choose_device(self.device)
-                each = [RunSource(one.folder, device=device) for one in configs]
-                source = Members(each) if len(each) > 1 else each[0]
-                source.group = method.group
-            found = evaluate_source(
-                source if limit is None else source.limited(limit),
-                holdout=None if method.holdout is None else source.shifted(method.holdout),
-                posthoc=method.posthoc,
-                shifts=[shift for shift in shifts if shift is not None],
-                resamples=RESAMPLES,
-                overlays="none",
-            )
-            for at, report in found.reports.items():
-                path = folder / (place(*at) if isinstance(at, tuple) else place(at))
-                if path in open_:
-                    store(path, report, found.meters[at], {"key": open_[path]})
+        wanted = [(None, None), *((method.limit, shift) for shift in method.shifts)]
+        keys: dict[int | None, dict[Path, str]] = {}
+        for limit, shift in wanted:  # all clean images, and shifted ones up to the limit
+            test = splits.test if shift is None else shifted(splits, config.data, shift).test
+            images = digest(test.limited(limit).fingerprint(), fitted_on.fingerprint())
+            for posthoc in method.posthoc:
+                path = self.evaluations(training, limit) / place(posthoc, str(shift or ""))
+                keys.setdefault(limit, {})[path] = digest(*run, images, str(shift), posthoc)
+        return keys
 
     def evaluations(self, training: Training, limit: int | None) -> Path:
         """The folder of the evaluations with `limit` images."""
