@@ -168,8 +168,8 @@ class ChangedPart(Part):
     Args:
         part: images and labels as they are.
         key: names the change, for fingerprints.
-        image: (image, name of the sample) to the changed image.
-        label: the same for labels.
+        image: turns an image and the name of its sample into the changed image.
+        label: turns a label and the name of its sample into the changed label.
     """
 
     def __init__(
@@ -238,10 +238,7 @@ class RawDataset:
 
     Attributes:
         train: what is trained on, before the hold-out is taken from it.
-        test: what is tested on.
-        class_names: one name per class.
-        mean: of each channel, on a 0-1 scale.
-        std: of each channel, on a 0-1 scale.
+        mean: mean of each channel on a 0-1 scale; `std` likewise.
         holdout: the hold-out, for data sets that make their own (`train` then excludes it).
         augmentation: the recipe for training images.
         resize: square side that images of all parts are resized to.
@@ -308,12 +305,11 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
     Args:
         part: where samples are read from.
         indices: which samples of it, in which order.
-        mean: of each channel, on a 0-1 scale.
-        std: of each channel, on a 0-1 scale.
-        resize: side to resize every image to first; for classification only.
+        mean: mean of each channel on a 0-1 scale; `std` likewise.
+        resize: square side to resize every image to first.
         augmenter: None to show images as they are.
-        seed: of the augmentation.
-        skipped: why, by name, for samples that are not among `indices` because their files are bad.
+        seed: seed of the augmentation.
+        skipped: samples that are left out because their files are bad: the reason by name.
         prepare: turns an image into an input instead of normalising it.
     """
 
@@ -347,7 +343,7 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         return replace(self, indices=[self.indices[i] for i in kept])
 
     def fingerprint(self) -> str:
-        """A digest of all that the items depend on: of files, their names, sizes and times."""
+        """A digest of all that the items depend on; files count by name, size and time."""
         mean, std = np.array([self.mean, self.std], np.float32).tolist()
         prepared = repr((mean, std, self.resize))
         return digest(self.part.fingerprint(self.indices), "\n".join(self.names), prepared)
@@ -389,11 +385,10 @@ class Batches(DataLoader[Batch]):
     The death of a worker raises `WorkerDied`.
 
     Args:
-        dataset: what is read.
         workers: processes that read.
         pin: put batches into memory that a GPU copies from quickly.
         before_each: called before each batch is yielded; may raise.
-        **options: of torch's `DataLoader`.
+        **options: options of torch's `DataLoader`.
     """
 
     def __init__(

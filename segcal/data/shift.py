@@ -52,7 +52,7 @@ class Shift:
 
     @property
     def severity(self) -> int | None:
-        """Of a corruption; other shifts have none."""
+        """The severity of a corruption; other shifts have none."""
         return int(self.value) if self.name in CORRUPTIONS else None
 
     @property

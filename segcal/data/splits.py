@@ -40,10 +40,8 @@ class Splits:
     Attributes:
         train: augmented; index it with `(epoch, index)`. Where there is nothing to train on, to
             ask for anything of it, or of a hold-out that would be cut from it, raises why.
-        holdout: as the images are; for model selection and post-hoc fits.
-        test: as the images are.
-        num_classes: C.
-        class_names: C names.
+        holdout: not augmented; for model selection and post-hoc fits.
+        test: not augmented.
         ignore_index: label of pixels that do not count.
         palette: (C, 3) uint8 colours of the classes, or None.
         uniform: whether all hold-out and test images have one size. If not, evaluate one image at

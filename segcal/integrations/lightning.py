@@ -51,10 +51,10 @@ def logits_and_labels(outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:
 class CalibrationCallback(Callback):
     """Evaluates what validation and test steps return, over all ranks.
 
-    It logs val/ece and the other scores after each validation, and test/… after a test; of a
-    second loader as val/1/ece. Loggers of TensorBoard, W&B and MLflow get the reliability diagram
-    too. When the trainer ends it writes what is known of each loader since
-    its last evaluation, as `Evaluation.save` does: reports, sums, tables and the page.
+    It logs val/ece and the other scores after each validation, and test/… after a test; those of a
+    second loader are val/1/ece and so on. Loggers of TensorBoard, W&B and MLflow get the
+    reliability diagram too. When the trainer ends, the last evaluation of each loader is written as
+    `Evaluation.save` does: reports, sums, tables and the page.
 
     Lightning's sampler repeats a few images so that all ranks have equally many; they count twice.
 
@@ -65,7 +65,7 @@ class CalibrationCallback(Callback):
         scores: names of the scores to log; see docs/conventions.md.
         unpack: gives logits and labels from what a step returned and its batch; see
             `logits_and_labels`. Smaller logits are resized to their labels.
-        **options: of `CalibrationMeter`.
+        **options: options of `CalibrationMeter`.
 
     Attributes:
         reports: the last report by stage and loader: "val", "val/1", "test".

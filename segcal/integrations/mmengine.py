@@ -42,12 +42,11 @@ class CalibrationMetric(BaseMetric):
             and counted as probabilities. None looks at the first image: values that all lie in
             0..1.5 are scores, and a warning says so. One channel is always a sigmoid.
         scores: names of the scores to give; see docs/conventions.md.
-        collect_device: as for any metric of mmengine.
-        prefix: of the names in the log.
-        **options: of `segcal.CalibrationMeter`.
+        **options: options of `segcal.CalibrationMeter`; `collect_device` and `prefix` are those of
+            any metric of mmengine.
 
     Attributes:
-        report: of the last evaluation, on the first rank; or None.
+        report: the report of the last evaluation, on the first rank; or None.
     """
 
     default_prefix = "calibration"

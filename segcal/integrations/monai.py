@@ -46,7 +46,8 @@ class CalibrationMetric(Metric):
         scores: names of the scores that `aggregate` gives; see docs/conventions.md.
         include_background: False gives foreground_dice in place of dice, and foreground_ace in
             place of image_ace: the means over classes without class 0.
-        **options: of `segcal.CalibrationMeter`; with `multilabel` predictions are of C sigmoids.
+        **options: options of `segcal.CalibrationMeter`; with `multilabel` the network has C
+            sigmoids.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class CalibrationHandler(IgniteMetric):
         num_classes: C.
         output_transform: takes the output of the engine to (y_pred, y), as for any metric of
             Ignite; by default MONAI's pred and label.
-        **options: of `CalibrationMetric`.
+        **options: options of `CalibrationMetric`.
     """
 
     def __init__(

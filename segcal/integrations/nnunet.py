@@ -220,9 +220,8 @@ def mdca_trainer(
     """A trainer of nnU-Net whose loss is one of segcal's.
 
     Args:
-        spec: as for `segcal.build_loss`.
-        name: of the class, by which `nnUNetv2_train -tr` and predictions find it.
-        **hyper: of the loss.
+        spec: as for `segcal.build_loss`, as is `hyper`.
+        name: what the class is called; `nnUNetv2_train -tr` and predictions find it by this name.
     """
     try:
         from nnunetv2.training.loss.deep_supervision import DeepSupervisionWrapper
@@ -252,11 +251,10 @@ class ChannelLabels(nn.Module):
     """A loss of segcal on labels with a channel, (N, 1, *S), as nnU-Net has them.
 
     Args:
-        spec: as for `segcal.build_loss`.
+        spec: as for `segcal.build_loss`, as is `hyper`.
         ignore_index: label that counts for nothing, or None. With `multilabel` the last channel of
             the labels marks such voxels.
-        multilabel: regions: (N, K, *S) labels of 0 and 1.
-        **hyper: of the loss.
+        multilabel: the labels are regions, (N, K, *S) of 0 and 1.
     """
 
     def __init__(

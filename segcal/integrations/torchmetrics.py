@@ -36,7 +36,7 @@ class CalibrationMetric(Metric):
         probs: `update` gets probabilities, not logits.
         scores: names of the scores that `compute` gives; see docs/conventions.md.
         n_bins: what torchmetrics calls `num_bins`.
-        **options: of `CalibrationMeter`, or of `torchmetrics.Metric`.
+        **options: options of `CalibrationMeter` or of `torchmetrics.Metric`.
     """
 
     is_differentiable = False

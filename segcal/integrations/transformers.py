@@ -41,7 +41,7 @@ class TrainerLoss:
         spec: as for `segcal.build_loss`.
         ignore_index: label of pixels that are not counted; None is 255, or -100 beyond 255
             classes. Those with label -100 are never counted.
-        **options: of `segcal.build_loss`.
+        **options: options of `segcal.build_loss`.
     """
 
     def __init__(self, spec: str, *, ignore_index: int | None = None, **options: Any) -> None:
@@ -74,10 +74,10 @@ class TrainerMetrics:
     Args:
         num_classes: C.
         scores: names of the scores to give; see docs/conventions.md.
-        **options: of `segcal.CalibrationMeter`.
+        **options: options of `segcal.CalibrationMeter`.
 
     Attributes:
-        report: of the last evaluation, or None.
+        report: the report of the last evaluation, or None.
     """
 
     def __init__(

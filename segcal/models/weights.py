@@ -23,7 +23,7 @@ def pretrained(
     Args:
         build: builds it; told whether to fetch ImageNet weights from the Hugging Face hub.
         weights: imagenet, the path of a file, or None.
-        name: of what is fetched, for messages.
+        name: what messages call the weights of the hub.
         load: loads the file into the network.
     """
     if weights != "imagenet":

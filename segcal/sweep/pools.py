@@ -114,7 +114,7 @@ class OnRay(Pool):
 
     Args:
         runs: makes the runs.
-        address: of the cluster, or auto; "" starts one on this machine, for this process alone.
+        address: where the cluster is, or auto; "" starts one on this machine, for this process.
         cpus: CPU cores of a run.
         gpus: GPUs of a run; None for one if the cluster has any.
         retries: how often a run is tried again.
