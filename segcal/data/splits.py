@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from segcal.data.samples import (
 )
 from segcal.data.shift import DOMAIN, ROTATION, Shift, imbalanced, shifted_part
 from segcal.data.transforms import Augmentation, Augmenter
-from segcal.files import BadFile, check_size, image_size, one_line, read_rgb
+from segcal.files import check_size, image_size, one_line
 
 log = logging.getLogger(__name__)
 
@@ -130,21 +131,13 @@ def without_labels(data: Splits, folder: str | Path, *, skip_bad: bool = False) 
     repeated = [name for name, count in Counter(part.names).items() if count > 1]
     if repeated:
         raise ValueError(f"two images in {folder} are called {repeated[0]}: rename one of them")
-    sizes, skipped = set(), {}
-    for path, name in zip(part.images, part.names, strict=True):
-        try:
-            sizes.add(image_size(path))
-            if skip_bad:  # the header may be all that is sound
-                read_rgb(path)
-        except BadFile as error:
-            if not skip_bad:
-                raise
-            skipped[name] = str(error)
-    good = [i for i, name in enumerate(part.names) if name not in skipped]
+    bad = _faults(part, range(len(part.names))) if skip_bad else {}
+    good = [i for i in range(len(part.names)) if i not in bad]
+    skipped = {part.names[i]: reason for i, reason in bad.items()}
     return replace(
         data,
         test=replace(data.test, part=part, indices=good, skipped=skipped),
-        uniform=len(sizes) == 1,
+        uniform=len({image_size(part.images[i]) for i in good}) == 1,
     )
 
 
@@ -230,21 +223,13 @@ def _samples(
     wanted = spread(np.arange(len(part.names)) if indices is None else indices, config.limit)
     bad: dict[int, str] = {}
     if config.skip_bad and not isinstance(part, ArrayPart):
-
-        def fault(index: int) -> str:
-            try:
-                part.read(index)
-            except ValueError as error:
-                return str(error)
-            return ""
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders let other threads run
-            faults = zip(wanted.tolist(), pool.map(fault, wanted.tolist()), strict=True)
-            bad = {index: text for index, text in faults if text}
+        bad = _faults(part, wanted.tolist())
         for text in bad.values():
             log.warning("left out: %s", text)
         if bad and len(bad) == len(wanted):
-            raise ValueError(f"none of the {len(bad)} files can be used; the first: {text}")
+            raise ValueError(
+                f"none of the {len(bad)} files can be used; the first: {next(iter(bad.values()))}"
+            )
     return Samples(
         part,
         [index for index in wanted if index not in bad],
@@ -255,6 +240,21 @@ def _samples(
         seed=seed,
         skipped={part.names[index]: reason for index, reason in bad.items()},
     )
+
+
+def _faults(part: Part, indices: Sequence[int]) -> dict[int, str]:
+    """Why some of these samples cannot be read, by number."""
+
+    def fault(index: int) -> str:
+        try:
+            part.read(index)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders let other threads run
+        found = zip(indices, pool.map(fault, indices), strict=True)
+        return {index: text for index, text in found if text}
 
 
 def _tested(config: DataConfig, source: RawDataset) -> dict[str, Any]:

@@ -9,6 +9,7 @@ trainer (`of_logger`). Their own settings hold: WANDB_MODE=offline, MLFLOW_TRACK
 from __future__ import annotations
 
 import io
+import logging
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from PIL import Image
 from segcal.files import atomic_write, one_line
 from segcal.metrics import Report
 
+log = logging.getLogger(__name__)
 NAMES = ("tensorboard", "wandb", "mlflow")
 _STEP = "trainer/global_step"  # the axis of steps in W&B, as Lightning calls it
 
@@ -33,6 +35,18 @@ class Tracker:
     scalars: Callable[[Mapping[str, float], int], Any]
     image: Callable[[str, np.ndarray, int], Any]
     close: Callable[[], Any]
+
+    def epoch(self, record: Mapping[str, Any], report: Report | None) -> bool:
+        """Log an epoch of our trainer; False if that failed, as when a server is away."""
+        step = record["step"]
+        try:
+            self.scalars({k: v for k, v in record.items() if isinstance(v, float)}, step)
+            if report is not None:
+                self.reliability("holdout/reliability", report, step)
+        except Exception as error:
+            log.warning("a tracker failed, and gets nothing more: %s", error)
+            return False
+        return True
 
     def reliability(self, name: str, report: Report, step: int) -> None:
         """Log the reliability diagram of a report."""

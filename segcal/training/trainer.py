@@ -133,7 +133,7 @@ class Trainer:
                     self.advance(stream, (len(self.history) + 1) * self.steps_per_epoch, progress)
                     record, report = self._close_epoch(progress)
                     progress.say(describe_epoch(record, self.options.epochs))
-                    trackers = [t for t in trackers if _tracked(t, record, report)]
+                    trackers = [t for t in trackers if t.epoch(record, report)]
         except (RuntimeError, OSError):
             # The signal also ended the workers, and the loader raises because of that. The step may
             # be incomplete: the last checkpoint counts.
@@ -307,16 +307,3 @@ class Trainer:
             self._write_summary()
         if len(state["generators"]) == distributed.world_size():
             checkpoint.set_rng_state(state["generators"][distributed.rank()])
-
-
-def _tracked(tracker: Tracker, record: Record, report: Report | None) -> bool:
-    """Log an epoch; False if that failed, as when a server is away."""
-    try:
-        numbers = {name: value for name, value in record.items() if isinstance(value, float)}
-        tracker.scalars(numbers, record["step"])
-        if report is not None:
-            tracker.reliability("holdout/reliability", report, record["step"])
-    except Exception as error:
-        log.warning("a tracker failed, and gets nothing more: %s", error)
-        return False
-    return True
