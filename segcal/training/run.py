@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -69,11 +69,12 @@ def train_run(config: TrainConfig, *, resume: bool = False) -> list[Record]:
         trainer = _build_trainer(config, splits, device, pretrained=state is None)
         if state is not None:
             with checkpoint.expect_whole(folder / checkpoint.LAST):
-                if changed := changed_settings(state["config"], settings.to_dict(config)):
-                    shown = ", ".join(f"{key}={value}" for key, value in changed.items())
+                other = settings.differences(state["config"], settings.to_dict(config))
+                asked = [f"{key}={v}" for key, v in other.items() if key not in _MAY_CHANGE]
+                if asked:
                     raise ValueError(
-                        f"the run in {folder} was started with other settings than {shown}; "
-                        "start another run with --out"
+                        f"the run in {folder} was started with other settings than "
+                        f"{', '.join(asked)}; start another run with --out"
                     )
                 trainer.restore(state)
         if first:
@@ -111,18 +112,6 @@ def _build_trainer(
 def seed_torch(seed: int) -> None:
     """Seed the initial weights and dropout, differently in each process."""
     torch.manual_seed(int(np.random.SeedSequence((seed, distributed.rank())).generate_state(1)[0]))
-
-
-def changed_settings(
-    theirs: Mapping[str, Any], ours: Mapping[str, Any], *, same: Container[str] = ()
-) -> dict[str, Any]:
-    """Where the settings `ours` of a run differ from `theirs` in what it learns, with our values.
-
-    Both are as `settings.to_dict` gives them. `same` names settings that a resumed run may change,
-    and that are to be compared all the same.
-    """
-    found = settings.differences(theirs, ours)
-    return {key: v for key, v in found.items() if key not in _MAY_CHANGE or key in same}
 
 
 @contextmanager
