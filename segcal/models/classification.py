@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -48,77 +48,52 @@ def _bottleneck(inside: int, width: int, stride: int) -> _Block:
     return _Block(inside, 4 * width, stride, nn.Sequential(*layers))
 
 
-def _stages(
-    block: Callable[[int, int, int], _Block], *, widths: Sequence[int], counts: Sequence[int]
-) -> nn.Sequential:
-    """Blocks in stages, each but the first at half the resolution of the one before."""
-    blocks: list[nn.Module] = []
-    inside = widths[0]  # channels of the stem
-    for stage, (width, count) in enumerate(zip(widths, counts, strict=True)):
-        for i in range(count):
-            made = block(inside, width, 2 if stage and i == 0 else 1)
-            blocks.append(made)
-            inside = made.channels
-    return nn.Sequential(*blocks)
-
-
-def _initialise(network: nn.Module) -> None:
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-
-
-class CifarResNet(nn.Module):
+class ResNet(nn.Module):
     """ResNet for small images (He et al. 2016, section 4.2): (N, 3, H, W) to (N, num_classes).
 
-    One convolution, three stages of n blocks with 16, 32 and 64 channels, a global average and
-    one linear layer.
+    One 3x3 convolution, stages of blocks, each but the first at half the resolution of the one
+    before, an average over each cell of a grid, and one linear layer.
 
     Args:
-        depth: 6n + 2 (20, 32, 44, 56, 110), or 9n + 2 (29, 56, 110) with bottlenecks.
         num_classes: number of logits.
         in_channels: channels of the image.
+        widths: channels of the 3x3 convolutions of each stage.
+        counts: number of blocks of each stage.
         bottleneck: blocks of 1x1, 3x3 and 1x1 convolutions with four times the channels outside,
-            as some public code builds ResNet-56, instead of the paper's two 3x3.
+            instead of two 3x3 ones.
+        grid: cells of the average along each side; 1 is a global average.
     """
 
     def __init__(
-        self, depth: int, *, num_classes: int, in_channels: int = 3, bottleneck: bool = False
+        self,
+        *,
+        num_classes: int,
+        in_channels: int = 3,
+        widths: Sequence[int],
+        counts: Sequence[int],
+        bottleneck: bool = False,
+        grid: int = 1,
     ) -> None:
         super().__init__()
-        layers = 9 if bottleneck else 6  # of one block in each stage
-        if depth < layers + 2 or (depth - 2) % layers:
-            raise ValueError(f"Expected a depth of {layers}n + 2, but got {depth}")
-        block, count = _bottleneck if bottleneck else _basic, (depth - 2) // layers
-        self.stem = nn.Sequential(_conv(in_channels, 16, 3), nn.ReLU(inplace=True))
-        self.blocks = _stages(block, widths=(16, 32, 64), counts=(count,) * 3)
-        inside = 64 * (4 if bottleneck else 1)
-        self.head = nn.Linear(inside, num_classes)
-        _initialise(self)
+        block = _bottleneck if bottleneck else _basic
+        inside = widths[0]
+        self.stem = nn.Sequential(_conv(in_channels, inside, 3), nn.ReLU(inplace=True))
+        blocks: list[nn.Module] = []
+        for stage, (width, count) in enumerate(zip(widths, counts, strict=True)):
+            for i in range(count):
+                made = block(inside, width, 2 if stage and i == 0 else 1)
+                blocks.append(made)
+                inside = made.channels
+        self.blocks = nn.Sequential(*blocks)
+        self.grid = grid
+        self.head = nn.Linear(grid * grid * inside, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        features = self.blocks(self.stem(x))  # (N, 64, H / 4, W / 4)
-        return self.head(torch.flatten(F.adaptive_avg_pool2d(features, 1), 1))
-
-
-class ResNet34(nn.Module):
-    """ResNet-34 for images of 64x64: (N, 3, H, W) to (N, num_classes).
-
-    As the public code of Mukhoti et al. (2020), whose training the paper follows, builds it: a 3x3
-    convolution in place of the 7x7 one and the pooling, four stages of 64 to 512 channels, an
-    average over the four quarters of the image, and one linear layer.
-    """
-
-    def __init__(self, *, num_classes: int, in_channels: int = 3) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(_conv(in_channels, 64, 3), nn.ReLU(inplace=True))
-        self.blocks = _stages(_basic, widths=(64, 128, 256, 512), counts=(3, 4, 6, 3))
-        self.head = nn.Linear(4 * 512, num_classes)
-        _initialise(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        features = self.blocks(self.stem(x))  # (N, 512, H / 8, W / 8)
-        return self.head(torch.flatten(F.adaptive_avg_pool2d(features, 2), 1))
+        features = self.blocks(self.stem(x))  # (N, C, h, w)
+        return self.head(torch.flatten(F.adaptive_avg_pool2d(features, self.grid), 1))
 
 
 class Frozen(nn.Module):
@@ -157,13 +132,23 @@ class ConvHead(nn.Module):
 
 
 def resnet(config: ModelConfig, *, depth: int, bottleneck: bool, **sizes: int) -> nn.Module:
-    """A ResNet for images of 32x32."""
-    return CifarResNet(depth, bottleneck=bottleneck, **sizes)
+    """A ResNet for images of 32x32 with 6n + 2 layers, or 9n + 2 with bottlenecks.
+
+    Some public code builds ResNet-56 with bottlenecks, instead of the paper's two 3x3 convolutions.
+    """
+    count, rest = divmod(depth - 2, 9 if bottleneck else 6)
+    if rest or count < 1:
+        raise ValueError(f"Expected a depth of {9 if bottleneck else 6}n + 2, but got {depth}")
+    return ResNet(widths=(16, 32, 64), counts=(count,) * 3, bottleneck=bottleneck, **sizes)
 
 
 def resnet34(config: ModelConfig, **sizes: int) -> nn.Module:
-    """ResNet-34 for images of 64x64."""
-    return ResNet34(**sizes)
+    """ResNet-34 for images of 64x64.
+
+    As the public code of Mukhoti et al. (2020), whose training the paper follows, builds it: a 3x3
+    convolution in place of the 7x7 one and the pooling, and an average over the four quarters.
+    """
+    return ResNet(widths=(64, 128, 256, 512), counts=(3, 4, 6, 3), grid=2, **sizes)
 
 
 def resnet50_head(config: ModelConfig, *, num_classes: int, in_channels: int) -> nn.Module:
