@@ -94,11 +94,7 @@ def paired_differences(
         fixed: the claim is about these very networks, not about others that are trained alike, so
             that the interval is over images alone.
         resamples: how often images are drawn to resample the signs of the gaps.
-        seed: seed of the draws.
-
-    Raises:
-        ValueError: no meters, other settings, no sums of images, fewer than two images, or other
-            images.
+        seed: of the draws.
     """
     if not (first and second):
         raise ValueError(f"Expected meters of two models, but got {len(first)} and {len(second)}")
@@ -152,17 +148,8 @@ def mean_intervals(
 ) -> dict[str, Interval]:
     """Intervals of the mean scores of a model over its seeds, by the score's name.
 
-    They are over images and seeds; with one seed, over images alone. `intervals.combine` makes
-    them; a score without one is left out.
-
-    Args:
-        meters: an entry for each seed, as for `paired_differences`.
-        fixed: the mean is that of these very networks: the interval is over images alone.
-        resamples: how often images are drawn to resample the signs of the gaps.
-        seed: seed of the draws.
-
-    Raises:
-        ValueError: other settings, no sums of images, fewer than two images, or other images.
+    They are over images and seeds; with one seed, or for these very networks (`fixed`), over images
+    alone. A score without an interval is left out. Arguments are those of `paired_differences`.
     """
     sums, models, unit = _by_seed(meters)
     found = combine(
@@ -194,16 +181,9 @@ def compare_models(
 ) -> Comparison:
     """Compare every model with the first one, and the best of each score with all others.
 
-    Args:
-        models: at least two, by name; for each its seeds, as for `paired_differences`.
-        trainings: by model, a name of the training of each seed. Two models of the same trainings
-            in the same order, such as before and after a calibrator, are compared in pairs.
-        fixed: as for `paired_differences`.
-        resamples: how often images are drawn to resample the signs of the gaps.
-        seed: seed of the draws.
-
-    Raises:
-        ValueError: as for `paired_differences`.
+    Each of at least two models has a name and its seeds, as for `paired_differences`. `trainings`
+    names, by model, the training of each seed: two models of the same trainings in the same order,
+    such as before and after a calibrator, are compared in pairs.
     """
     first, *others = models
 

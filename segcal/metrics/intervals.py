@@ -74,7 +74,6 @@ def image_statistics(
         groups: I names of the groups that are the units of intervals and of debiased scores; ""
             for an image that is a group by itself. Empty for no groups.
         resamples: how often images are drawn to resample the signs of the gaps; 0 for no intervals.
-        seed: seed of the draws.
         raters: R, whose labels are all in the sums; numbers of pixels are divided by it.
         outside: classes that do not count; see `segcal.metrics.regions.classes_outside`.
     """
@@ -139,39 +138,38 @@ def _overlap_and_ace(
 ) -> tuple[dict[str, Interval], dict[str, tuple[Interval, ...]]]:
     """The intervals of Dice and ACE: of the means over classes, and of each class.
 
-    Args:
-        units: the sums of images or groups, with "shown" images and their "ace".
-        first: the first class of the foreground.
+    `units` are the sums of images or groups, with "shown" images and their "ace"; `first` is the
+    first class of the foreground.
     """
     hits, areas = 2.0 * units["intersection"], 1.0 * units["predicted"] + units["truth"]  # (I, K)
     ace, shown = units["ace"], units["shown"].astype(np.float64)
-    counted = np.flatnonzero(areas.sum(0) > 0)
     often = (shown > 0).sum(0) >= MIN_LABELLED  # (K,)
+    counted = np.flatnonzero(areas.sum(0) > 0)
 
-    def interval(value: float, influence: Array, *, plain: bool) -> Interval:
-        (down,), (up,) = t_margins(influence, plain=plain)
+    def interval(numerators: Array, denominators: Array, *, plain: bool) -> Interval:
+        """Of the mean over the columns (I, n) of their ratios of sums."""
+        value = (numerators.sum(0) / denominators.sum(0)).mean()
+        (down,), (up,) = t_margins(_mean_influence(numerators, denominators), plain=plain)
         return Estimate(value, value - down, value + up).interval
 
-    unknown = Interval(math.nan, math.nan, LEVEL)
-    dice, class_ace = [unknown] * len(often), [unknown] * len(often)
-    influences = {c: _ratio_influence(hits[None, :, c], areas[:, c]) for c in counted.tolist()}
-    values = scores.ratio(hits.sum(0), areas.sum(0))
-    for c in np.flatnonzero(often).tolist():
-        dice[c] = interval(values[c], influences[c], plain=True)
-        value = ace[:, c].sum() / shown[:, c].sum()
-        class_ace[c] = interval(value, _ratio_influence(ace[None, :, c], shown[:, c]), plain=False)
+    def by_class(numerators: Array, denominators: Array, *, plain: bool) -> tuple[Interval, ...]:
+        found = [Interval(math.nan, math.nan, LEVEL)] * len(often)
+        for c in np.flatnonzero(often).tolist():
+            found[c] = interval(numerators[:, [c]], denominators[:, [c]], plain=plain)
+        return tuple(found)
+
     means = {}
-    for name, start in (("image_ace", 0), ("foreground_ace", first)):
-        total, number = ace[:, start:].sum(1), shown[:, start:].sum(1)
+    for prefix, start in (("", 0), ("foreground_", first)):
+        total, number = (x[:, start:].sum(1, keepdims=True) for x in (ace, shown))
         if (number > 0).sum() >= MIN_LABELLED:
-            influence = _ratio_influence(total[None], number)
-            means[name] = interval(total.sum() / number.sum(), influence, plain=False)
-    for name, start in (("dice", 0), ("foreground_dice", first)):
+            means[f"{prefix}ace" if prefix else "image_ace"] = interval(total, number, plain=False)
         classes = counted[counted >= start]
         if len(classes) and often[classes].all():
-            influence = np.mean([influences[c] for c in classes.tolist()], 0)
-            means[name] = interval(values[classes].mean(), influence, plain=True)
-    return means, {"class_dice": tuple(dice), "class_ace": tuple(class_ace)}
+            means[f"{prefix}dice"] = interval(hits[:, classes], areas[:, classes], plain=True)
+    return means, {
+        "class_dice": by_class(hits, areas, plain=True),
+        "class_ace": by_class(ace, shown, plain=False),
+    }
 
 
 def _bias_interval(units: ImageArrays) -> Interval:
@@ -298,7 +296,6 @@ def combine(
         models: the scores of the same images in the same order.
         factors: a factor for each model.
         resamples: how often images are drawn with replacement to resample the signs of the gaps.
-        seed: seed of the draws.
         trainings: sets of trainings that differ by chance (their seed) alone; each training lists
             the models (their indices) that it gave. Without them, the interval is for these very
             models, and only the choice of images is chance.
@@ -389,18 +386,14 @@ class ImageScores:
             others = f", and {len(rare) - 1} more like it" if len(rare) > 1 else ""
             self.withheld["miou"] = f"class {rare[0]} is labelled in {number}{others}"
         else:
-            by_class = [_ratio_influence(hits[None, :, c], union[:, c]) for c in counted]
-            self.linear["miou"] = np.mean(by_class, 0)
+            self.linear["miou"] = _mean_influence(hits[:, counted], union[:, counted])
 
     def influences(self, weights: Array, *, classes: bool) -> Iterator[tuple[str, Array]]:
         """Names and (R, I) influences on the calibration errors, with the signs of R resamples.
 
         A sum of absolute gaps is a ratio of sums, too, once the signs of the gaps are given. Those
-        of the resamples are the signs that the true gaps may have.
-
-        Args:
-            weights: (R, I) how often each resample holds each image.
-            classes: whether to give the class-j-ECE too.
+        of the resamples are the signs that the true gaps may have. `weights` (R, I) say how often
+        each resample holds each image.
         """
         top = np.sign(weights @ self._top)
         yield "ece", self._influences(top, self._top, self._pixels)
@@ -436,10 +429,6 @@ def error_range(gap: Array, pixels: Array) -> Estimate:
 
     `high` is the mean of the error and `low`: about the jackknife's correction of bias. It is too
     large where the true gaps are 0, and never too small by more than 0.1 standard errors of a gap.
-
-    Args:
-        gap: (I, B) gaps of the images: sum of confidence minus hits.
-        pixels: (I,) pixels of the images.
     """
     square = gap**2
     others = gap.sum(0) - gap  # (I, B)
@@ -463,13 +452,9 @@ def fraction_interval(
     it is the exact binomial interval (Clopper & Pearson) of as many trials as would vary alike
     (Korn & Graubard 1998). Where nothing varies, every image is one trial.
 
-    Args:
-        numerators: (I,) at most the denominators.
-        denominators: (I,) images where it is 0 do not count.
-        trials: the most trials there can be; by default Σ denominators, which are counts.
-
-    Returns:
-        The interval; None for fewer than two images.
+    Numerators (I,) are at most the denominators (I,), and images where these are 0 do not count.
+    There can be at most so many `trials`; by default Σ denominators, which are counts. Fewer than
+    two images have no interval.
     """
     held = denominators > 0
     numerators, denominators = (x[held].astype(np.float64) for x in (numerators, denominators))
@@ -499,6 +484,12 @@ def _ratio_influence(numerators: Array, denominators: Array) -> Array:
     rest = total - denominators
     change = numerators - ratios * denominators
     return np.divide(change, rest, out=np.zeros_like(change), where=rest > 0)
+
+
+def _mean_influence(numerators: Array, denominators: Array) -> Array:
+    """(1, I) the same of the mean over columns (I, n) of their ratios."""
+    pairs = zip(numerators.T, denominators.T, strict=True)
+    return np.mean([_ratio_influence(one[None], other) for one, other in pairs], 0)
 
 
 def t_margins(
