@@ -95,9 +95,9 @@ def dice(batch: LossBatch, true_log_prob: Tensor, class_sum: Tensor) -> Tensor:
     present = share.amax(1)  # (G,)
     if batch.weight is not None:
         if pixels.problems is None:
-            share = share * batch.class_weight(batch.weight)
+            share = share * batch.weight
         else:
-            present = present * batch.class_weight(batch.weight)
+            present = present * batch.weight
     loss = share * (1 - 2 * hit / torch.where(count > 0, mass + count, 1))
     per_class = share.sum(1)
     mean = loss.sum(1) / torch.where(per_class > 0, per_class, 1)  # (G,)

@@ -170,11 +170,11 @@ class Criterion(nn.Module):
         self.sync, self.multilabel, self.raters = sync, multilabel, raters
         self.hyper = dict(hyper)
         known = hyper_names(spec)
-        given = set(hyper) | (set() if beta is None else {"beta"})
-        if given - known:
+        odd = sorted({*hyper, *(() if beta is None else ("beta",))} - known)
+        if odd:
             raise ValueError(
-                f"The loss {self.spec!r} has no {', '.join(sorted(given - known))}: "
-                + (f"it takes {', '.join(sorted(known))}" if known else "it takes none")
+                f"The loss {self.spec!r} has no {', '.join(odd)}: "
+                f"it takes {', '.join(sorted(known)) or 'none'}"
             )
         losses = {name: AUXILIARY_LOSSES[name] for name in auxiliaries}
         self.beta = {name: loss.beta for name, loss in losses.items()} | _betas(beta, auxiliaries)

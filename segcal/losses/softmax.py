@@ -61,6 +61,14 @@ class LossBatch:
     weight: Tensor | None = None
     sync: bool = True
 
+    def __post_init__(self) -> None:
+        classes = self.pixels.problems or self.pixels.num_classes
+        if self.weight is not None and self.weight.shape != (classes,):
+            raise ValueError(
+                f"The class weights have the shape {tuple(self.weight.shape)}; give ({classes},), "
+                "one for each class"
+            )
+
     def sum(self, values: Tensor) -> Tensor:
         """The sum of `values` over the ranks, differentiable."""
         return sum_over_ranks(values, sync=self.sync)
@@ -72,7 +80,12 @@ class LossBatch:
         """
         share = self.pixels.valid
         if self.weight is not None:
-            share = self._pixel_weight(self.weight).to(loss) * share
+            if self.pixels.problems is None:
+                weight = self.weight[self.pixels.target]
+            else:
+                rows = torch.arange(len(share), device=share.device)
+                weight = self.weight[self.pixels.problem(rows)].unsqueeze(1)
+            share = weight.to(loss) * share
             loss = loss * share
         wide = accumulator(loss)
         # Rows are summed pairwise in the loss's own precision, which is exact enough and fast.
@@ -80,23 +93,6 @@ class LossBatch:
         total, mass = self.sum(sums)
         return (total / torch.where(mass > 0, mass, 1)).to(loss.dtype)
 
-    def class_weight(self, weight: Tensor) -> Tensor:
-        """`weight`, checked to have one entry per class."""
-        classes = self.pixels.problems or self.pixels.num_classes
-        if weight.shape != (classes,):
-            raise ValueError(
-                f"The class weights have the shape {tuple(weight.shape)}; give ({classes},), "
-                "one for each class"
-            )
-        return weight
-
-    def _pixel_weight(self, weight: Tensor) -> Tensor:
-        """(N, L) or (N, 1): what each pixel weighs."""
-        weight = self.class_weight(weight)
-        if self.pixels.problems is None:
-            return weight[self.pixels.target]
-        rows = torch.arange(len(self.pixels.target), device=weight.device)
-        return weight[self.pixels.problem(rows)].unsqueeze(1)
 
 
 def problem_mean(values: Tensor, share: Tensor) -> Tensor:
