@@ -388,12 +388,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """What `torch.save` wrote, on the CPU: tensors, numbers, text and containers, never code.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, or something else.
-    """
+    """What `torch.save` wrote, on the CPU: tensors, numbers, text and containers, never code."""
     import torch
 
     if not path.exists():

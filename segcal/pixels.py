@@ -84,11 +84,7 @@ def default_ignore_index(num_classes: int) -> int:
 
 
 def resolve_ignore_index(ignore_index: int | None, num_classes: int) -> int:
-    """The label that is not counted: `ignore_index`, or the default where it is None.
-
-    Raises:
-        ValueError: it is no integer, or it is one of the classes 0..num_classes - 1.
-    """
+    """The label that is not counted: `ignore_index`, or the default where it is None."""
     if ignore_index is None:
         return default_ignore_index(num_classes)
     require_ignore_index(ignore_index)
@@ -153,9 +149,8 @@ def _explain_labels(
     target: Tensor, c: int, ignore_index: int, sides: Sequence[int], problems: int | None
 ) -> str:
     bad = (target < 0) | (target >= c)
-    values = target[bad].unique().tolist()
+    values, number = target[bad].unique().tolist(), int(bad.sum())
     shown = ", ".join(map(str, values[:_MAX_LISTED])) + (", …" if len(values) > _MAX_LISTED else "")
-    number = int(bad.sum())
     advice = f"; if label {values[0]} means ignored, state --ignore-index {values[0]}"
     return (
         f"Expected labels in 0..{c - 1} ({c} classes) or ignore_index={ignore_index}, "
@@ -190,16 +185,8 @@ def check_batch(
 
     Logits may be -inf, which masks a class, but not for the class of the label, nor for all
     classes; NaN and +inf are errors. Probabilities lie in 0..1 and sum to 1, up to rounding; see
-    `is_distribution`. Ignored pixels may hold anything. On an accelerator this waits for the
-    device.
-
-    Args:
-        values: (N, C, *S) logits, or probabilities if `probs`.
-        labels: (N, *S); (N, C, *S) if `multilabel`. None checks all pixels, as if the predicted
-            class were the label.
-        ignore_index: the label of pixels that do not count; None for `default_ignore_index(C)`.
-        probs: the values are probabilities.
-        multilabel: the values are of C sigmoid outputs.
+    `is_distribution`. Ignored pixels may hold anything. Without labels all pixels are checked, as
+    if the predicted class were the label. On an accelerator this waits for the device.
     """
     if labels is None:
         _check_values(values)
@@ -255,13 +242,10 @@ def rounding_of(dtype: torch.dtype) -> tuple[float, float]:
 def is_distribution(
     values: Tensor, dim: int, *, rounded_to: torch.dtype | None = None, partial: bool = False
 ) -> Tensor:
-    """Whether the values along `dim` are probabilities: at least 0, and of sum 1.
+    """Whether the values along `dim` are probabilities: at least 0, and of sum 1; not so for NaN.
 
-    Args:
-        values: of any floating dtype; NaN and infinity are no probabilities.
-        dim: the classes; the result is bool, without this dimension.
-        rounded_to: the dtype that the values were once rounded to, if not their own.
-        partial: some probabilities are not known and 0 in their place, so the sum may be less.
+    `rounded_to` is the dtype that the values were once rounded to, if not their own. With `partial`
+    some probabilities are not known and 0 in their place, so the sum may be less.
     """
     below, off = rounding_of(rounded_to or values.dtype)
     total = values.sum(dim, dtype=torch.promote_types(values.dtype, torch.float32))
@@ -296,12 +280,8 @@ def countable(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def each_rater(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Every image with R raters becomes one that is R times as large, so each label counts 1/R.
 
-    Args:
-        values: (N, C, *S).
-        labels: (R, N, *S); (R, N, C, *S) of sigmoid outputs.
-
-    Returns:
-        (N, C, R, *S) values, a view, and (N, R, *S) or (N, C, R, *S) labels.
+    (N, C, *S) values become a view (N, C, R, *S), and labels (R, N, *S) become (N, R, *S); those of
+    sigmoid outputs, (R, N, C, *S), become (N, C, R, *S).
     """
     axis = labels.ndim - values.ndim + 1  # of the raters, after N or after C
     sides = values.shape[2:]
@@ -321,15 +301,10 @@ def fold_multilabel(
     """Turn K sigmoid outputs into N·K two-class problems: z becomes the two logits (0, z).
 
     softmax((0, z)) is (1 − sigmoid(z), sigmoid(z)), so everything that takes softmax outputs takes
-    these.
+    these. With `probs`, the outputs are after their sigmoid, and p becomes (1 − p, p).
 
-    Args:
-        logits: (N, K, *S), each an output before its sigmoid; K = 1 is a binary problem.
-        labels: as for `multilabel_labels`.
-        probs: the outputs are after their sigmoid; p becomes (1 − p, p).
-
-    Returns:
-        (N·K, 2, *S) logits and (N·K, *S) labels; row n·K + k is class k of image n.
+    (N, K, *S) logits and labels become (N·K, 2, *S) and (N·K, *S); row n·K + k is class k of image
+    n. K = 1 is a binary problem.
     """
     labels = multilabel_labels(logits, labels)
     z = logits.flatten(0, 1).unsqueeze(1)
@@ -337,12 +312,7 @@ def fold_multilabel(
 
 
 def multilabel_labels(logits: Tensor, labels: Tensor) -> Tensor:
-    """The labels of K sigmoid outputs in the outputs' shape (N, K, *S).
-
-    Args:
-        logits: (N, K, *S).
-        labels: (N, K, *S) of 0, 1 or the ignore index; for K = 1 also (N, *S).
-    """
+    """The labels of K sigmoid outputs in the outputs' shape (N, K, *S); K = 1 may lack its axis."""
     _check_tensors(logits, labels)
     if labels.shape == (logits.shape[0], *logits.shape[2:]) and logits.shape[1] == 1:
         labels = labels.unsqueeze(1)

@@ -94,7 +94,6 @@ class LossBatch:
         return (total / torch.where(mass > 0, mass, 1)).to(loss.dtype)
 
 
-
 def problem_mean(values: Tensor, share: Tensor) -> Tensor:
     """The mean of the (G,) `values` with weights `share`, 0 if these are all 0.
 
