@@ -162,7 +162,8 @@ def read_groups(
         for member in members if isinstance(members, list) else [members]:
             c = list(class_names).index(member) if member in class_names else member
             if not isinstance(c, int) or not 0 <= c < (len(class_names) or 2**16):
-                raise ValueError(f"{path}: {member!r} is no class of the network")
+                hint = "" if class_names else ", which names none: write its number"
+                raise ValueError(f"{path}: {member!r} is no class of the network{hint}")
             group.append(c)
         groups.append(tuple(group))
     known = [c for group in groups for c in group]
