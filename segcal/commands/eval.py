@@ -448,16 +448,16 @@ def _folder(path: Path, title: str, options: argparse.Namespace, *, alone: bool)
         return path
     if alone and options.out is not None:
         return options.out
-    if str(path) in options.model:
-        return Path("evals") / title
-    name = "eval" if options.limit is None else f"eval-limit-{options.limit}"
+    how = "" if options.limit is None else f"-limit-{options.limit}"
     if options.tta:
-        name += "-" + re.sub("[:,]", "-", options.tta)
+        how += "-" + re.sub("[:,]", "-", options.tta)
     if options.mc_dropout:
-        name += f"-dropout-{options.mc_dropout}"
+        how += f"-dropout-{options.mc_dropout}"
     if options.shard is not None:
-        name += f"-{options.shard[0] + 1}-of-{options.shard[1]}"
-    return (path.parent if path.is_file() else path) / name
+        how += f"-{options.shard[0] + 1}-of-{options.shard[1]}"
+    if str(path) in options.model:
+        return Path("evals") / f"{title}{how}"
+    return (path.parent if path.is_file() else path) / f"eval{how}"
 
 
 def _open(

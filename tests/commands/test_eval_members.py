@@ -11,6 +11,7 @@ from segcal.evaluation.states import merge_states
 from segcal.metrics.scores import SCORES
 from segcal.metrics.uncertainty import DETECTION, UNCERTAINTIES
 from segcal.viz.tables import to_markdown
+from tests.support.datasets import write_masks
 from tests.support.evaluations import QUICK
 from tests.support.saved import save_folder
 
@@ -98,6 +99,17 @@ def test_views_of_a_run(runs, tmp_path, undrawn):
     assert main(["eval", str(run), "--tta", "flip,scale:0.75,1.25", *BARE]) == 0
     folder = run / "eval-flip-scale-0.75-1.25"  # beside the results of the run as it is
     assert len(segcal.load_evaluation(folder).reports["none"].detection) == len(UNCERTAINTIES)
+
+
+def test_views_of_any_network(tmp_path, monkeypatch, undrawn):
+    write_masks(tmp_path / "data", count=3)
+    code = "import torch\n\ndef net():\n    return torch.nn.Conv2d(3, 2, 1)\n"
+    (tmp_path / "glue.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    words = ["eval", "--model", "glue.py:net", "--data", "masks:data", "--num-classes", "2", *BARE]
+    assert main([*words, "--tta", "flip", "--limit", "2"]) == 0
+    folder = tmp_path / "evals" / "net-limit-2-flip"  # beside the results of the network as it is
+    assert segcal.load_evaluation(folder).reports["none"].protocol.images == 2
 
 
 def test_one_network_has_fewer_kinds(folds, tmp_path, undrawn):
