@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from segcal.commands.options import (
-    add_format,
-    add_input,
-    add_network,
-    at_least,
-    names,
+    FORMAT,
+    INPUT,
+    NETWORK,
+    add_options,
     network_options,
     typed,
 )
@@ -19,69 +18,37 @@ from segcal.commands.options import (
 if TYPE_CHECKING:
     from segcal.sources import Source
 
+OPTIONS = {
+    "--model SPEC": "instead of a run: a network by name, as for segcal eval",
+    "--predictions DIR": "instead of a run: saved predictions",
+    "--calibrator FILE": "calibrator.safetensors of segcal eval --posthoc; default: the network as "
+    "it is",
+    "--images DIR": "folder of images; --predictions may lack it",
+    "--write FILES=mask,confidence": "files to write for each image, separated by commas: probs "
+    "(npz), mask (PNG of class indices), confidence and uncertainty (16-bit PNG), accept (PNG of "
+    "accepted pixels), sets (npz of class sets), overlay; volumes are NIfTI",
+    "--profile FILE": "holdout.json of segcal eval; default: the one beside --calibrator",
+    "--operate TARGET": "operating point of accept, one that segcal eval --operate chose; default: "
+    "its first",
+    "--miss A": "miss rate of sets, one that segcal eval --conformal chose; default: its first",
+    "--fail-on-drift": "exit with status 3 if the images are unlike the hold-out",
+    "--limit N": "only N images, evenly spaced",
+    "--skip-bad": "leave out files that cannot be used",
+    "--num-classes N": "classes of --model, where it does not know them; default: as --calibrator "
+    "has",
+    **NETWORK,
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The network or the predictions, the calibrator, the images, and what to write."""
-    add = parser.add_argument
-    add("run", nargs="?", type=Path, metavar="RUN", help="folder of a run")
-    add("--model", metavar="SPEC", help="instead of a run: a network by name, as for segcal eval")
-    add("--predictions", type=Path, metavar="DIR", help="instead of a run: saved predictions")
-    add(
-        "--calibrator",
-        type=Path,
-        metavar="FILE",
-        help="calibrator.safetensors of segcal eval --posthoc; default: the network as it is",
-    )
-    add("--images", type=Path, metavar="DIR", help="folder of images; --predictions may lack it")
-    add("--out", type=Path, required=True, metavar="DIR", help="folder of the results")
-    add(
-        "--write",
-        type=names,
-        default=("mask", "confidence"),
-        metavar="FILES",
-        help="files to write for each image, separated by commas: probs (npz), mask (PNG of class "
-        "indices), confidence and uncertainty (16-bit PNG), accept (PNG of accepted pixels), sets "
-        "(npz of class sets), overlay; volumes are NIfTI; default: mask,confidence",
-    )
-    add(
-        "--profile",
-        type=Path,
-        metavar="FILE",
-        help="holdout.json of segcal eval; default: the one beside --calibrator",
-    )
-    add(
-        "--operate",
-        metavar="TARGET",
-        help="operating point of accept, one that segcal eval --operate chose; default: its first",
-    )
-    add(
-        "--miss",
-        metavar="A",
-        help="miss rate of sets, one that segcal eval --conformal chose; default: its first",
-    )
-    add(
-        "--fail-on-drift",
-        action="store_true",
-        help="exit with status 3 if the images are unlike the hold-out",
-    )
-    add("--limit", type=at_least(1), metavar="N", help="only N images, evenly spaced")
-    add("--skip-bad", action="store_true", help="leave out files that cannot be used")
-    add(
-        "--num-classes",
-        type=at_least(2),
-        metavar="C",
-        help="classes of --model, where it does not know them; default: as --calibrator has",
-    )
-    add_network(parser)
-    add_input(parser.add_argument_group("any network", "docs/networks.md has examples."))
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="of the results")
+    add_options(parser, OPTIONS)
+    group = parser.add_argument_group("any network", "docs/networks.md has examples.")
+    add_options(group, INPUT)
     group = parser.add_argument_group("saved predictions", "docs/predictions.md has the format.")
-    group.add_argument(
-        "--format",
-        choices=("segcal", "nnunet"),
-        default="segcal",
-        help="format of the files; nnunet: of nnUNetv2_predict --save_probabilities",
-    )
-    add_format(group)
+    add_options(group, FORMAT)
 
 
 def run(options: argparse.Namespace) -> int:

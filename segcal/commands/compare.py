@@ -5,26 +5,24 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from segcal.commands.options import add_resamples, add_units
+from segcal.commands.options import UNITS, add_options
+
+OPTIONS = {
+    "--shift": "compare under each shift and in the mean; STATE is a folder of `segcal eval "
+    "--shift`",
+    "--resamples N=1000": "resamples behind the 95 %% intervals",
+    **UNITS,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to compare."""
-    parser.add_argument(
-        "states",
-        nargs="+",
-        type=Path,
-        metavar="STATE",
-        help="a state.npz that `segcal eval` or `CalibrationMeter.save` wrote, or its "
-        "folder: the state of a model. The others are compared with the first",
+    about = (
+        "a state.npz that `segcal eval` or `CalibrationMeter.save` wrote, or its folder: the state "
+        "of a model. The others are compared with the first"
     )
-    parser.add_argument(
-        "--shift",
-        action="store_true",
-        help="compare under each shift and in the mean; STATE is a folder of `segcal eval --shift`",
-    )
-    add_resamples(parser, low=1)
-    add_units(parser)
+    parser.add_argument("states", nargs="+", type=Path, metavar="STATE", help=about)
+    add_options(parser, OPTIONS)
 
 
 def run(options: argparse.Namespace) -> None:

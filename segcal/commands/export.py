@@ -6,49 +6,34 @@ import argparse
 from pathlib import Path
 
 from segcal.commands.options import (
-    add_data,
-    add_members,
-    add_network,
-    add_posthoc,
-    at_least,
-    checked,
+    DATA,
+    MEMBERS,
+    NETWORK,
+    POSTHOC,
+    add_options,
     network_options,
-    size,
     typed,
 )
+
+OPTIONS = {
+    "--model SPEC ...": "instead of a run: a network by name, as for segcal eval",
+    **MEMBERS,
+    "--posthoc METHOD": f"post-hoc method to fit on the hold-out: {POSTHOC}",
+    "--size HxW": "input size of the exported network; default: that of the first test image",
+    "--tolerance T=1e-4": "largest difference to the probabilities of PyTorch on a test image",
+    **NETWORK,
+    **DATA,
+    "--num-classes N": "of masks without a classes.txt",
+    "--ignore-index LABEL": "mask value that is not counted",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which run, with which calibrator, and where to write."""
-    add = parser.add_argument
-    add("run", type=Path, nargs="*", metavar="RUN", help="folder of a run")
-    add(
-        "--model",
-        nargs="+",
-        default=[],
-        metavar="SPEC",
-        help="instead of a run: a network by name, as for segcal eval",
-    )
-    add_members(parser)
-    add("--out", type=Path, required=True, help="file to write, ending in .pt2 or .onnx")
-    add_posthoc(parser, "METHOD", "post-hoc method to fit on the hold-out")
-    add(
-        "--size",
-        type=checked(size),
-        metavar="HxW",
-        help="input size of the exported network; default: that of the first test image",
-    )
-    add(
-        "--tolerance",
-        type=float,
-        default=1e-4,
-        metavar="T",
-        help="largest difference to the probabilities of PyTorch on a test image; default: 1e-4",
-    )
-    add_network(parser)
-    add_data(parser)
-    add("--num-classes", type=at_least(1), help="of masks without a classes.txt")
-    add("--ignore-index", type=int, help="mask value that is not counted")
+    parser.add_argument("run", type=Path, nargs="*", metavar="RUN", help="folder of a run")
+    about = "file to write, ending in .pt2 or .onnx"
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help=about)
+    add_options(parser, OPTIONS)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from segcal.commands.options import add_page, add_resamples, add_units, show
+from segcal.commands.options import PAGE, RESAMPLES, UNITS, add_options, show
+
+OPTIONS = {
+    "--out FILE": "file of the merged state, .npz",
+    "--report DIR": "folder of the page and tables",
+    **PAGE,
+    **UNITS,
+    **RESAMPLES,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to add up, and where to write it."""
-    add = parser.add_argument
-    add(
-        "states",
-        nargs="+",
-        type=Path,
-        metavar="STATE",
-        help="a state.npz that `segcal eval` or `CalibrationMeter.save` wrote, or its "
-        "folder: the state of a part of the images",
+    about = (
+        "a state.npz that `segcal eval` or `CalibrationMeter.save` wrote, or its folder: the state "
+        "of a part of the images"
     )
-    add("--out", type=Path, metavar="FILE", help="file of the merged state, .npz")
-    add("--report", type=Path, metavar="DIR", help="folder of the page and tables")
-    add_page(parser)
-    add_units(parser)
-    add_resamples(parser)
+    parser.add_argument("states", nargs="+", type=Path, metavar="STATE", help=about)
+    add_options(parser, OPTIONS)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -1,14 +1,16 @@
 """How the commands read what was typed, and the options that several of them have.
 
-This module and the files of the commands import nothing heavy at their top, so that help and
-typing mistakes are answered at once.
+Options are tables from what is typed to what it means; `add_options` reads them. This module and
+the files of the commands import nothing heavy at their top, so that help and typing mistakes are
+answered at once.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -70,87 +72,6 @@ def at_least(low: int) -> Callable[[str], int]:
     return checked(number)
 
 
-def add_network(parser: argparse._ActionsContainer) -> None:
-    """The options of every command that computes with the network of a run."""
-    add = parser.add_argument
-    add("--weights", choices=("best", "last"), default="best", help="checkpoint; default: best")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps; default: auto")
-    add("--batch-size", type=at_least(1), help="images per batch; default: as in training")
-    add("--workers", type=at_least(0), default=2, help="processes that read images; default: 2")
-
-
-def add_data(parser: argparse._ActionsContainer) -> None:
-    """The options of a network by name: its data, and how images become its input."""
-    add = parser.add_argument
-    data = "NAME:ROOT[:SPLIT]"
-    add(
-        "--data",
-        metavar=data,
-        help="data set to evaluate --model on: voc2012, cityscapes, ade20k, camvid, acdc, "
-        "coco_stuff, oxford_pet, masks (your own folders) and others; SPLIT is test, val or train",
-    )
-    add("--holdout", metavar=data, help="data set that calibrators are fitted on")
-    add(
-        "--holdout-fraction",
-        type=float,
-        metavar="F",
-        help="cut this share of the images off as hold-out, and evaluate the rest",
-    )
-    add(
-        "--group",
-        metavar="REGEX",
-        help="images whose names share what this finds belong together: frames of one video, "
-        "slices of one patient",
-    )
-    add("--label-map", type=Path, metavar="FILE", help="YAML: label of the data: class of --model")
-    add_input(parser)
-
-
-def add_input(parser: argparse._ActionsContainer) -> None:
-    """The options of a network by name that say how images become its input."""
-    add = parser.add_argument
-    add("--input-size", type=checked(size), metavar="HxW", help="resize images to this size")
-    add("--mean", type=checked(numbers), metavar="R,G,B", help="of the channels, on a 0-1 scale")
-    add("--std", type=checked(numbers), metavar="R,G,B", help="of the channels, on a 0-1 scale")
-    add(
-        "--outputs",
-        choices=("logits", "probs", "scores"),
-        help="what the network gives, where that is not known: scores lie between 0 and 1 and need "
-        "not sum to 1, and are divided by their sum",
-    )
-    add("--classes", type=Path, metavar="FILE", help="YAML: new class: [classes of --model]")
-    add("--tile", type=at_least(16), metavar="N", help="run --model on tiles of N x N pixels")
-    add("--overlap", type=at_least(0), default=64, help="pixels that tiles share; default: 64")
-    add("--amp", action="store_true", help="run --model in half precision")
-
-
-def add_format(parser: argparse._ActionsContainer) -> None:
-    """The options that say what files of saved predictions hold."""
-    add = parser.add_argument
-    add(
-        "--kind",
-        choices=("logits", "probs", "sigmoid_logits", "sigmoid_probs"),
-        help="content of the files, of a softmax or of K sigmoids; default: from the keys of .npz",
-    )
-    add("--layout", choices=("chw", "hwc"), help="order of the axes of an image; default: chw")
-    add("--axes", choices=("xyz", "zyx"), help="order of the axes of a volume's predictions")
-
-
-def typed(options: argparse.Namespace, taken_by: Callable[..., Any]) -> dict[str, Any]:
-    """The options that were typed and that a function or class takes, by name."""
-    names = signature(taken_by).parameters
-    return {name: value for name in names if (value := getattr(options, name, None)) is not None}
-
-
-def network_options(options: argparse.Namespace) -> dict[str, Any]:
-    """The options of a network by name, for `segcal.open_source`."""
-    from segcal.sources.named import open_network
-
-    found = typed(options, open_network)
-    found.pop("images", None)  # of saved predictions, or a folder to predict
-    return found
-
-
 def size(text: str) -> tuple[int, int]:
     """HxW as (H, W)."""
     height, _, width = text.partition("x")
@@ -167,65 +88,154 @@ def numbers(text: str) -> tuple[float, ...]:
     return found
 
 
-def add_members(parser: argparse._ActionsContainer) -> None:
-    """The options of ensembles and of views of a network."""
-    add = parser.add_argument
-    add(
-        "--ensemble",
-        action="store_true",
-        help="all inputs are members of one ensemble: the mean of their probabilities is evaluated",
-    )
-    add(
-        "--pool",
-        choices=("probs", "logits"),
-        default="probs",
-        help="what members are the mean of; default: probs",
-    )
-    add(
-        "--calibrate",
-        choices=("pooled", "members"),
-        default="pooled",
-        help="fit --posthoc to the ensemble, or one method to each member before the mean",
-    )
+def shard(text: str) -> tuple[int, int]:
+    """K/N as (k, n), with k counted from 0."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise ValueError(f"{text} is no shard K/N such as 1/4, the first of four parts")
+    return int(number) - 1, int(count)
 
 
-def add_posthoc(parser: argparse._ActionsContainer, metavar: str, what: str) -> None:
-    """The option --posthoc."""
-    known = ", ".join(f"{name} ({method.about})" for name, method in METHODS.items())
-    sigmoid = ", ".join(name for name, method in METHODS.items() if method.multilabel)
-    parser.add_argument(
-        "--posthoc",
-        type=checked(method_names),
-        default=(),
-        metavar=metavar,
-        help=f"{what}: none, {known}; for sigmoid outputs: {sigmoid}",
-    )
+def moved(text: str) -> tuple[Path, Path]:
+    """DIR or OLD=DIR as (DIR, OLD)."""
+    old, _, new = text.rpartition("=")
+    return Path(new), Path(old or new)
 
 
-def add_page(parser: argparse._ActionsContainer) -> None:
-    """The option of every command that writes a page."""
-    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+def share(text: str) -> float:
+    """A number that is not below 0."""
+    if not 0 <= float(text) < float("inf"):
+        raise ValueError(f"{text} is no number of at least 0")
+    return float(text)
 
 
-def add_resamples(parser: argparse._ActionsContainer, low: int = 0) -> None:
-    """The option --resamples; with `low` 0 it may turn the intervals off."""
-    parser.add_argument(
-        "--resamples",
-        type=at_least(low),
-        default=1000,
-        help="resamples behind the 95 %% intervals; default: 1000"
-        + ("; 0 for no intervals" if low == 0 else ""),
-    )
+def condition(text: str) -> Any:
+    """A `Condition`."""
+    from segcal.metrics.conditions import Condition  # loads torch
+
+    return Condition.parse(text)
 
 
-def add_units(parser: argparse._ActionsContainer) -> None:
-    """The option --units, which `segcal.cli` reads."""
-    parser.add_argument(
-        "--units",
-        choices=("paper", "percent"),
-        default="paper",
-        help="print SCE and AURC in 1e-3 as papers do, or every fraction in %%; default: paper",
-    )
+# What the word after an option is read as; other words are text.
+KINDS: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("DIR", "ROOT", "RUN", "FILE", "FILE.md", "STATE", "REPORT"), Path),
+    **dict.fromkeys(("A,B", "REGIONS", "PROTOCOLS", "TARGETS", "FILES", "miss=A"), names),
+    **dict.fromkeys(("METHOD", "METHODS"), checked(method_names)),
+    **dict.fromkeys(("F", "T"), float),
+    "N": at_least(1),
+    "COUNT": at_least(0),
+    "LABEL": int,
+    "HxW": checked(size),
+    "R,G,B": checked(numbers),
+    "K/N": checked(shard),
+    "OLD=DIR": checked(moved),
+    "SHARE": checked(share),
+    "CONDITION": checked(condition),
+}
+
+
+def add_options(parser: argparse._ActionsContainer, table: Mapping[str, str]) -> None:
+    """Add the options of a table: what is typed, and what it means.
+
+    --open             is given or not
+    --limit N          has one value, of the kind that `KINDS` says
+    --num-bins N=15    has a default
+    --pool a|b=a       is one of these words
+    --model SPEC ...   has one value or more
+    --shift SHIFTS *   has one value, and may be given several times
+    """
+    for typed, text in table.items():
+        found = re.fullmatch(r"(\S+)(?: ([^\s=]+(?:=[A-Z]+)?)(?:=(\S+))?( \.\.\.| \*)?)?", typed)
+        assert found is not None
+        flag, word, default, many = found.groups()
+        if word is None:
+            parser.add_argument(flag, action="store_true", help=text)
+            continue
+        more: dict[str, Any] = {"help": text, "type": KINDS.get(word, str), "metavar": word}
+        if "|" in word:
+            more |= {"choices": word.split("|"), "metavar": None}
+        if KINDS.get(word) in (names, KINDS["METHODS"]):
+            more["default"] = ()
+        if default is not None:
+            more |= {"default": more["type"](default), "help": f"{text}; default: {default}"}
+        if many == " ...":
+            more |= {"nargs": "+", "default": ()}
+        elif many == " *":
+            more |= {"action": "append", "default": []}
+        parser.add_argument(flag, **more)
+
+
+# The options of every command that computes with a network.
+NETWORK = {
+    "--weights best|last=best": "checkpoint of a run",
+    "--device NAME=auto": "auto, cpu, cuda, cuda:1 or mps",
+    "--batch-size N": "images per batch; default: as in training",
+    "--workers COUNT=2": "processes that read images",
+}
+# How images become the input of a network by name.
+INPUT = {
+    "--input-size HxW": "resize images to this size",
+    "--mean R,G,B": "of the channels, on a 0-1 scale",
+    "--std R,G,B": "of the channels, on a 0-1 scale",
+    "--outputs logits|probs|scores": "what the network gives, where that is not known: scores lie "
+    "between 0 and 1 and need not sum to 1, and are divided by their sum",
+    "--classes FILE": "YAML: new class: [classes of --model]",
+    "--tile N": "run --model on tiles of N x N pixels",
+    "--overlap COUNT=64": "pixels that tiles share",
+    "--amp": "run --model in half precision",
+}
+# The data of a network by name.
+DATA = {
+    "--data NAME:ROOT[:SPLIT]": "data set of --model: voc2012, cityscapes, ade20k, camvid, acdc, "
+    "coco_stuff, oxford_pet, masks (your own folders) and others; SPLIT is test, val or train",
+    "--holdout NAME:ROOT[:SPLIT]": "data set that calibrators are fitted on",
+    "--holdout-fraction F": "cut this share of the images off as hold-out, and evaluate the rest",
+    "--group REGEX": "images whose names share what this finds belong together: frames of one "
+    "video, slices of one patient",
+    "--label-map FILE": "YAML: label of the data: class of --model",
+    **INPUT,
+}
+# What files of saved predictions hold.
+FORMAT = {
+    "--format segcal|nnunet=segcal": "format of the files; nnunet: of nnUNetv2_predict "
+    "--save_probabilities, with --labels",
+    "--kind logits|probs|sigmoid_logits|sigmoid_probs": "content of the files, of a softmax or of "
+    "K sigmoids; default: from the keys of .npz",
+    "--layout chw|hwc": "order of the axes of an image; default: chw",
+    "--axes xyz|zyx": "order of the axes of a volume's predictions",
+}
+MEMBERS = {
+    "--ensemble": "all inputs are members of one ensemble: the mean of their probabilities",
+    "--pool probs|logits=probs": "what members are the mean of",
+    "--calibrate pooled|members=pooled": "fit --posthoc to the ensemble, or one method to each "
+    "member before the mean",
+}
+_SIGMOID = ", ".join(name for name, method in METHODS.items() if method.multilabel)
+POSTHOC = (
+    f"none, {', '.join(f'{name} ({method.about})' for name, method in METHODS.items())}; "
+    f"for sigmoid outputs: {_SIGMOID}"
+)
+PAGE = {"--open": "open the page in a browser"}
+RESAMPLES = {"--resamples COUNT=1000": "resamples behind the 95 %% intervals; 0 for no intervals"}
+UNITS = {  # `segcal.cli` reads it
+    "--units paper|percent=paper": "print SCE and AURC in 1e-3 as papers do, or fractions in %%"
+}
+
+
+def typed(options: argparse.Namespace, taken_by: Callable[..., Any]) -> dict[str, Any]:
+    """The options that were typed and that a function or class takes, by name."""
+    given = {name: getattr(options, name, None) for name in signature(taken_by).parameters}
+    nothing = (None, False, ())
+    return {n: value for n, value in given.items() if not any(value is no for no in nothing)}
+
+
+def network_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The options of a network by name, for `segcal.open_source`."""
+    from segcal.sources.named import open_network
+
+    found = typed(options, open_network)
+    found.pop("images", None)  # of saved predictions, or a folder to predict
+    return found
 
 
 def show(page: Path, *, browser: bool) -> None:

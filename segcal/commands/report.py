@@ -5,23 +5,20 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from segcal.commands.options import add_page, add_units, show
+from segcal.commands.options import PAGE, UNITS, add_options, show
+
+OPTIONS = {
+    "--out DIR": "folder to write; default: comparison, beside the first input",
+    **PAGE,
+    **UNITS,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which reports, and where to write."""
-    parser.add_argument(
-        "reports",
-        nargs="+",
-        type=Path,
-        metavar="REPORT",
-        help="a report.json, or the folder of an evaluated run, which has several",
-    )
-    parser.add_argument(
-        "--out", type=Path, help="folder to write; default: comparison, beside the first input"
-    )
-    add_page(parser)
-    add_units(parser)
+    about = "a report.json, or the folder of an evaluated run, which has several"
+    parser.add_argument("reports", nargs="+", type=Path, metavar="REPORT", help=about)
+    add_options(parser, OPTIONS)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -9,94 +9,47 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from segcal.commands.options import add_units, at_least, checked
+from segcal.commands.options import UNITS, add_options
 
 if TYPE_CHECKING:
     from segcal.sweep.definition import Method
     from segcal.sweep.runner import Runs
 
 
+GRID = {
+    "--seeds N": "seeds of each method, for the file's",
+    "--no-tune": "use the first value of every list of hyper-parameters instead of choosing",
+    "--runs DIR *": "folder of runs to reuse: complete runs with the same settings and data are "
+    "not trained again",
+    "--data DIR": "data folder, in place of data/ in the configs",
+    "--same-data OLD=DIR *": "the data in DIR (or OLD=DIR) is what the runs were trained on in "
+    "OLD: it was moved, or only the times of its files have changed",
+    "--device NAME=auto": "auto, cpu, cuda, cuda:1 or mps",
+    "--into FILE.md": "file to put the tables in",
+    "--dry-run": "print the plan and its cost; train nothing",
+    "--jobs N=1": "runs at a time",
+    "--cpus-per-run SHARE=1": "with --ray",
+    "--gpus-per-run SHARE": "with --ray; default: 1 if there are any",
+    "--no-train": "train nothing: evaluate and show what is already trained",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which sweeps, and where and how they are made."""
-    parser.add_argument(
-        "sweeps",
-        nargs="+",
-        metavar="SWEEP.yaml",
-        help="definition of the sweep: a file, or the name of one that comes with segcal",
-    )
-    parser.add_argument(
-        "--small", action="store_true", help="run the version that the file calls small"
-    )
+    about = "definition of the sweep: a file, or the name of one that comes with segcal"
+    parser.add_argument("sweeps", nargs="+", metavar="SWEEP.yaml", help=about)
+    add_options(parser, {"--small": "run the version that the file calls small", **UNITS})
     add_grid(parser, Path("runs/sweep"))
-    add_units(parser)
 
 
 def add_grid(parser: argparse.ArgumentParser, out: Path) -> None:
     """Where and how a grid is made; `out` is the default folder."""
-    add = parser.add_argument
-    add("--out", type=Path, default=out, help=f"folder of runs and tables; default: {out}")
-    add("--seeds", type=at_least(1), metavar="N", help="seeds of each method, for the file's")
-    add(
-        "--no-tune",
-        dest="tune",
-        action="store_false",
-        help="use the first value of every list of hyper-parameters instead of choosing",
+    add_options(parser, {f"--out DIR={out}": "folder of runs and tables", **GRID})
+    about = (
+        "train on a Ray cluster: its address, auto for a running one, or no value to start one on "
+        "this machine"
     )
-    add(
-        "--runs",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="folder of runs to reuse: complete runs with the same settings and data are not "
-        "trained again",
-    )
-    add("--data", type=Path, help="data folder, in place of data/ in the configs")
-    add(
-        "--same-data",
-        type=checked(_moved),
-        action="append",
-        default=[],
-        metavar="[OLD=]DIR",
-        help="the data in DIR is what the runs were trained on in OLD: it was moved, or only the "
-        "times of its files have changed",
-    )
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps; default: auto")
-    add("--into", type=Path, metavar="FILE.md", help="file to put the tables in")
-    add("--dry-run", action="store_true", help="print the plan and its cost; train nothing")
-    add("--jobs", type=at_least(1), default=1, metavar="N", help="runs at a time; default: 1")
-    add(
-        "--ray",
-        nargs="?",
-        const="",
-        metavar="ADDRESS",
-        help="train on a Ray cluster: its address, auto for a running one, or no value to start "
-        "one on this machine",
-    )
-    share = checked(_share)
-    add("--cpus-per-run", type=share, default=1.0, metavar="N", help="with --ray; default: 1")
-    add("--gpus-per-run", type=share, metavar="N", help="with --ray; default: 1 if there are any")
-    add(
-        "--no-train",
-        dest="train",
-        action="store_false",
-        help="train nothing: evaluate and show what is already trained",
-    )
-
-
-def _moved(text: str) -> tuple[Path, Path]:
-    old, _, new = text.rpartition("=")
-    return Path(new), Path(old or new)
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"{text} is no number of at least 0")
-    return value
+    parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=about)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -107,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     runs = open_runs(options)
     sweeps = [
         read_sweep(name, small=options.small, at_hand=runs.at_hand).changed(
-            seeds=options.seeds, tune=options.tune
+            seeds=options.seeds, tune=not options.no_tune
         )
         for name in options.sweeps
     ]
@@ -158,7 +111,7 @@ def make(
     try:
         with locked(options.out, wait=False):
             say = partial(print, flush=True)
-            failures = work(methods, runs, pool, train=options.train, say=say)
+            failures = work(methods, runs, pool, train=not options.no_train, say=say)
             for path in write():
                 print(path)
     except KeyboardInterrupt:

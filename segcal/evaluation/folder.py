@@ -21,10 +21,10 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from segcal.metrics import CalibrationMeter, Report
 from segcal.metrics.compare import Comparison, compare_models
 from segcal.metrics.drift import HoldoutProfile
 from segcal.metrics.report import to_plain
-from segcal.posthoc import NONE, Calibrator, load_calibrator
+from segcal.posthoc import NONE, load_calibrator
 from segcal.sources.network import check_history
 from segcal.sources.source import digest
 from segcal.viz import tables
@@ -43,6 +43,7 @@ from segcal.viz.overlay import Overlay
 from segcal.viz.page import PageRow, write_page
 from segcal.viz.plots import figure_png, reliability_diagram, write_figures
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 EVAL = "eval"  # the folder of results inside that of a run
 REPORT, PAGE, STATE = "report.json", "report.html", "state.npz"
@@ -56,9 +57,8 @@ _MAX_NAME = 200  # bytes; systems allow 255, and an ending comes after it
 
 def place(method: str, shift: str = "") -> Path:
     """The folder of one report inside a folder of results."""
-    return Path(
-        "" if method == NONE else file_name(method), file_name(shift.replace(":", "-", 1), "")
-    )
+    of_shift = file_name(shift.replace(":", "-", 1), "")
+    return Path("" if method == NONE else file_name(method), of_shift)
 
 
 def file_name(name: str, default: str = "image") -> str:
@@ -111,17 +111,17 @@ def save(evaluation: Evaluation, folder: Path) -> Path:
     if distributed.rank() != 0:
         return folder / PAGE
     with _replacing(folder) as new:
-        listed: dict[str, list[dict[str, Any]]] = {}
-        for method in evaluation.methods:
-            listed[method] = _write_overlays(
-                evaluation.overlays.get(method, []), new / place(method) / "overlays"
-            )
-        for method, calibrator in evaluation.calibrators.items():
-            calibrator.save(new / place(method) / CALIBRATOR)
-        for method, profile in evaluation.profiles.items():
-            profile.save(new / place(method) / PROFILE)
-        for method, calibrator in evaluation.object_calibrators.items():
-            calibrator.save(new / place(method) / OBJECTS)
+        listed = {
+            method: _write_overlays(some, new / place(method) / "overlays")
+            for method, some in evaluation.overlays.items()
+        }
+        for name, saved in (
+            (CALIBRATOR, evaluation.calibrators),
+            (PROFILE, evaluation.profiles),
+            (OBJECTS, evaluation.object_calibrators),
+        ):
+            for method, one in saved.items():
+                one.save(new / place(method) / name)
         if evaluation.object_overlay is not None:
             (new / GALLERY).write_bytes(evaluation.object_overlay)
         write_pages(evaluation.rows(), new, evaluation.name, [evaluation])
@@ -139,9 +139,8 @@ def save(evaluation: Evaluation, folder: Path) -> Path:
         }
         for key, report in evaluation.reports.items():
             method, shift = key if isinstance(key, tuple) else (key, "")
-            part = {name: about[name] for name in ("name", "written")}
-            part |= {"method": method, "shift": shift, "key": evaluation.keys.get(key, "")}
-            mine = {**part, **about} if key == NONE else part
+            mine = about if key == NONE else {name: about[name] for name in ("name", "written")}
+            mine = {**mine, "method": method, "shift": shift, "key": evaluation.keys.get(key, "")}
             store(new / place(method, shift), report, evaluation.meters.get(key), mine)
     return folder / PAGE
 
@@ -187,10 +186,9 @@ def _replacing(folder: Path, *, pages_alone: bool = False) -> Iterator[Path]:
 
 
 def _pages(folder: Path) -> set[Path]:
-    """The files of pages and tables, by name."""
-    shift = ["shift.md", "shift.csv"]
-    figures = {path.relative_to(folder) for path in (folder / "figures").rglob("*.*")}
-    return {Path(name) for name in (PAGE, "table.md", "table.csv", *shift)} | figures
+    """The files of pages and tables in `folder`."""
+    names = (PAGE, "table.md", "table.csv", "shift.md", "shift.csv", "figures/**/*.*")
+    return {path.relative_to(folder) for name in names for path in folder.glob(name)}
 
 
 def _results(folder: Path) -> set[Path]:
@@ -199,10 +197,9 @@ def _results(folder: Path) -> set[Path]:
         methods = [str(method) for method in _read(folder / REPORT)[1]["methods"]]
     except (OSError, ValueError, TypeError, KeyError):
         methods = []
-    found = {Path(GALLERY)}
-    for top in {place(method) for method in [NONE, *methods]}:
-        found |= {top / name for name in (REPORT, STATE, CALIBRATOR, PROFILE, OBJECTS)}
-        found |= {top / "overlays" / path.name for path in (folder / top / "overlays").glob("*.*")}
+    names = (REPORT, STATE, CALIBRATOR, PROFILE, OBJECTS, GALLERY, "overlays/*.*")
+    tops = {folder / place(method) for method in [NONE, *methods]}
+    found = {path.relative_to(folder) for top in tops for name in names for path in top.glob(name)}
     return found - {Path(REPORT)}
 
 
@@ -210,24 +207,15 @@ def write_pages(
     rows: Sequence[PageRow], folder: Path, title: str, evaluations: Sequence[Evaluation]
 ) -> None:
     """Write page, tables and figures of some rows into `folder`."""
-    names = tables.tell_apart([row.name for row in rows])
-    reports = {name: row.report for name, row in zip(names, rows, strict=True)}
-    notes = {name: row.notes for name, row in zip(names, rows, strict=True) if row.notes}
-    text = tables.to_markdown(reports, notes)
+    named = _by_name(rows)
+    reports = {name: row.report for name, row in named.items()}
+    text = _markdown(named)
     if any(len(evaluation.methods) > 1 for evaluation in evaluations):
-        text += (
-            "\n"
-            + tables.posthoc_table(
-                {(e.name, method): e.reports[method] for e in evaluations for method in e.methods}
-            ).markdown()
-        )
+        each = {(e.name, method): e.reports[method] for e in evaluations for method in e.methods}
+        text += f"\n{tables.posthoc_table(each).markdown()}"
     (folder / "table.md").write_text(text, encoding="utf-8")
     (folder / "table.csv").write_text(tables.to_csv(reports), encoding="utf-8")
-    shifted = {
-        name: {tables.CLEAN: row.report, **row.shifts}
-        for name, row in zip(names, rows, strict=True)
-        if row.shifts
-    }
+    shifted = {n: {tables.CLEAN: r.report, **r.shifts} for n, r in named.items() if r.shifts}
     if shifted:
         text = "\n".join(table.markdown() for table in tables.shift_tables(shifted))
         (folder / "shift.md").write_text(text, encoding="utf-8")
@@ -237,26 +225,31 @@ def write_pages(
     write_page(rows, folder / PAGE, title=title, comparison=compare(evaluations))
 
 
+def _by_name(rows: Sequence[PageRow]) -> dict[str, PageRow]:
+    return dict(zip(tables.tell_apart([row.name for row in rows]), rows, strict=True))
+
+
+def _markdown(named: Mapping[str, PageRow]) -> str:
+    notes = {name: row.notes for name, row in named.items() if row.notes}
+    return tables.to_markdown({name: row.report for name, row in named.items()}, notes)
+
+
 def write_model_card(evaluations: Sequence[Evaluation], path: str | Path) -> None:
     """Write what a model card says of calibration: data, protocol, scores, intervals, a figure.
 
-    Args:
-        evaluations: at least one.
-        path: the Markdown file; the figure has its name with the ending .png.
+    `path` is the Markdown file; the figure has its name with the ending .png.
     """
     if distributed.rank() != 0:
         return
     path = Path(path)
-    rows = [row for evaluation in evaluations for row in evaluation.rows()]
-    names = tables.tell_apart([row.name for row in rows])
-    reports = {name: row.report for name, row in zip(names, rows, strict=True)}
-    notes = {name: row.notes for name, row in zip(names, rows, strict=True) if row.notes}
+    named = _by_name([row for evaluation in evaluations for row in evaluation.rows()])
+    reports = [row.report for row in named.values()]
+    shown = dict(zip(named, reports, strict=True)) if len(reports) > 1 else reports[0]
     figure = path.with_suffix(".png")
-    shown = reports if len(rows) > 1 else rows[0].report
     with atomic_write(figure, "wb") as file:
         file.write(figure_png(lambda: reliability_diagram(shown)))
     text = f"## Calibration\n\n![Reliability diagram]({figure.name})\n\n"
-    text += tables.to_markdown(reports, notes)
+    text += _markdown(named)
     for config in dict.fromkeys(e.config.strip() for e in evaluations if e.config):
         text += f"\n```yaml\n{config}\n```\n"
     with atomic_write(path) as file:
@@ -303,12 +296,8 @@ def compare(evaluations: Sequence[Evaluation]) -> Comparison | None:
 def load_evaluation(path: str | Path) -> Evaluation:
     """The evaluation that `Evaluation.save` wrote.
 
-    Args:
-        path: the folder; that of a run whose results are in `eval`; or a report.json, of which
-            one of a post-hoc method, or one that `Report.save` wrote, stands alone.
-
-    Raises:
-        ValueError: there is none; the message names the file.
+    `path` is the folder, that of a run whose results are in `eval`, or a report.json, of which one
+    of a post-hoc method, or one that `Report.save` wrote, stands alone.
     """
     path = Path(path)
     if path.is_dir():
@@ -340,13 +329,9 @@ def load_evaluation(path: str | Path) -> Evaluation:
         return Evaluation(
             name=str(about["name"]),
             reports=reports,
-            calibrators=_calibrators(folder, CALIBRATOR, reports),
-            profiles={
-                method: HoldoutProfile.load(file)
-                for method in methods
-                if (file := folder / place(method) / PROFILE).is_file() and method in reports
-            },
-            object_calibrators=_calibrators(folder, OBJECTS, reports),
+            calibrators=_each(folder, CALIBRATOR, reports, load_calibrator),
+            profiles=_each(folder, PROFILE, reports, HoldoutProfile.load),
+            object_calibrators=_each(folder, OBJECTS, reports, load_calibrator),
             object_overlay=gallery.read_bytes() if report.objects and gallery.is_file() else None,
             meters=_States({key: parts[key] / STATE for key in reports}),
             overlays={
@@ -363,9 +348,12 @@ def load_evaluation(path: str | Path) -> Evaluation:
         raise ValueError(f"{path} is not a report of segcal: {error!r}") from None
 
 
-def _calibrators(folder: Path, name: str, reports: Mapping[Key, Report]) -> dict[str, Calibrator]:
+def _each(
+    folder: Path, name: str, reports: Mapping[Key, Report], load: Callable[[Path], T]
+) -> dict[str, T]:
+    """By method, what the file of this name holds, where there is one."""
     files = {key: folder / place(key) / name for key in reports if isinstance(key, str)}
-    return {key: load_calibrator(file) for key, file in files.items() if file.is_file()}
+    return {key: load(file) for key, file in files.items() if file.is_file()}
 
 
 class _States(Mapping[Key, CalibrationMeter]):

@@ -120,11 +120,7 @@ def _check_space(source: Source, batch: Batch, folder: Path) -> None:
 def fit(methods: Sequence[str], holdout: Source) -> dict[str, Calibrator]:
     """The fitted calibrator of each post-hoc method, by its short name.
 
-    A warning of a fit, such as that it improved nothing, is logged in one line.
-
-    Args:
-        methods: short names, without "none".
-        holdout: the predictions to fit on; a network runs over them once.
+    A network runs once over the hold-out. A warning of a fit is logged in one line.
     """
     for method in methods:
         if method not in posthoc.METHODS:
@@ -157,10 +153,7 @@ def fit_on(methods: Sequence[str], sources: Sequence[Source]) -> dict[str, Calib
 def calibrate_members(members: Members, method: str, holdout: Members | None = None) -> Members:
     """The same members, each after a calibrator that was fitted on its own hold-out.
 
-    Args:
-        members: the ensemble.
-        method: the short name of a post-hoc method.
-        holdout: the predictions of the same members to fit on; by default their own hold-outs.
+    Those are the members of `holdout`, if it is given.
     """
     own = [m.holdout() for m in members.members] if holdout is None else holdout.members
     calibrators: list[Calibrator] = []
@@ -232,16 +225,7 @@ def choose(
 ) -> dict[str, Choice]:
     """Choose thresholds and class sets after each calibrator, in one pass over the hold-out.
 
-    Args:
-        holdout: the predictions.
-        calibrators: by short name; the network as it is belongs to them.
-        operate: targets of operating points.
-        conformal: promised miss rates of class sets.
-        rule: what the objects are, for their calibrator and their operating points.
-        **settings: of `measure`.
-
-    Raises:
-        ValueError: the hold-out has no labelled pixels, or too few images for a miss rate.
+    See `evaluate_source`. `rule` says what the objects are; `settings` are of `measure`.
     """
     every = [t if isinstance(t, Target) else Target.parse(t) for t in operate]
     targets = [t for t in every if t.kind != OBJECT_PRECISION]
@@ -324,10 +308,7 @@ def holdout_notes(
 ) -> list[str]:
     """What was fitted; which fit makes the test worse; and whether the hold-out is like the test.
 
-    Args:
-        chosen: what was found on the hold-out.
-        measured: what was found on the test images.
-        calibrators: by short name, fitted on the hold-out.
+    `chosen` is of the hold-out, and `measured` of the test images.
     """
     lines = []
     (holdout, its_meter), (test, meter) = (

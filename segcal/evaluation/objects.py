@@ -31,8 +31,7 @@ log = logging.getLogger(__name__)
 def fit_objects(method: str, images: Sequence[tuple[Array, Array]]) -> Calibrator:
     """The fitted map from the confidence of an object to the probability that it is real.
 
-    `object_probability(calibrator)` applies it. As every fit, it is judged on images that it was
-    not fitted on, and is the identity where it would make their NLL worse.
+    `object_probability(calibrator)` applies it.
 
     Args:
         method: ts, beta or isotonic; all are monotone.

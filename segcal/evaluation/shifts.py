@@ -54,16 +54,10 @@ def evaluate_shift(
     uncertainty: bool = False,
     **settings: Any,
 ) -> dict[str, tuple[Measured, str]]:
-    """What each calibrator gives, with its key, in one pass over a shifted source.
+    """What each calibrator gives, with the key of its result, in one pass over a shifted source.
 
-    Args:
-        source: the predictions on the changed images.
-        shift: its name.
-        calibrators: by short name, fitted on the clean hold-out; None for "none".
-        cache: a folder of results; see `evaluate_source`.
-        resamples: resamples over the images, for intervals; 0 for none.
-        uncertainty: whether to compare kinds of uncertainty as finders of errors.
-        **settings: of `measure`.
+    Results that are in the folder `cache` with the same key are read from there. The other
+    arguments are those of `evaluate_source` and `measure`.
     """
     fingerprint = "" if cache is None else source.fingerprint()
     counted = (source.group, resamples, settings.get("num_bins"), uncertainty)

@@ -28,13 +28,8 @@ def merge_states(
 ) -> Evaluation:
     """The evaluation of all images whose parts were evaluated apart.
 
-    Args:
-        states: files that `CalibrationMeter.save` wrote, or folders of results with a state.npz.
-        name: what tables call the network, if no report beside a state says it.
-        resamples: resamples over the images, for intervals; 0 for none.
-
-    Raises:
-        ValueError: they do not go together, or an image is in two of them.
+    `states` are files that `CalibrationMeter.save` wrote, or folders of results with a state.npz.
+    Tables call the network `name`, if no report beside a state says it.
     """
     paths = [state_file(Path(state)) for state in states]
     meters = [CalibrationMeter.load(path) for path in paths]
@@ -113,15 +108,8 @@ def compare_states(
 ) -> dict[str, Rows]:
     """How models differ from the first on the same images, by the title of a table.
 
-    Args:
-        states: of the models, the first to compare with; as for `merge_states`. With `shift`,
-            folders of results under shift.
-        shift: compare under each shift, and in the mean over shifts where they have the same
-            images; a table for each model.
-        resamples: resamples over the images.
-
-    Raises:
-        ValueError: they counted other images, or the models have other shifts.
+    `states` are as for `merge_states`. With `shift` they are folders of results under shift, which
+    are compared under each, and in the mean over shifts where these have the same images.
     """
     first, *others = map(str, states)
     if not shift:

@@ -59,18 +59,8 @@ def fit_ways(
       confidence, entropy and margin of unlabelled images, fitted on the hold-out and its copies
       under each corruption but those of the family that is tested.
 
-    Args:
-        methods: short names.
-        recording: the hold-out, recorded.
-        holdout: the hold-out.
-        source: the test images as they are.
-        shifted: the test images by shift.
-        fit_shift: as for `evaluate_source`, as the others are.
-        fit_ood: a folder of images, or a source.
-        fit_target: a folder of images, or a source; by default the test images.
-
-    Raises:
-        ValueError: in one line, what does not fit.
+    `recording` is the recorded hold-out, `source` and `shifted` are the test images as they are and
+    by shift. The other arguments are those of `evaluate_source`.
     """
     from segcal.data.shift import parse_shifts
 
@@ -243,11 +233,9 @@ def statistics(source: Source) -> Tensor:
 
 
 def predicted_temperature(known: Sequence[tuple[Tensor, float]], statistics: Tensor) -> float:
-    """A temperature for a set of images, within the known ones; log T is linear in `statistics`.
+    """A temperature for a set of images with these statistics; log T is linear in them.
 
-    Args:
-        known: statistics and log T of several sets.
-        statistics: those of the set whose temperature is wanted.
+    It is learned from the statistics and log T of `known` sets, and lies within theirs.
     """
     x, y = torch.stack([s for s, _ in known]), torch.tensor([t for _, t in known]).to(statistics)
     mean, scale = x.mean(0), x.std(0, correction=0).clamp_min(1e-12)

@@ -70,7 +70,7 @@ def sweeps_of(item: paper.PaperItem, runs: Runs, options: argparse.Namespace) ->
     folder = "" if isinstance(item, paper.OwnTable) else "paper/"
     name = f"{folder}{item.name if maker is None else maker.sweep}"
     sweep = read_sweep(name, small=options.scale == "small", at_hand=runs.at_hand)
-    sweep = sweep.changed(seeds=options.seeds, tune=options.tune)
+    sweep = sweep.changed(seeds=options.seeds, tune=not options.no_tune)
     return [sweep] if maker is None else maker.parts(sweep)
 
 
