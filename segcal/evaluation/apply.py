@@ -22,11 +22,11 @@ from segcal.evaluation.expected import TABLE, Expected
 from segcal.evaluation.folder import file_name
 from segcal.evaluation.measure import calibrated, with_progress
 from segcal.evaluation.overlays import grey
-from segcal.evaluation.shifts import learned
 from segcal.files import atomic_write, locked, remove_leftovers, write_nifti
 from segcal.metrics.drift import HoldoutProfile, prediction_sums
 from segcal.metrics.uncertainty import entropy
 from segcal.posthoc import Calibrator
+from segcal.sources.members import learned
 from segcal.sources.source import Batch, Source, digest
 from segcal.viz.page.numbers import data_uri, webp
 from segcal.viz.style import OVER, class_palette

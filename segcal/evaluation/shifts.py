@@ -14,6 +14,7 @@ from segcal.evaluation.evaluate import watch_errors
 from segcal.evaluation.folder import place, store, stored
 from segcal.evaluation.measure import Measured, measure, require_pixels
 from segcal.posthoc import NONE, Calibrator
+from segcal.sources.members import learned
 from segcal.sources.source import Source, digest
 
 if TYPE_CHECKING:
@@ -78,14 +79,3 @@ def evaluate_shift(
                 store(folders[name], report, meter, {"key": keys[name], "shift": shift})
         found |= made
     return {name: (found[name], keys[name]) for name in calibrators}
-
-
-def learned(calibrator: Calibrator | None) -> list[Any]:
-    """What a calibrator learned, to five digits: another fit may differ in the last."""
-    if calibrator is None:
-        return []
-    tensors = calibrator.state_dict().items()
-    return [
-        calibrator.name,
-        *((name, [f"{v:.5g}" for v in t.flatten().tolist()]) for name, t in tensors),
-    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from segcal import distributed
 from segcal.files import BadFile
 from segcal.metrics.uncertainty import entropy
 from segcal.posthoc import Calibrator
-from segcal.sources.source import Batch, Source, digest
+from segcal.sources.source import Batch, Choose, Source, digest
 
 if TYPE_CHECKING:
     from segcal.data.shift import Shift
@@ -240,17 +240,11 @@ class Members(Source):
             [member.only([places[n] for n in names]) for member, places in each]
         )
 
-    def limited(self, number: int) -> Source:
-        """The same members on at most `number` images, evenly spaced."""
+    def take(self, choose: Choose) -> Source:
+        """The same members on the images that a function of their number chooses."""
         if not self._in_step:
-            return super().limited(number)
-        return self.with_members([member.limited(number) for member in self.members])
-
-    def shard(self, k: int, n: int) -> Source:
-        """The same members on every n-th image from image k on, counted from 0."""
-        if not self._in_step:
-            return super().shard(k, n)
-        return self.with_members([member.shard(k, n) for member in self.members])
+            return super().take(choose)
+        return self.with_members([member.take(choose) for member in self.members])
 
     def shifted(self, shift: Shift) -> Members:
         """The same members on images that a shift changes."""
@@ -266,12 +260,16 @@ class Members(Source):
     def fingerprint(self) -> str:
         """A digest of those of the members and of their calibrators; empty if one is unknown."""
         known = [member.fingerprint() for member in self.members]
-        states = [{} if c is None else c.state_dict() for c in self.calibrators]
-        learned = [
-            [(name, [f"{v:.5g}" for v in t.flatten().tolist()]) for name, t in state.items()]
-            for state in states
-        ]
-        return digest(self.pool, known, learned) if all(known) else ""
+        return digest(self.pool, known, *map(learned, self.calibrators)) if all(known) else ""
+
+
+def learned(calibrator: Calibrator | None) -> list[Any]:
+    """What a calibrator learned, to five digits: another fit may differ in the last."""
+    if calibrator is None:
+        return []
+    tensors = calibrator.state_dict().items()
+    numbers = [(name, [f"{v:.5g}" for v in t.flatten().tolist()]) for name, t in tensors]
+    return [calibrator.name, *numbers]
 
 
 @torch.inference_mode()

@@ -196,7 +196,6 @@ class NetworkSource(LoaderSource):
         self.splits, self.data_config, self.split, self.key = splits, config, split, key
         self.batch_size, self.workers = batch_size, workers
         self.palette = splits.palette
-        self._cuts: tuple[tuple[str, tuple[int, ...]], ...] = ()
         self._read(getattr(splits, split))
 
     def _read(self, samples: Samples) -> None:
@@ -226,19 +225,6 @@ class NetworkSource(LoaderSource):
         part._read(self.samples.only(indices))
         return part
 
-    def limited(self, number: int) -> NetworkSource:
-        """The same network on at most `number` images, evenly spaced."""
-        return self._cut("limited", number)
-
-    def shard(self, k: int, n: int) -> NetworkSource:
-        """The same network on every n-th image from image k on, counted from 0."""
-        return self._cut("shard", k, n)
-
-    def _cut(self, how: str, *numbers: int) -> NetworkSource:
-        part = copy.copy(getattr(super(), how)(*numbers))
-        part._cuts = (*self._cuts, (how, numbers))  # a shift that brings images repeats them
-        return part
-
     def shifted(self, shift: Shift) -> NetworkSource:
         """The same network on images that a shift changes, or brings."""
         from segcal.data.splits import shifted
@@ -249,10 +235,8 @@ class NetworkSource(LoaderSource):
         other.splits = shifted(replace(self.splits, test=self.samples), self.data_config, shift)
         other.name, other.split = f"{self.name}, {shift}", "test"
         other._read(other.splits.test)
-        if shift.brings_images:
-            other._cuts = ()
-            for how, numbers in self._cuts:
-                other = other._cut(how, *numbers)
+        for choose in self.taken if shift.brings_images else ():
+            other = other.only(choose(len(other.names)))
         return other
 
     def on_images(self, folder: str | Path, *, skip_bad: bool = False) -> NetworkSource:
@@ -261,7 +245,7 @@ class NetworkSource(LoaderSource):
 
         other = copy.copy(self)
         other.splits = without_labels(self.splits, folder, skip_bad=skip_bad)
-        other.split, other.labelled, other._cuts = "test", False, ()
+        other.split, other.labelled, other.taken = "test", False, ()
         other._read(other.splits.test)
         return other
 
@@ -270,7 +254,7 @@ class NetworkSource(LoaderSource):
         if self.split == "holdout":
             return None
         other = copy.copy(self)
-        other.split, other._cuts = "holdout", ()
+        other.split, other.taken = "holdout", ()
         other._read(self.splits.holdout)
         return other
 

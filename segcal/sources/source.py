@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Kind = Literal["logits", "probs", "sigmoid_logits", "sigmoid_probs", "top1"]
 KINDS: tuple[Kind, ...] = get_args(Kind)[:4]  # of all classes
 
+Choose = Callable[[int], Sequence[int]]  # the number of images to the indices of some of them
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -128,6 +130,7 @@ class Source(ABC):
         config: the settings behind the predictions as YAML, for the page.
         history: the log of the training, one record per epoch, for the page.
         pools: whether a prediction is a mean over members, whose spread is known.
+        taken: how images were chosen: a shift that brings other images repeats it.
         stored: whether batches are read from files, so that reading them again costs little.
     """
 
@@ -148,6 +151,7 @@ class Source(ABC):
     history: Sequence[Mapping[str, Any]] = ()
     pools: bool = False
     stored: bool = False
+    taken: tuple[Choose, ...] = ()
 
     @abstractmethod
     def __iter__(self) -> Iterator[Batch]: ...
@@ -185,10 +189,12 @@ class Source(ABC):
 
     def limited(self, number: int) -> Source:
         """The same source on at most `number` images, evenly spaced."""
-        if len(self.names) <= number:
-            return self
-        chosen = np.linspace(0, len(self.names) - 1, number).round().astype(int)
-        return self.only(chosen.tolist())
+
+        def evenly(size: int) -> Sequence[int]:
+            chosen = np.linspace(0, size - 1, min(number, size)).round()
+            return [int(index) for index in chosen]
+
+        return self.take(evenly) if self.names else self
 
     def shard(self, k: int, n: int) -> Source:
         """The same source on every n-th image from image k on, counted from 0."""
@@ -196,7 +202,13 @@ class Source(ABC):
             raise ValueError(
                 f"{self.name} has {len(self.names)} images: too few to divide into {n} shards"
             )
-        return self.only(range(k, len(self.names), n))
+        return self.take(lambda size: range(k, size, n))
+
+    def take(self, choose: Choose) -> Source:
+        """The same source on the images that a function of their number chooses."""
+        part = self.only(choose(len(self.names)))
+        part.taken = (*self.taken, choose)
+        return part
 
     def shifted(self, shift: Shift) -> Source:
         """The same network on images that a shift changes."""

@@ -113,7 +113,9 @@ def test_what_was_saved_is_found_again(seg, passes, tmp_path, undrawn):
     found.save(tmp_path)
     passes.clear()
     again = evaluate_source(seg, posthoc=["ts"], shifts=["fog:1,5"], cache=tmp_path, **QUICK)
-    assert passes == [] and again.reports == found.reports
+    under_shift = [key for key in found.reports if isinstance(key, tuple)]
+    assert passes == [] and again.reports.keys() == found.reports.keys()
+    assert all(again.reports[key] == found.reports[key] for key in under_shift)
     kept = load_evaluation(tmp_path)
     assert kept.shifts == ["fog:1", "fog:5"] and kept.reports == found.reports
     for key, report in kept.reports.items():
