@@ -20,11 +20,7 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """The condition in a text such as ece>0.05 or coverage_at_risk_1<0.6.
-
-        Raises:
-            ValueError: there is no such score of all pixels, or something else is wrong.
-        """
+        """The condition in a text such as ece>0.05 or coverage_at_risk_1<0.6."""
         known = [name for name, score in SCORES.items() if score.scope != "classes"]
         number = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
         found = re.fullmatch(rf"\s*(\w+)\s*([<>])\s*({number})\s*", text)

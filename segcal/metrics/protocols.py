@@ -32,11 +32,7 @@ PROTOCOL_SCORES = ("accuracy", "miou", "ece", "sce")
 
 
 def check_protocols(names: Iterable[str]) -> tuple[str, ...]:
-    """The names, each once.
-
-    Raises:
-        ValueError: a name that is not in `PROTOCOLS`, or no number of images in a batch.
-    """
+    """The names, each once; a ValueError for one that is not in `PROTOCOLS`."""
     names = tuple(dict.fromkeys(names))
     for name in names:
         if _split(name)[0] not in PROTOCOLS:
@@ -71,10 +67,8 @@ def scores_by_protocol(
 ) -> dict[str, dict[str, float]]:
     """Accuracy, mIoU, ECE and SCE under each protocol, as fractions.
 
-    Args:
-        protocols: names; see `check_protocols`.
-        report: of all pixels; with the region "foreground" if that protocol is asked for.
-        meter: behind `report`; with sums of each image if a protocol needs them.
+    The report is that of all pixels, with the region "foreground" if that protocol is asked for.
+    The meter behind it has sums of each image if a protocol needs them.
     """
     found = {}
     for name in protocols:

@@ -74,19 +74,25 @@ def named_regions(
     With `multilabel` they are regions of the decisions of K sigmoid outputs: boundary and interior
     follow each class's own labels, classes are the decisions of these classes, and foreground is
     where any class is present.
-
-    Raises:
-        ValueError: something that `REGIONS` does not list, or a class out of range.
     """
+
+    def of_each_class(region: Region) -> Region:
+        return lambda labels: region(labels.flatten(0, 1)).view_as(labels)  # (N, K, *S)
+
+    def decisions_of(group: list[int]) -> Region:
+        return lambda labels: torch.zeros_like(labels, dtype=torch.bool).index_fill(
+            1, torch.tensor(group, device=labels.device), True
+        )
+
     regions: dict[str, Region] = {}
     for name in names:
         kind, _, value = name.partition(":")
         numbers = [int(number) if number.isdecimal() else -1 for number in value.split("+")]
         if kind in ("boundary", "interior") and len(numbers) == 1 and numbers[0] >= 1:
             region = (boundary if kind == "boundary" else interior)(numbers[0])
-            regions[name] = _of_each_class(region) if multilabel else region
+            regions[name] = of_each_class(region) if multilabel else region
         elif kind == "classes" and all(0 <= number < num_classes for number in numbers):
-            regions[name] = _decisions_of(numbers) if multilabel else class_group(numbers)
+            regions[name] = decisions_of(numbers) if multilabel else class_group(numbers)
         elif name == "foreground":
             regions[name] = any_present if multilabel else foreground
         else:
@@ -109,17 +115,6 @@ def classes_outside(region: str, num_classes: int) -> list[int]:
         return []
     inside = value.split("+")
     return [c for c in range(num_classes) if str(c) not in inside]
-
-
-def _of_each_class(region: Region) -> Region:
-    return lambda labels: region(labels.flatten(0, 1)).view_as(labels)  # (N, K, *S)
-
-
-def _decisions_of(classes: Iterable[int]) -> Region:
-    group = sorted(set(classes))
-    return lambda labels: torch.zeros_like(labels, dtype=torch.bool).index_fill(
-        1, torch.tensor(group, device=labels.device), True
-    )
 
 
 def _window_max(values: Tensor, width: int) -> Tensor:

@@ -4,7 +4,8 @@ The functions are pure: numpy sums in, fractions out. A bin table is three array
 the last axis: `count` of pixels, `hits` among them (pixels where the predicted event occurred) and
 `confidence`, the sum of their probabilities. Leading axes (classes, resamples) are kept. The fine
 histogram of the predicted class is (F,) arrays by rising confidence: `correct` and `wrong` pixels,
-and the sum of the `confidence` of both. A score of no pixels is NaN.
+and the sum of the `confidence` of both. Scores that read it are approximate: the pixels of a fine
+bin count as equal, and docs/conventions.md reports the error. A score of no pixels is NaN.
 
 `ScoreTable` at the end lists the scores. To add one, add an entry there: `Report` gets it as an
 attribute, and report.json, tables, page, log and docs/conventions.md follow.
@@ -99,8 +100,7 @@ def mean_of_known(values: Array) -> Array:
 def adaptive_ece(correct: Array, wrong: Array, confidence: Array, num_bins: int) -> float:
     """ECE with `num_bins` bins of equal mass (Nguyen & O'Connor 2015), from the fine histogram.
 
-    Approximate: the pixels of a fine bin count as equal, so a quantile inside a fine bin splits its
-    pixels, hits and confidence in proportion. docs/conventions.md reports the error.
+    A quantile inside a fine bin splits its pixels, hits and confidence in proportion.
     """
     count = _cumulate(correct + wrong)
     total = count[-1]
@@ -119,7 +119,6 @@ def smece(correct: Array, wrong: Array, confidence: Array) -> float:
     multiple of 2⁻¹⁰, from 2⁻⁹ on, with smECE_σ <= σ.
 
     Grids and steps are those of the authors' package relplot, so that numbers compare with theirs.
-    Approximate: the pixels of a fine bin lie at their mean. docs/conventions.md reports the error.
     """
     count = correct + wrong
     if not count.any():
@@ -158,7 +157,6 @@ def ks(correct: Array, wrong: Array, confidence: Array) -> float:
     """Kolmogorov-Smirnov calibration error (Gupta et al. 2021), from the fine histogram.
 
     The largest |Σ (confidence - correctness)| / n over the pixels up to any confidence.
-    Approximate: it is looked for at the edges of the fine bins.
     """
     return float(ratio(np.abs(_cumulate(confidence - correct)).max(), (correct + wrong).sum()))
 
@@ -167,7 +165,7 @@ def auroc(correct: Array, wrong: Array) -> float:
     """Area under the ROC curve of confidence as a detector of errors, from the fine histogram.
 
     The probability that a correct pixel has higher confidence than a wrong one; ties count one
-    half. Approximate: the pixels of a fine bin are ties. NaN without correct or wrong pixels.
+    half. NaN without correct or wrong pixels.
     """
     pairs = float(correct.sum()) * float(wrong.sum())
     below = _cumulate(wrong)[:-1] + wrong / 2
@@ -177,7 +175,7 @@ def auroc(correct: Array, wrong: Array) -> float:
 def average_precision(positive: Array, negative: Array) -> float:
     """Area under the precision-recall curve: Σ (recall_b − recall_(b−1)) precision_b.
 
-    Takes (F,) counts whose first bins are found first. Approximate: the pixels of a bin are ties.
+    Takes (F,) counts whose first bins are found first.
     """
     found = np.cumsum(positive, dtype=np.float64)
     precision = ratio(found, found + np.cumsum(negative, dtype=np.float64))
@@ -185,10 +183,7 @@ def average_precision(positive: Array, negative: Array) -> float:
 
 
 def fpr_at_tpr(correct: Array, wrong: Array, rate: float) -> float:
-    """The share of wrong pixels accepted where a share `rate` of the right ones is.
-
-    Takes the fine histogram. The threshold is an edge of a bin, as none is inside.
-    """
+    """The share of wrong pixels accepted where a share `rate` of the right ones is."""
     accepted = np.cumsum(correct[::-1], dtype=np.float64)
     if not accepted[-1]:
         return float("nan")
@@ -210,8 +205,8 @@ def prr(correct: Array, wrong: Array) -> float:
 def aurc(correct: Array, wrong: Array) -> float:
     """Area under the risk-coverage curve (Geifman & El-Yaniv 2017), from the fine histogram.
 
-    The mean over m = 1..n of the error rate among the m most confident pixels. Approximate: the
-    pixels of a fine bin are ties in random order, and the expected value is returned.
+    The mean over m = 1..n of the error rate among the m most confident pixels. Those of a fine bin
+    are in random order, and the expected value is returned.
     """
     count, errors = cumulative_errors(correct, wrong)
     if len(count) == 1:
@@ -228,7 +223,6 @@ def augrc(correct: Array, wrong: Array) -> float:
     """Area under the generalised risk-coverage curve (Traub et al. 2024), from the fine histogram.
 
     The mean over m = 1..n of the share of all pixels that are wrong and among the m most confident.
-    Approximate as `aurc`.
     """
     count, errors = cumulative_errors(correct, wrong)
     size, new = np.diff(count), np.diff(errors)
@@ -236,20 +230,14 @@ def augrc(correct: Array, wrong: Array) -> float:
 
 
 def risk_at_coverage(correct: Array, wrong: Array, coverage: float) -> float:
-    """The error rate among the most confident pixels, a share `coverage` of all.
-
-    Approximate as `aurc`. `coverage` is in (0, 1].
-    """
+    """The error rate among the most confident pixels, a share `coverage` in (0, 1] of all."""
     count, errors = cumulative_errors(correct, wrong)
     accepted = coverage * count[-1]
     return float(ratio(np.interp(accepted, count, errors), accepted))
 
 
 def coverage_at_risk(correct: Array, wrong: Array, risk: float) -> float:
-    """The largest share of pixels, most confident first, with an error rate of at most `risk`.
-
-    Approximate as `aurc`. `risk` is in [0, 1).
-    """
+    """The largest share of pixels, most confident first, with an error rate of at most `risk`."""
     count, errors = cumulative_errors(correct, wrong)
     if len(count) == 1:
         return float("nan")
@@ -270,11 +258,6 @@ def cumulative_errors(correct: Array, wrong: Array) -> tuple[Array, Array]:
     """
     count = (correct + wrong)[::-1]
     return _cumulate(count[count > 0]), _cumulate(wrong[::-1][count > 0])
-
-
-def _class_ace(report: Report) -> Array:
-    kept = () if report.images is None else report.images.class_ace
-    return np.array(kept) if kept else np.full(report.protocol.num_classes, np.nan)
 
 
 def _mean(total: ArrayLike, count: Array) -> float:
@@ -527,7 +510,9 @@ class ScoreTable:
         "`image_ace` without class 0, likewise", scope="images")
     class_ece = Score("class-j-ECE", "%", lambda r: ece(*r.classes.sums),
         "`ece` of p_c against [label = c], for each class c", scope="classes")
-    class_ace = Score("ACE of the class by image", "%", _class_ace,
+    class_ace = Score("ACE of the class by image", "%",
+        lambda r: np.array(
+            (r.images and r.images.class_ace) or [math.nan] * r.protocol.num_classes),
         "mean over the images that show the class of their ACE, as in `image_ace`; NaN where the "
         "sums of each image were not kept", scope="classes")
     class_bias = Score("bias", "points",

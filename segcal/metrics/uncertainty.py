@@ -48,18 +48,16 @@ def entropy(probs: Tensor) -> Tensor:
     return torch.special.entr(probs).sum(1)
 
 
-def _margin(probs: Tensor) -> Tensor:
-    first, second = probs.topk(2, dim=1).values.unbind(1)
-    return 1 - (first - second)
-
-
 UNCERTAINTIES = {
     "confidence": Uncertainty(
         "1 − confidence", "1 − max_c p_c", lambda probs: 1 - probs.amax(1).double(), lambda _: 1.0
     ),
     "entropy": Uncertainty("entropy", "−Σ_c p_c log p_c", entropy, math.log),
     "margin": Uncertainty(
-        "1 − margin", "1 − (largest p_c − second largest p_c)", _margin, lambda _: 1.0
+        "1 − margin",
+        "1 − (largest p_c − second largest p_c)",
+        lambda probs: 1 + probs.topk(2, dim=1).values.diff(dim=1).squeeze(1),
+        lambda _: 1.0,
     ),
     "mutual_information": Uncertainty(
         "mutual information",
