@@ -328,7 +328,7 @@ class PixelCalibrator(SampledCalibrator):
         x = flat(logits).to(torch.promote_types(logits.dtype, torch.float32))
         plain, masked = without_masks(x if self.multilabel else x.log_softmax(1))
         mapped = torch.where(masked, -torch.inf, self._map(plain)).to(logits.dtype)
-        if self.keeps_mask:  # rounding may have made ties
+        if self.keeps_mask and not self.multilabel:  # rounding may have made ties
             top, best = x.argmax(1, keepdim=True), mapped.amax(1, keepdim=True)
             kinds = torch.finfo(mapped.dtype)
             above = best + best.abs() * kinds.eps + kinds.tiny

@@ -75,6 +75,9 @@ def test_each_output_has_its_own_temperature():
     calibrator = CALIBRATORS["cts"](multilabel=True).fit(holdout(images=40))
     assert calibrator.improved_
     assert calibrator.temperatures_.tolist() == pytest.approx(SHARPNESS, rel=0.1)
+    logits, _ = whole(holdout())
+    expected = logits / calibrator.temperatures_.double().view(3, 1, 1)
+    torch.testing.assert_close(calibrator(logits), expected)
 
 
 def test_beta_is_a_logistic_regression_of_each_output():
