@@ -16,9 +16,9 @@ from markupsafe import Markup
 
 import segcal
 from segcal.files import atomic_write, utf8
-from segcal.metrics import Interval, Report
+from segcal.metrics import Report
 from segcal.metrics.compare import FIXED, Comparison
-from segcal.metrics.scores import NEED_ALL_CLASSES, SCORES
+from segcal.metrics.scores import NEED_ALL_CLASSES, SCORES, Score
 from segcal.viz.overlay import Overlay
 from segcal.viz.page.numbers import data_uri, page_numbers, to_json
 from segcal.viz.style import run_style
@@ -77,11 +77,9 @@ class PageRow:
     notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        for text in ("name", "config"):
-            object.__setattr__(self, text, utf8(getattr(self, text)))
-        object.__setattr__(self, "shifts", {str(s): found for s, found in self.shifts.items()})
         skipped = {utf8(name): utf8(why) for name, why in self.skipped.items()}
-        object.__setattr__(self, "skipped", skipped)
+        texts = {"name": utf8(self.name), "config": utf8(self.config), "skipped": skipped}
+        vars(self).update(texts)  # the class is frozen
 
 
 def write_page(
@@ -127,7 +125,7 @@ def render_page(
     bundles = ("bokeh.min.js", "bokeh-api.min.js")  # no widgets, tables or WebGL
     scripts = [(bokehjs_path() / "js" / name).read_text(encoding="utf-8") for name in bundles]
     scripts += ["".join(_part(f"{name}.js") for name in _SCRIPTS), _part("sort.js")]
-    shown = shifts_of(shifted)
+    own = [f"{row.name}: {note}" if len(rows) > 1 else note for row in rows for note in row.notes]
     return render_template(
         "report.html",
         title=title,
@@ -143,19 +141,32 @@ def render_page(
         ece_heading=SCORES["ece"].heading,
         listed=any(row.report.worst_images for row in rows),
         uncertain=any(row.report.detection for row in rows),
-        trained=_trained(rows),
+        trained=any(line.get("holdout/ece") is not None for row in rows for line in row.history),
         headline=headline(rows, comparison),
-        notes=_notes(rows),
-        tiles=[(s, score_cell(s, value, interval)) for s, value, interval in _tiles(rows[0])],
+        notes=own + list(dict.fromkeys(note for row in rows for note in reading_notes(row.report))),
+        tiles=_tiles(rows[0].report),
         main=main,
         more=more,
         intervals=any(report.intervals for report in reports.values()),
         differences=None if comparison is None else comparison_table(comparison),
         class_ece=class_ece_table(reports) if len(rows) > 1 else None,
-        shifts=shown,
+        shifts=shifts_of(shifted),
         shift_tables=shift_tables(shifted) if shifted else [],
         gaps_by_class=not all(report.top_only for report in reports.values()),
-        rows=[_view(row, index) for index, row in enumerate(rows)],
+        rows=[
+            {
+                "name": row.name,
+                "color": run_style(index)["color"],
+                "verdict": verdict(row.report).text,
+                "ece": SCORES["ece"].brief(row.report.ece),
+                "classes": class_table(row.report),
+                "parts": part_tables(row.report),
+                "skipped": row.skipped,
+                "protocol": protocol_sentence(row.report),
+                "config": row.config,
+            }
+            for index, row in enumerate(rows)
+        ],
     )
 
 
@@ -221,18 +232,12 @@ def _unmarked(table: Table) -> Table:
     return replace(table, rows=rows)
 
 
-def _tiles(row: PageRow) -> list[tuple[Any, float, Interval | None]]:
-    report = row.report
+def _tiles(report: Report) -> list[tuple[Score, Cell]]:
     tiles = [s for s in _TILES if not (report.top_only and s.name in NEED_ALL_CLASSES)]
     if large_class(report) == 0 and report.images is not None:
         tiles[2:] = BACKGROUND
-    return [(s, getattr(report, s.name), report.intervals.get(s.name)) for s in tiles]
-
-
-def _notes(rows: Sequence[PageRow]) -> list[str]:
-    """What to know before reading the scores: the notes of the rows, and of large classes."""
-    own = [f"{row.name}: {note}" if len(rows) > 1 else note for row in rows for note in row.notes]
-    return [*own, *dict.fromkeys(note for row in rows for note in reading_notes(row.report))]
+    intervals = report.intervals
+    return [(s, score_cell(s, getattr(report, s.name), intervals.get(s.name))) for s in tiles]
 
 
 # Sentences --------------------------------------------------------------------------------------
@@ -284,42 +289,36 @@ def verdict(report: Report) -> Phrase:
 
 def _one(report: Report) -> list[Phrase]:
     found = verdict(report)
-    known = not np.isnan(report.class_ece).all()
-    worst = int(np.nanargmax(report.class_ece)) if known else 0
+    phrases = [
+        Phrase(found.text[0].upper() + found.text[1:], found.kind),
+        Phrase(f": mean confidence {_value('mean_confidence', report.mean_confidence)}, "),
+        Phrase(f"accuracy {_value('accuracy', report.accuracy)}. "),
+        Phrase(f"ECE is {_value('ece', report.ece)}"),
+    ]
     interval = report.intervals.get("ece")
-    between = ""
     if interval is not None and not np.isnan(interval.low):
         low, high = (SCORES["ece"].number(end) for end in (interval.low, interval.high))
-        between = f" ({low} to {high} with 95\u00a0% confidence)"
-    return [
-        Phrase(found.text[0].upper() + found.text[1:], found.kind),
-        Phrase(
-            f": mean confidence {_value('mean_confidence', report.mean_confidence)}, "
-            f"accuracy {_value('accuracy', report.accuracy)}. "
-            f"ECE is {_value('ece', report.ece)}{between}"
-            + known
-            * (
-                f"; the worst calibrated class is {class_names(report)[worst]}, "
-                f"with an ECE of {_value('class_ece', report.class_ece[worst])}"
-            )
-            + "."
-        ),
-    ]
+        phrases.append(Phrase(f" ({low} to {high} with 95\u00a0% confidence)"))
+    if not np.isnan(report.class_ece).all():
+        worst = int(np.nanargmax(report.class_ece))
+        ece = _value("class_ece", report.class_ece[worst])
+        name = class_names(report)[worst]
+        phrases.append(Phrase(f"; the worst calibrated class is {name}, with an ECE of {ece}"))
+    return [*phrases, Phrase(".")]
 
 
 def _several(rows: Sequence[PageRow], comparison: Comparison | None) -> list[Phrase]:
-    order = sorted(rows, key=lambda row: row.report.ece)
-    best, last = order[0], order[-1]
+    best, *others = sorted(rows, key=lambda row: row.report.ece)
     phrases = [
         Phrase(best.name, "even"),
         Phrase(f" has the lowest ECE, {_value('ece', best.report.ece)}, and is "),
         verdict(best.report),
         Phrase("."),
     ]
-    if last is not best:
+    if others:
         phrases += _cost(best, rows)
-        highest = _value("ece", last.report.ece)
-        phrases.append(Phrase(f" The ECE of {last.name} is the highest, {highest}."))
+        highest = _value("ece", others[-1].report.ece)
+        phrases.append(Phrase(f" The ECE of {others[-1].name} is the highest, {highest}."))
     if comparison is not None and best.name in comparison.seeds:
         if comparison.best.get("ece") != best.name:
             fixed = all(found["ece"].note == FIXED for found in comparison.differences.values())
@@ -328,11 +327,8 @@ def _several(rows: Sequence[PageRow], comparison: Comparison | None) -> list[Phr
             phrases.append(Phrase(text))
         return phrases
     interval = best.report.intervals.get("ece")
-    rivals = [
-        row.name
-        for row in order[1:]
-        if (other := row.report.intervals.get("ece")) and interval and other.low <= interval.high
-    ]
+    known = [(row.name, row.report.intervals.get("ece")) for row in others]
+    rivals = [name for name, other in known if other and interval and other.low <= interval.high]
     if rivals:
         whose = "those" if len(rivals) > 1 else "that"
         text = f" The 95\u00a0% interval of {best.name} overlaps {whose} of {', '.join(rivals)}."
@@ -343,51 +339,24 @@ def _several(rows: Sequence[PageRow], comparison: Comparison | None) -> list[Phr
 def _cost(best: PageRow, rows: Sequence[PageRow]) -> list[Phrase]:
     """What the best calibrated model loses in mIoU and accuracy to the model that is best there."""
     dense = best.report.protocol.pixels > best.report.protocol.images
-    lost = []
+    lost: dict[str, list[str]] = {}  # by the model that is better
     for score in _LOST if dense else _LOST[1:]:
         rival = max(rows, key=lambda row: getattr(row.report, score.name))
         loss = 100 * (getattr(rival.report, score.name) - getattr(best.report, score.name))
         if rival is not best and loss >= 0.05:
-            lost.append((f"{loss:.1f}\u00a0points of {score.label}", rival.name))
+            lost.setdefault(rival.name, []).append(f"{loss:.1f}\u00a0points of {score.label}")
     if not lost:
         what = "mIoU and accuracy" if dense else "accuracy"
-        same = len({(row.report.miou, row.report.accuracy) for row in rows}) == 1
-        return [
-            Phrase(f" All have the same {what}." if same else f" It has the highest {what} too.")
-        ]
-    if len({name for _, name in lost}) == 1:
-        what = " and ".join(text for text, _ in lost)
-        return [Phrase(" It loses "), Phrase(what, "even"), Phrase(f" to {lost[0][1]}.")]
-    what = " and ".join(f"{text} to {name}" for text, name in lost)
+        if len({(row.report.miou, row.report.accuracy) for row in rows}) == 1:
+            return [Phrase(f" All have the same {what}.")]
+        return [Phrase(f" It has the highest {what} too.")]
+    what = " and ".join(f"{' and '.join(texts)} to {name}" for name, texts in lost.items())
     return [Phrase(" It loses "), Phrase(what, "even"), Phrase(".")]
 
 
 def _value(score: str, value: float) -> str:
     """A score and its unit, joined by a no-break space."""
     return SCORES[score].brief(value).replace(" ", "\u00a0")
-
-
-# Views of the template --------------------------------------------------------------------------
-
-
-def _view(row: PageRow, index: int) -> dict[str, Any]:
-    """The values that the template shows of one row."""
-    report, ece = row.report, SCORES["ece"]
-    return {
-        "name": row.name,
-        "color": run_style(index)["color"],
-        "verdict": verdict(report).text,
-        "ece": ece.brief(report.ece),
-        "classes": class_table(report),
-        "parts": part_tables(report),
-        "skipped": row.skipped,
-        "protocol": protocol_sentence(report),
-        "config": row.config,
-    }
-
-
-def _trained(rows: Sequence[PageRow]) -> bool:
-    return any(line.get("holdout/ece") is not None for row in rows for line in row.history)
 
 
 def _hash(script: str) -> str:

@@ -70,42 +70,28 @@ def page_numbers(rows: Sequence[PageRow]) -> dict[str, Any]:
 
 
 def _entry(row: PageRow, index: int) -> dict[str, Any]:
-    report, style = row.report, run_style(index)
+    report, by_class = row.report, row.report.class_fine
     images: dict[str, Any] = {"total": report.protocol.images, "names": []}
     if report.images is not None and report.images.table is not None:
         images |= vars(report.images.table)
-    by_class = report.class_fine
+    parts = {report.protocol.region: report, **report.regions}
     return {
         "name": row.name,
-        "color": style["color"],
-        "dash": [round(2 * length) for length in style["linestyle"][1]],
+        **_line_style(index),
         "counted": counted(report),
         "classes": class_names(report),
-        "parts": {
-            report.protocol.region: _part(report),
-            **{name: _part(part) for name, part in report.regions.items()},
-        },
+        "parts": {name: _part(part) for name, part in parts.items()},
         "protocols": {name: dict(found) for name, found in report.protocols.items()},
-        "points": [
-            {
-                name: getattr(point, name)
-                for name in ("target", "threshold", "coverage", "accuracy", "verdict")
-            }
-            for point in report.operating_points
-        ],
+        "points": [vars(point) | {"verdict": point.verdict} for point in report.operating_points],
         "accepted": None
         if by_class is None
-        else [
-            _held(correct, wrong)
-            for correct, wrong in zip(by_class.correct, by_class.wrong, strict=True)
-        ],
+        else [_held(*counts) for counts in zip(by_class.correct, by_class.wrong, strict=True)],
         "objects": [_objects(of) for of in report.objects],
         "images": images,
         "detection": [
             {
                 "label": UNCERTAINTIES[one.name].label,
-                "color": run_style(kind)["color"],
-                "dash": [round(2 * length) for length in run_style(kind)["linestyle"][1]],
+                **_line_style(kind),
                 "coverage": COVERAGES,
                 "risk": _short([risk_at_coverage(one.correct, one.wrong, c) for c in COVERAGES]),
             }
@@ -125,16 +111,20 @@ def _entry(row: PageRow, index: int) -> dict[str, Any]:
     }
 
 
+def _line_style(index: int) -> dict[str, Any]:
+    style = run_style(index)
+    return {"color": style["color"], "dash": [round(2 * part) for part in style["linestyle"][1]]}
+
+
 def _objects(of: ObjectReport) -> dict[str, Any]:
     """The sums of the objects of a report, and the thresholds that were chosen for them."""
-    points = [vars(point) | {"verdict": point.verdict} for point in of.points]
     return {
         "calibration": of.calibration,
         "images": of.images,
         "truth": of.whole.truth,
         "top": _table(of.whole.top),
         "fine": _held(of.fine.correct, of.fine.wrong),
-        "points": points,
+        "points": [vars(point) | {"verdict": point.verdict} for point in of.points],
     }
 
 
