@@ -190,7 +190,7 @@ def test_keys_reach_bins_and_intervals_are_those_of_the_report(opened, rows):
     assert element(opened, "#unchoose").is_displayed()
     press(opened, plot, Keys.ESCAPE)
     assert not element(opened, "#unchoose").is_displayed()
-    assert element(opened, "#bin-title").text == "No bin"
+    assert element(opened, "#bin-title").text == "No bin is chosen"
 
 
 def test_models_regions_classes_and_protocols_can_be_chosen(opened, rows):

@@ -125,7 +125,9 @@ def render_page(
     bundles = ("bokeh.min.js", "bokeh-api.min.js")  # no widgets, tables or WebGL
     scripts = [(bokehjs_path() / "js" / name).read_text(encoding="utf-8") for name in bundles]
     scripts += ["".join(_part(f"{name}.js") for name in _SCRIPTS), _part("sort.js")]
-    own = [f"{row.name}: {note}" if len(rows) > 1 else note for row in rows for note in row.notes]
+    noted = [row for row in rows if row.notes]
+    several = len(noted) > 1
+    own = [f"{row.name}: {note}" if several else note for row in noted for note in row.notes]
     return render_template(
         "report.html",
         title=title,
@@ -143,7 +145,8 @@ def render_page(
         uncertain=any(row.report.detection for row in rows),
         trained=any(line.get("holdout/ece") is not None for row in rows for line in row.history),
         headline=headline(rows, comparison),
-        notes=own + list(dict.fromkeys(note for row in rows for note in reading_notes(row.report))),
+        notes=own,
+        reading=dict.fromkeys(note for row in rows for note in reading_notes(row.report)),
         tiles=_tiles(rows[0].report),
         main=main,
         more=more,

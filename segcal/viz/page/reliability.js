@@ -173,7 +173,7 @@ const binListeners = []; // called with the chosen bin, or null
   const rangeText = (bin) => `${showConfidence(bin.low)} to ${showConfidence(bin.high)}`;
 
   function read(bin) {
-    byId("bin-title").textContent = bin ? `Bin ${rangeText(bin)}` : "No bin";
+    byId("bin-title").textContent = bin ? `Bin ${rangeText(bin)}` : "No bin is chosen";
     holder.setAttribute("aria-valuenow", bin ? bin.index + 1 : 0);
     holder.setAttribute("aria-valuetext", bin ? rangeText(bin) : "no bin");
     byId("bin-hint").hidden = Boolean(bin);
