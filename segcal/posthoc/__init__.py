@@ -95,15 +95,11 @@ def label(method: str) -> str:
 
 
 def __getattr__(name: str) -> Any:
+    homes = {method.cls: method.module for method in METHODS.values()}
+    homes |= dict.fromkeys(("Calibrator", "load_calibrator"), "calibrator")
     if name == "CALIBRATORS":
-        classes = {
-            key: getattr(import_module(f"segcal.posthoc.{method.module}"), method.cls)
-            for key, method in METHODS.items()
-        }
+        classes = {key: __getattr__(method.cls) for key, method in METHODS.items()}
         return globals().setdefault(name, classes)  # one dict for everybody
-    if name in ("Calibrator", "load_calibrator"):
-        return getattr(import_module("segcal.posthoc.calibrator"), name)
-    for method in METHODS.values():
-        if method.cls == name:
-            return getattr(import_module(f"segcal.posthoc.{method.module}"), name)
-    raise AttributeError(f"module 'segcal.posthoc' has no attribute {name!r}")
+    if name not in homes:
+        raise AttributeError(f"module 'segcal.posthoc' has no attribute {name!r}")
+    return getattr(import_module(f"segcal.posthoc.{homes[name]}"), name)

@@ -44,7 +44,7 @@ class AffineCalibrator(PixelCalibrator):
         **options: of `PixelCalibrator`.
 
     Attributes:
-        weight_: W.
+        weight_: (C, C) W.
         bias_: (C,) b.
         lambda_: the λ chosen.
         mu_: the μ chosen.
@@ -142,10 +142,6 @@ class MatrixScaling(AffineCalibrator):
 
     Fitted as `AffineCalibrator` says, by default without penalty. C² + C values learned from a few
     images seldom generalise to others: expect the identity there, or give `lambdas` to choose from.
-
-    Attributes:
-        weight_: (C, C) W.
-        bias_: (C,) b.
     """
 
     name = "ms"
@@ -160,10 +156,6 @@ class DirichletCalibration(AffineCalibrator):
     Fitted as `AffineCalibrator` says. W = I/T with b = 0 is temperature scaling. The objective is
     convex, so L-BFGS converges to the minimum that the Adam of the original approaches. The
     predicted class may change. By default λ and μ are chosen from the paper's 13 × 5 pairs.
-
-    Attributes:
-        weight_: (C, C) W.
-        bias_: (C,) b.
     """
 
     name = "dc"

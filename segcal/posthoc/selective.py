@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import torch
@@ -83,7 +83,8 @@ class SelectiveScaling(PixelCalibrator):
         return x * (1 - q + q / self.temperature_)
 
     def _identity(self, num_classes: int, image_channels: int) -> dict[str, Any]:
-        network = nn.Sequential(*_layers(num_classes))
+        convs = [nn.Conv1d(before, after, 1) for before, after in _widths(num_classes)]
+        network = nn.Sequential(*chain(*((conv, nn.SiLU()) for conv in convs[:-1])), convs[-1])
         for weight in network.parameters():
             nn.init.zeros_(weight)
         return {"epoch_": 0, "temperature_": torch.ones(()), "network_": network}
@@ -136,46 +137,31 @@ def _least_beta(sample: PixelSample, q: Tensor) -> float:
     return least_nll(sums)[0]
 
 
-def _layers(classes: int) -> list[nn.Module]:
-    """C → C → 2C → C → 2 as convolutions over (N, C, L), with SiLU in between."""
-    widths = [classes, classes, 2 * classes, classes, 2]
-    layers: list[nn.Module] = []
-    for before, after in pairwise(widths):
-        layers += [nn.Conv1d(before, after, 1), nn.SiLU()]
-    return layers[:-1]
-
-
 def _detector(classes: int, seed: int) -> nn.Sequential:
     """The network in training: batch norm before each SiLU, and no bias before batch norm."""
-    layers: list[nn.Module] = []
-    for layer in _layers(classes):
-        layers.append(layer)
-        if isinstance(layer, nn.Conv1d):
-            layers.append(nn.BatchNorm1d(layer.out_channels))
-    detector = nn.Sequential(*layers[:-1])
+    convs = [nn.Conv1d(before, after, 1, bias=False) for before, after in _widths(classes)]
     generator = torch.Generator().manual_seed(seed)
-    for layer in detector:
-        if isinstance(layer, nn.Conv1d):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=generator)
-            layer.bias = None
-    last = detector[-1]
-    assert isinstance(last, nn.Conv1d)
+    for conv in convs:
+        nn.init.kaiming_normal_(conv.weight, nonlinearity="relu", generator=generator)
+    *hidden, last = convs
     last.bias = nn.Parameter(torch.zeros(2))
-    return detector
+    layers = [(conv, nn.BatchNorm1d(conv.out_channels), nn.SiLU()) for conv in hidden]
+    return nn.Sequential(*chain(*layers), last)
+
+
+def _widths(classes: int) -> list[tuple[int, int]]:
+    return list(pairwise([classes, classes, 2 * classes, classes, 2]))
 
 
 def _folded(detector: nn.Sequential, mean: Tensor, scale: Tensor) -> nn.Sequential:
     """A float32 copy of the network with batch norm and standardisation in its weights."""
-    folded: list[nn.Module] = []
+    layers: list[Any] = []
     for layer in copy.deepcopy(detector).eval():
         if isinstance(layer, nn.BatchNorm1d):
-            assert isinstance(folded[-1], nn.Conv1d)
-            folded[-1] = fuse_conv_bn_eval(folded[-1], layer)
+            layers[-1] = fuse_conv_bn_eval(layers[-1], layer)
         else:
-            folded.append(layer)
-    first = folded[0]
-    assert isinstance(first, nn.Conv1d)
-    assert first.bias is not None
+            layers.append(layer)
+    first = layers[0]
     first.weight.div_(scale[:, None])
     first.bias.sub_(first.weight[..., 0] @ mean)
-    return nn.Sequential(*folded).float()
+    return nn.Sequential(*layers).float()

@@ -1,7 +1,9 @@
 """What holds for every calibrator: what it refuses, any shape, saving and loading."""
 
 import copy
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +14,18 @@ from safetensors.torch import save_file
 from torch import nn
 
 import segcal
+from segcal import posthoc
 from segcal.pixels import flatten
-from segcal.posthoc import CALIBRATORS, METHODS, calibrator, holdout, label, method_names
+from segcal.posthoc import (
+    CALIBRATORS,
+    METHODS,
+    Method,
+    calibrator,
+    holdout,
+    label,
+    method_names,
+)
+from segcal.posthoc.calibrator import PixelCalibrator
 from segcal.posthoc.holdout import Holdout, PixelSampler
 from tests.support.holdouts import make_calibrator, random_holdout, whole
 
@@ -36,6 +48,34 @@ def test_the_table_declares_every_calibrator():
     assert method_names(" none,DC,ts") == ("ts", "dc")
     with pytest.raises(ValueError, match="'tz' is no post-hoc method; choose from none, ts,"):
         method_names("ts,tz")
+
+
+def test_a_new_calibrator_is_one_class_and_one_entry(monkeypatch, tmp_path):
+    class Division(PixelCalibrator):
+        name = "division"
+        keeps_mask = True
+        _choices = 3
+
+        def _identity(self, num_classes, image_channels):
+            return {"divisor_": 1.0}
+
+        def _learn(self, sample, choice):
+            self.divisor_ = (1.0, 2.0, 4.0)[choice]
+
+        def _map(self, x):
+            return x / self.divisor_
+
+    module = SimpleNamespace(Division=Division)
+    monkeypatch.setitem(sys.modules, "segcal.posthoc.division", module)
+    monkeypatch.setitem(METHODS, "division", Method("division", "Division", "one of three"))
+    monkeypatch.delattr(posthoc, "CALIBRATORS")  # it is made of the entries again
+    assert method_names("division,ts@shift") == ("ts@shift", "division")
+    one = posthoc.Division().fit(random_holdout(temperature=2.0))
+    assert one.divisor_ == 2 and one.improved_
+    one.save(tmp_path / "one")
+    z, _ = random_holdout()[0]
+    assert torch.equal(segcal.load_calibrator(tmp_path / "one")(z), one(z))
+    torch.testing.assert_close(one.predict_proba(z), (z / 2).softmax(1))
 
 
 @every_calibrator
