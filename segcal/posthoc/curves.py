@@ -119,12 +119,12 @@ def fit_beta(log_p: Tensor, log_rest: Tensor, of_class: Tensor) -> tuple[float, 
         nll = (softplus(log_odds) - y * log_odds).mean()
         return nll, x @ (log_odds.sigmoid() - y) / len(y)
 
-    bounds = [(0, most) for most in (_STEEPEST * scale).tolist()]
+    steepest_a, steepest_b = (_STEEPEST * scale).tolist()
+    bounds = [(0, steepest_a), (0, steepest_b), (None, None)]
     identity = torch.cat([scale, mean.sum()[None]])
-    found = lbfgs(value_and_gradient, identity, bounds=[*bounds, (None, None)], tolerance=1e-12)
+    found = lbfgs(value_and_gradient, identity, bounds=bounds, tolerance=1e-12, memory=10)
     slopes = found[:2] / scale
-    a, b, m = [*slopes.tolist(), float(found[2] - slopes @ mean)]
-    return a, b, m
+    return float(slopes[0]), float(slopes[1]), float(found[2] - slopes @ mean)
 
 
 class IsotonicCalibration(CurveCalibrator):

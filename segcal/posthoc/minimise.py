@@ -105,6 +105,7 @@ def lbfgs(
     scale: Tensor | None = None,
     bounds: Sequence[tuple[float | None, float | None]] | None = None,
     tolerance: float = 1e-14,
+    memory: int = 50,
 ) -> Tensor:
     """The x of least value, of any shape, by L-BFGS-B from `start`.
 
@@ -114,6 +115,7 @@ def lbfgs(
         scale: the steps are made in x / scale, whose curvature should be near 1.
         bounds: (least, most) of each x / scale.
         tolerance: the end is reached when a step lowers the value by less.
+        memory: the steps that the curvature is made of.
     """
     from scipy.optimize import minimize  # takes long to import
 
@@ -129,6 +131,12 @@ def lbfgs(
         jac=True,
         method="L-BFGS-B",
         bounds=bounds,
-        options={"maxcor": 50, "maxiter": 3000, "maxfun": 6000, "ftol": tolerance, "gtol": 1e-8},
+        options={
+            "maxcor": memory,
+            "maxiter": 3000,
+            "maxfun": 6000,
+            "ftol": tolerance,
+            "gtol": 1e-8,
+        },
     )
     return torch.from_numpy(found.x).to(unit).view_as(unit) * unit
