@@ -19,31 +19,11 @@ from segcal.files import atomic_write, utf8
 from segcal.metrics import Report
 from segcal.metrics.compare import FIXED, Comparison
 from segcal.metrics.scores import NEED_ALL_CLASSES, SCORES, Score
+from segcal.viz import tables
 from segcal.viz.overlay import Overlay
 from segcal.viz.page.numbers import data_uri, page_numbers, to_json
 from segcal.viz.style import run_style
-from segcal.viz.tables import (
-    BACKGROUND,
-    CLEAN,
-    Cell,
-    Table,
-    class_ece_table,
-    class_names,
-    class_table,
-    comparison_table,
-    large_class,
-    mean_over_shifts,
-    object_tables,
-    part_tables,
-    protocol_sentence,
-    reading_notes,
-    render_template,
-    score_cell,
-    score_tables,
-    shift_tables,
-    shifts_of,
-    tell_apart,
-)
+from segcal.viz.tables import CLEAN, Cell, Table, mean_over_shifts
 
 _TILES = tuple(SCORES[name] for name in ("ece", "sce", "accuracy", "miou"))
 _LOST = tuple(SCORES[name] for name in ("miou", "accuracy"))  # what calibration may cost
@@ -114,11 +94,11 @@ def render_page(
     """The page of `write_page` as text."""
     if not rows:
         raise ValueError("A page needs at least one row.")
-    names = tell_apart([row.name for row in rows])
+    names = tables.tell_apart([row.name for row in rows])
     rows = [replace(row, name=name) for row, name in zip(rows, names, strict=True)]
     reports = {row.name: row.report for row in rows}
     shifted = {row.name: {CLEAN: row.report, **row.shifts} for row in rows if row.shifts}
-    main, more = score_tables(reports)
+    main, more = tables.score_tables(reports)
     if comparison is not None:  # it says who is best, where that is sure
         main, more = _unmarked(main), _unmarked(more)
     numbers = page_numbers(rows)
@@ -128,48 +108,33 @@ def render_page(
     noted = [row for row in rows if row.notes]
     several = len(noted) > 1
     own = [f"{row.name}: {note}" if several else note for row in noted for note in row.notes]
-    return render_template(
+    return tables.render_template(
         "report.html",
         title=title,
         **_frame(scripts),
+        tables=tables,
+        rows=rows,
+        colors=[run_style(index)["color"] for index in range(len(rows))],
+        verdicts=[verdict(row.report).text for row in rows],
+        ece=SCORES["ece"],
         numbers=Markup(to_json(numbers)),
-        object_tables=[(row.name, object_tables(row.report)) for row in rows if row.report.objects],
-        object_overlays=[
-            (row.name, data_uri(row.object_overlay, "image/png"))
-            for row in rows
-            if row.object_overlay is not None
-        ],
         inspected=bool(numbers["inspected"]),
-        ece_heading=SCORES["ece"].heading,
-        listed=any(row.report.worst_images for row in rows),
-        uncertain=any(row.report.detection for row in rows),
         trained=any(line.get("holdout/ece") is not None for row in rows for line in row.history),
         headline=headline(rows, comparison),
         notes=own,
-        reading=dict.fromkeys(note for row in rows for note in reading_notes(row.report)),
+        reading=dict.fromkeys(note for row in rows for note in tables.reading_notes(row.report)),
         tiles=_tiles(rows[0].report),
         main=main,
         more=more,
-        intervals=any(report.intervals for report in reports.values()),
-        differences=None if comparison is None else comparison_table(comparison),
-        class_ece=class_ece_table(reports) if len(rows) > 1 else None,
-        shifts=shifts_of(shifted),
-        shift_tables=shift_tables(shifted) if shifted else [],
-        gaps_by_class=not all(report.top_only for report in reports.values()),
-        rows=[
-            {
-                "name": row.name,
-                "color": run_style(index)["color"],
-                "verdict": verdict(row.report).text,
-                "ece": SCORES["ece"].brief(row.report.ece),
-                "classes": class_table(row.report),
-                "parts": part_tables(row.report),
-                "skipped": row.skipped,
-                "protocol": protocol_sentence(row.report),
-                "config": row.config,
-            }
-            for index, row in enumerate(rows)
-        ],
+        differences=None if comparison is None else tables.comparison_table(comparison),
+        class_ece=tables.class_ece_table(reports),
+        shifts=tables.shifts_of(shifted),
+        shift_tables=tables.shift_tables(shifted) if shifted else [],
+        object_overlays={
+            row.name: data_uri(row.object_overlay, "image/png")
+            for row in rows
+            if row.object_overlay is not None
+        },
     )
 
 
@@ -218,7 +183,7 @@ def write_sections(
         headline: the main result, in a few sentences.
         tiles: the main numbers, by what they are called.
     """
-    text = render_template(
+    text = tables.render_template(
         "sections.html",
         **_frame([_part("sort.js")]),
         title=title,
@@ -237,10 +202,12 @@ def _unmarked(table: Table) -> Table:
 
 def _tiles(report: Report) -> list[tuple[Score, Cell]]:
     tiles = [s for s in _TILES if not (report.top_only and s.name in NEED_ALL_CLASSES)]
-    if large_class(report) == 0 and report.images is not None:
-        tiles[2:] = BACKGROUND
+    if tables.large_class(report) == 0 and report.images is not None:
+        tiles[2:] = tables.BACKGROUND
     intervals = report.intervals
-    return [(s, score_cell(s, getattr(report, s.name), intervals.get(s.name))) for s in tiles]
+    return [
+        (s, tables.score_cell(s, getattr(report, s.name), intervals.get(s.name))) for s in tiles
+    ]
 
 
 # Sentences --------------------------------------------------------------------------------------
@@ -268,7 +235,7 @@ def headline(rows: Sequence[PageRow], comparison: Comparison | None = None) -> l
         for score in ("ece", "mean_confidence", "accuracy")
     }
     count = len(shifted[best]) - 1
-    under = f" Under {count} shifts" if count > 1 else f" Under {shifts_of(shifted)[0]}"
+    under = f" Under {count} shifts" if count > 1 else f" Under {tables.shifts_of(shifted)[0]}"
     mean = "mean " if count > 1 else ""
     subject = f"the {mean}ECE is" if len(rows) == 1 else f"{best} has the lowest {mean}ECE,"
     confidence = f"confidence {means['mean_confidence']}, accuracy {means['accuracy']}"
@@ -305,7 +272,7 @@ def _one(report: Report) -> list[Phrase]:
     if not np.isnan(report.class_ece).all():
         worst = int(np.nanargmax(report.class_ece))
         ece = _value("class_ece", report.class_ece[worst])
-        name = class_names(report)[worst]
+        name = tables.class_names(report)[worst]
         phrases.append(Phrase(f"; the worst calibrated class is {name}, with an ECE of {ece}"))
     return [*phrases, Phrase(".")]
 
