@@ -361,45 +361,51 @@ def work(
     """
     methods = list(dict.fromkeys(methods))
     under_way: dict[Training, list[Method]] = {}
-    done, started, said = 0, time.monotonic(), ""
+    done, started = 0, time.monotonic()
     try:
         while True:
-            wanted = {k: m for k, m in _wanted(methods, runs).items() if train or runs.complete(k)}
-            left = {
-                key: asked
-                for key, asked in wanted.items()
-                if key not in runs.failures
-                and not (runs.complete(key) and asked == runs.measured.get(key, []))
-            }
-            if said:
-                later = _later(methods, runs)
-                seconds = (time.monotonic() - started) / done * (len(left) + later)
-                after = f"; about {in_time(seconds)} left" if left or later else ""
-                say(f"[{len(wanted) - len(left)}/{len(wanted) + later}] {said}{after}")
-            ready = [key for key in left if key not in under_way]
-            for key in ready[: pool.size - len(under_way)]:
-                under_way[key] = left[key]
-                pool.start(key, left[key])
+            left, _ = _left(methods, runs, train=train)
+            ready = [training for training in left if training not in under_way]
+            for training in ready[: pool.size - len(under_way)]:
+                under_way[training] = left[training]
+                pool.start(training, left[training])
             if not under_way:
                 return runs.failures
-            key, outcome = pool.wait()
-            asked = under_way.pop(key)
+            training, outcome = pool.wait()
             done += 1
+            asked = under_way.pop(training)
             if isinstance(outcome, str):
-                runs.failures[key] = outcome
-                said = f"{key.label}: failed: {outcome}"
+                runs.failures[training] = outcome
+                said = f"failed: {outcome}"
             else:
-                runs.known[key], runs.measured[key] = outcome, asked
-                texts = [
-                    f"{SCORES[name].label} {SCORES[name].brief(outcome[name])}"
-                    for name in ("accuracy", "ece")
-                    if outcome
-                ]
+                runs.known[training], runs.measured[training] = outcome, asked
+                scores = [(SCORES[name], outcome.get(name)) for name in ("accuracy", "ece")]
+                texts = [f"{score.label} {score.brief(x)}" for score, x in scores if x is not None]
                 said = f"hold-out {', '.join(texts)}" if texts else "evaluated"
-                said = f"{key.label}: {said}"
+            left, count = _left(methods, runs, train=train)
+            later = _later(methods, runs)
+            if left or later:
+                seconds = (time.monotonic() - started) / done * (len(left) + later)
+                said += f"; about {in_time(seconds)} left"
+            say(f"[{count - len(left)}/{count + later}] {training.label}: {said}")
     except KeyboardInterrupt as stopped:
         pool.stop(getattr(stopped, "signal", SIGINT))
         raise
+
+
+def _left(
+    methods: Iterable[Method], runs: Runs, *, train: bool
+) -> tuple[dict[Training, list[Method]], int]:
+    """What of `_wanted` is left to do, and how much is wanted; not `train` leaves trainings out."""
+    known = _wanted(methods, runs).items()
+    wanted = {run: asked for run, asked in known if train or runs.complete(run)}
+    left = {
+        run: asked
+        for run, asked in wanted.items()
+        if run not in runs.failures
+        and not (runs.complete(run) and asked == runs.measured.get(run, []))
+    }
+    return left, len(wanted)
 
 
 def _wanted(methods: Iterable[Method], runs: Runs) -> dict[Training, list[Method]]:
