@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -87,19 +88,20 @@ def mixed_share(mixup: float, seed: int, step: int) -> float:
     return float(np.random.default_rng((seed, step, _MIXUP)).beta(mixup, mixup))
 
 
-def averaged_weights(model: nn.Module, decay: float) -> Any:
-    """An exponential moving average of the weights and buffers of `model`, by timm.
+@torch.no_grad()
+def average_weights(average: nn.Module, model: nn.Module, decay: float, step: int) -> None:
+    """Update an exponential moving average of the weights and buffers of `model` after a step.
 
     w̄ ← d·w̄ + (1 − d)·w after step t, with d = min(decay, (1 + t)/(10 + t)), so that the random
-    first weights are soon forgotten. Its state is `module`, the averaged copy, and the step alone.
+    first weights are soon forgotten. Counts are copied.
     """
-    from timm.utils import ModelEmaV3  # loads all of timm, which most runs do without
-
-    # timm's d is 1 − (1 + (t − 1 − update_after_step)/gamma)^−power.
-    average = ModelEmaV3(
-        model, decay, use_warmup=True, warmup_gamma=9, warmup_power=1, update_after_step=-2
-    )
-    return average.requires_grad_(False)
+    decay = min(decay, 1 - (1 + (step + 1) / 9) ** -1)
+    states = average.state_dict().values(), model.state_dict().values()
+    for mean, value in zip(*states, strict=True):
+        if mean.is_floating_point():
+            mean.lerp_(value, 1 - decay)
+        else:
+            mean.copy_(value)
 
 
 class Learner:
@@ -131,13 +133,15 @@ class Learner:
         if options.compile:
             self._forward = torch.compile(self._forward)  # type: ignore[assignment]
         # After DistributedDataParallel has sent the weights of the first process to all.
-        self.ema = None if options.ema is None else averaged_weights(self.model, options.ema)
+        self.ema: nn.Module | None = None
+        if options.ema is not None:
+            self.ema = copy.deepcopy(self.model).eval().requires_grad_(False)
         self.steps = 0
 
     @property
     def evaluated(self) -> nn.Module:
         """The model to evaluate and to save: the averaged one, if there is an average."""
-        return self.model if self.ema is None else self.ema.module
+        return self.model if self.ema is None else self.ema
 
     def step(self, batches: Sequence[Batch], lr_factor: float) -> dict[str, Tensor]:
         """Take one step on a batch given as micro-batches; the loss terms stay on the device."""
@@ -171,8 +175,8 @@ class Learner:
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
-        if self.ema is not None:
-            self.ema.update(self.model, self.steps)
+        if self.ema is not None and options.ema is not None:
+            average_weights(self.ema, self.model, options.ema, self.steps)
         return totals
 
     def _terms(self, images: Tensor, labels: Tensor, mixed: float | None) -> dict[str, Tensor]:
@@ -208,7 +212,7 @@ class Learner:
         return {
             "steps": self.steps,
             "model": self.model.state_dict(),
-            "ema": None if self.ema is None else self.ema.module.state_dict(),
+            "ema": None if self.ema is None else self.ema.state_dict(),
             "criterion": self.criterion.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -219,7 +223,7 @@ class Learner:
         self.steps = state["steps"]
         self.model.load_state_dict(state["model"])
         if self.ema is not None:
-            self.ema.module.load_state_dict(state["ema"])
+            self.ema.load_state_dict(state["ema"])
         self.criterion.load_state_dict(state["criterion"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])

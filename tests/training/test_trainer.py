@@ -204,7 +204,7 @@ def test_average_of_weights_by_its_formula():
         run.learner.step([batch], 1.0)
         decay = min(0.5, (1 + step) / (10 + step))
         average = decay * average + (1 - decay) * run.learner.model.state_dict()[name]
-    assert run.learner.evaluated is run.learner.ema.module
+    assert run.learner.evaluated is run.learner.ema
     torch.testing.assert_close(run.learner.evaluated.state_dict()[name], average)
     tracked = run.learner.evaluated.state_dict()["1.num_batches_tracked"]
     assert tracked == 4  # a count is copied, not averaged
