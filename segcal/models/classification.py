@@ -131,18 +131,19 @@ class ConvHead(nn.Module):
         return self.head(F.relu(self.hidden(features.mean((2, 3)))))
 
 
-def resnet(config: ModelConfig, *, depth: int, bottleneck: bool, **sizes: int) -> nn.Module:
+def resnet(config: ModelConfig, *, depth: int, bottleneck: bool, **sizes: Any) -> nn.Module:
     """A ResNet for images of 32x32 with 6n + 2 layers, or 9n + 2 with bottlenecks.
 
     Some public code builds ResNet-56 with bottlenecks, instead of the paper's two 3x3 convolutions.
     """
-    count, rest = divmod(depth - 2, 9 if bottleneck else 6)
+    layers = 9 if bottleneck else 6  # of one block in each stage
+    count, rest = divmod(depth - 2, layers)
     if rest or count < 1:
-        raise ValueError(f"Expected a depth of {9 if bottleneck else 6}n + 2, but got {depth}")
+        raise ValueError(f"Expected a depth of {layers}n + 2, but got {depth}")
     return ResNet(widths=(16, 32, 64), counts=(count,) * 3, bottleneck=bottleneck, **sizes)
 
 
-def resnet34(config: ModelConfig, **sizes: int) -> nn.Module:
+def resnet34(config: ModelConfig, **sizes: Any) -> nn.Module:
     """ResNet-34 for images of 64x64.
 
     As the public code of Mukhoti et al. (2020), whose training the paper follows, builds it: a 3x3
