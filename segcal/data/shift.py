@@ -105,21 +105,19 @@ def parse_shifts(text: str) -> tuple[Shift, ...]:
     `fog:3`, `rotation:45` and `domain:sketch` are one each; `fog` is `fog:3`, `fog:1,3,5` three,
     and `all` stands for every corruption, as in `all:1,3,5`.
     """
-    found: dict[Shift, None] = {}
-    name, bare = "", False
-    for word in text.split(","):
-        word = word.strip()
-        if name and re.fullmatch(r"[-+]?[\d.]+", word):  # a further value of the last name
-            if bare:
-                raise ValueError(f"Expected {name}:{word}, but got {name},{word}")
-            value = word
+    named: list[tuple[str, list[str]]] = []  # each name with its values
+    for word in map(str.strip, text.split(",")):
+        name, colon, value = word.partition(":")
+        if colon and not value:
+            raise ValueError(f"Expected a value after {word!r}, but got none")
+        if not named or not re.fullmatch(r"[-+]?[\d.]+", word):
+            named.append((name, [value] if colon else []))
+        elif named[-1][1]:
+            named[-1][1].append(word)
         else:
-            name, colon, value = word.partition(":")
-            bare = not colon
-            if colon and not value:
-                raise ValueError(f"Expected a value after {word!r}, but got none")
-        found |= dict.fromkeys(_named(name, value))
-    return tuple(found)
+            raise ValueError(f"Expected {named[-1][0]}:{word}, but got {named[-1][0]},{word}")
+    each = [_named(name, value) for name, values in named for value in values or [""]]
+    return tuple(dict.fromkeys(shift for shifts in each for shift in shifts))
 
 
 def _named(name: str, value: str) -> list[Shift]:
