@@ -75,11 +75,11 @@ class Trainer:
         device: torch.device | str = "cpu",
         folder: Path | None = None,
     ) -> None:
-        self.splits, self.options, self.folder = splits, options, folder
+        self.splits, self.options = splits, options
+        self.folder = folder if distributed.rank() == 0 else None  # the first process writes
         self.device = torch.device(device)
         self.skipped = len(splits.train.skipped) + len(splits.holdout.skipped)
         self._data = digest(splits.train.fingerprint(), splits.holdout.fingerprint())
-        self._writes = folder is not None and distributed.rank() == 0
         dense = splits.holdout[0][1].ndim > 0  # a label is a map, not one number
         self.scores = [score.name for score in LOGGED if dense or not score.dense]
         if options.select not in self.scores:
@@ -117,9 +117,13 @@ class Trainer:
             self.total_steps,
             self.learner.steps,
             batch_size=self.options.batch_size,
-            shown=self._writes,
+            shown=self.folder is not None,
         )
-        trackers = self._open_trackers()
+        trackers: list[Tracker] = []
+        if self.folder is not None:
+            options, step = settings.to_dict(self.options), self.learner.steps
+            names = [name for name in NAMES if options[name]]
+            trackers = [open_tracker(name, self.folder, options, step=step) for name in names]
         loader = Batches(  # over all epochs: workers start once, and read ahead across epochs
             self.splits.train,
             workers=self.options.workers,
@@ -145,13 +149,6 @@ class Trainer:
             for tracker in trackers:
                 tracker.close()
         return self.history
-
-    def _open_trackers(self) -> list[Tracker]:
-        if self.folder is None or not self._writes:
-            return []
-        options, step = settings.to_dict(self.options), self.learner.steps
-        names = [name for name in NAMES if options[name]]
-        return [open_tracker(name, self.folder, options, step=step) for name in names]
 
     def advance(self, stream: Iterator[Batch], end: int, progress: Progress) -> None:
         """Take steps on the batches of `stream` until the run has taken `end` steps."""
@@ -242,7 +239,7 @@ class Trainer:
         generators = [checkpoint.rng_state()] * distributed.world_size()
         if distributed.is_distributed():
             dist.all_gather_object(generators, checkpoint.rng_state())
-        if self.folder is None or not self._writes:
+        if self.folder is None:
             return
         state = {
             "model": self.learner.evaluated.state_dict(),
@@ -270,7 +267,7 @@ class Trainer:
 
     def _write_summary(self) -> None:
         """Write log.jsonl, and best.pt if the last epoch is the best, from the current state."""
-        if self.folder is None or not self._writes:
+        if self.folder is None:
             return
         if self.history[-1]["best"]:
             state = {
