@@ -99,11 +99,14 @@ class FilePart(Part):
     ) -> None:
         self.images, self.labels = images, labels
         self.num_classes, self.ignore_index = num_classes, ignore_index
+        # The mask files of each image; classes have none.
+        self.masks = [
+            () if isinstance(x, int) else (x,) if isinstance(x, Path) else x for x in labels
+        ]
         # Images of classes are called by their folder too.
         inside = bool(labels) and isinstance(labels[0], int)
-        self.names = [
-            utf8(f"{path.parent.name}/{path.stem}" if inside else path.stem) for path in images
-        ]
+        names = [f"{path.parent.name}/{path.stem}" if inside else path.stem for path in images]
+        self.names = [utf8(name) for name in names]
 
     def image(self, index: int) -> np.ndarray:
         return read_rgb(self.images[index])
@@ -113,7 +116,7 @@ class FilePart(Part):
         if isinstance(label, np.ndarray) and label.shape[-2:] != image.shape[:2]:
             (h, w), (mask_h, mask_w) = image.shape[:2], label.shape[-2:]
             raise BadFile(
-                f"{self._masks(index)[0]}: Expected a mask of {w}x{h} pixels, the size of "
+                f"{self.masks[index][0]}: Expected a mask of {w}x{h} pixels, the size of "
                 f"{self.images[index]}, but got {mask_w}x{mask_h}"
             )
         return image, label
@@ -124,16 +127,12 @@ class FilePart(Part):
             return label
         classes = 2 if isinstance(label, tuple) else self.num_classes
         masks: list[np.ndarray] = []
-        for path in self._masks(index):
+        for path in self.masks[index]:
             mask = read_class_mask(path, num_classes=classes, ignore_index=self.ignore_index)
             if masks and mask.shape != masks[0].shape:
                 raise BadFile(f"{path}: its size is not that of the other masks of this image")
             masks.append(mask)
         return np.stack(masks) if isinstance(label, tuple) else masks[0]
-
-    def _masks(self, index: int) -> tuple[Path, ...]:
-        label = self.labels[index]
-        return () if isinstance(label, int) else label if isinstance(label, tuple) else (label,)
 
     def fingerprint(self, indices: Sequence[int]) -> str:
         """A digest of the sizes and times of the files, and of classes."""
@@ -141,7 +140,7 @@ class FilePart(Part):
         for index in indices:
             label = self.labels[index]
             lines += [str(label)] if isinstance(label, int) else []
-            for path in (self.images[index], *self._masks(index)):
+            for path in (self.images[index], *self.masks[index]):
                 found = path.stat() if path.exists() else None
                 lines.append(f"{path.name} {found and (found.st_size, found.st_mtime_ns)}")
         return digest("\n".join(lines))

@@ -62,10 +62,10 @@ class NnunetFolder(PredictionFolder):
         if labels is None and stated.get("labelled", True):
             raise ValueError(f"{path}: the format nnunet needs --labels, the folder of true labels")
         path = Path(path)
-        trainer = path.parent.parent if path.name == VALIDATION else path
-        known, self._regions, self._ignored = _read_dataset(
-            next((p for p in (path / DATASET, trainer / DATASET) if p.is_file()), path / DATASET)
-        )
+        dataset = path / DATASET
+        if path.name == VALIDATION and not dataset.is_file():
+            dataset = path.parent.parent / DATASET  # in the folder of the trainer
+        known, self._regions, self._ignored = _read_dataset(dataset)
         kind = "sigmoid_probs" if self._regions else "probs"
         known |= {key: value for key, value in stated.items() if value is not None}
         super().__init__(path, **{**known, "axes": "zyx", "kind": kind, "labels": labels})
