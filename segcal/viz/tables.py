@@ -600,7 +600,15 @@ def difference_table(
             cell = Cell("reference") if known is None else difference_cell(score, known)
             cells.append(cell._replace(best=(best or {}).get(score.name) == row))
         shown.append((row, cells))
-    over = dict.fromkeys(d.note for _, d in every if d.note)
+    noted: dict[str, list[str]] = {}  # rows by what their intervals leave out
+    for row, found in rows.items():
+        for note in dict.fromkeys(d.note for d in found.values() if d.note):
+            noted.setdefault(note, []).append(row)
+    compared = sum(map(bool, rows.values()))
+    over = [
+        note if len(some) == compared else f"{note} ({', '.join(some)})"
+        for note, some in noted.items()
+    ]
     notes = ["; ".join(["In brackets, the 95 % interval of the difference", *over]) + "."]
     if any(d.sure for _, d in every):
         notes[0] += " A star marks an interval that excludes 0."

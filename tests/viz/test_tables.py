@@ -228,6 +228,9 @@ def test_differences_have_intervals_and_say_what_they_leave_out():
     fixed = difference_table({"b": paired_differences([first], [second], fixed=True)}).markdown()
     (row,) = rows_of(fixed)
     assert row["ECE (%)"].startswith(f"+{100 * value:.2f}* [") and "A star marks" in fixed
+    seeds = paired_differences([first, first], [second, second])
+    both = difference_table({"a": {}, "b": found, "c": seeds}).markdown()
+    assert f"{ONE_SEED} (b)" in both and ONE_SEED in text and f"{ONE_SEED} (" not in text
 
 
 # Under shift ------------------------------------------------------------------------------------
