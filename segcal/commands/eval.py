@@ -98,9 +98,9 @@ MODEL = {
 VIEWS = {
     **MEMBERS,
     "--tta VIEWS": "mean over augmented images: flip, scale:0.75,1.25 or flip,scale:0.75,1.25",
-    "--mc-dropout COUNT=0": "mean over so many passes with the dropout layers at work: modules "
-    "such as nn.Dropout; dropout that a network calls as a function, as inside attention, stays "
-    "off",
+    "--mc-dropout COUNT=0": "mean over so many passes with dropout at work: of layers, of "
+    "functions, and inside nn.MultiheadAttention; not where the network asks for none in "
+    "evaluation, as transformers do inside attention",
     "--uncertainty": "compare entropy and margin with confidence as finders of errors; where "
     "members are pooled, this and the spread of the members are always compared",
 }

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.functional import interpolate
+from torch.overrides import TorchFunctionMode
 
 from segcal.sources.source import logits_of, resize
 
@@ -56,53 +57,97 @@ class Scaled(nn.Module):
 
 
 class Dropped(nn.Module):
-    """The network with its dropout layers at work, and everything else as in evaluation.
+    """The network with its dropout at work, and everything else as in evaluation.
 
     The masks of an image depend on its pixels and on `sample`, not on the batch that it is in.
-    Layers are modules such as `nn.Dropout`; dropout as a function, as in attention, stays off.
     """
 
     def __init__(self, network: nn.Module, sample: int) -> None:
         super().__init__()
         self.network, self.sample = network, sample
-        self.layers = [m for m in network.modules() if _drops(m)]
 
     def forward(self, images: Tensor) -> Tensor:
         seeds = [zlib.crc32(image.contiguous().cpu().numpy().tobytes()) for image in images]
-        with self._at_work(seeds):
-            return logits_of(self.network(images))
-
-    @contextmanager
-    def _at_work(self, seeds: Sequence[int]) -> Iterator[None]:
-        called = [0]
-
-        def drop(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-            x = inputs[0]
-            called[0] += 1
-            # Windows of attention are in the batch too, image by image.
-            per_image = len(x) // len(seeds) if len(x) % len(seeds) == 0 else len(x)
-            devices = [] if x.device.type == "cpu" else [x.device]
-            parts = []
-            layer.training = True
-            try:
-                with torch.random.fork_rng(devices):
-                    for seed, part in zip(seeds, x.split(per_image), strict=False):
-                        torch.manual_seed(seed * 1_000_003 + self.sample * 1009 + called[0])
-                        parts.append(layer.forward(part.clone()))
-            finally:
-                layer.training = False
-            return torch.cat(parts)
-
-        hooks = [layer.register_forward_hook(drop) for layer in self.layers]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with _Dropping(seeds, self.sample) as dropping:
+            logits = logits_of(self.network(images))
+        if not dropping.calls:
+            raise ValueError("the network has no dropout layers, so --mc-dropout changes nothing")
+        return logits
 
 
-def _drops(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+class _Dropping(TorchFunctionMode):
+    """Functions that drop out do so, whether they are told to be in training or not.
+
+    They are called by layers, by `nn.MultiheadAttention`, and by networks that state how much to
+    drop. A network that states 0 in evaluation, as transformers do in their attention, drops
+    nothing.
+
+    Args:
+        seeds: of the images of the batch.
+        sample: another number has other masks.
+    """
+
+    def __init__(self, seeds: Sequence[int], sample: int) -> None:
+        super().__init__()
+        self.seeds, self.sample, self.calls = seeds, sample, 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _DROPOUT:
+            return self._drop(func, *args, **kwargs)
+        if func is functional.multi_head_attention_forward and args[_DROPOUT_P] > 0:
+            return self._attend(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _drop(self, func: Any, input: Tensor, p: float = 0.5, *_: bool, **__: bool) -> Tensor:
+        if p == 0:
+            return input
+        # Windows of attention are in the batch too, image by image.
+        count = len(self.seeds) if len(input) % len(self.seeds) == 0 else 1
+        parts = input.chunk(count)
+        return torch.cat(self._seeded(count, input, lambda i: func(parts[i], p, True)))
+
+    def _attend(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        query = args[0]  # (L, N, E), as are keys and values
+        whole = query.ndim < 3 or query.shape[1] % len(self.seeds)
+        count = 1 if whole else len(self.seeds)
+        first = [x.chunk(count, 1) for x in args[:3]]
+        masks = {
+            name: mask.chunk(count)
+            for name, axes in (("key_padding_mask", 2), ("attn_mask", 3))
+            if (mask := kwargs.get(name)) is not None and mask.ndim == axes
+        }
+
+        def run(i: int) -> Any:
+            own = {**kwargs, **{name: mask[i] for name, mask in masks.items()}, "training": True}
+            attend = functional.multi_head_attention_forward
+            return attend(*(x[i] for x in first), *args[3:], **own)
+
+        outputs, weights = zip(*self._seeded(count, query, run), strict=True)
+        return torch.cat(outputs, 1), None if weights[0] is None else torch.cat(weights)
+
+    def _seeded(self, count: int, like: Tensor, run: Callable[[int], Any]) -> list[Any]:
+        """What is made of each image, with random numbers of its own."""
+        self.calls += 1
+        found = []
+        with torch.random.fork_rng([] if like.device.type == "cpu" else [like.device]):
+            for i, seed in enumerate(self.seeds[:count]):
+                torch.manual_seed(seed * 1_000_003 + self.sample * 1009 + self.calls)
+                found.append(run(i))
+        return found
+
+
+_DROPOUT = {
+    functional.dropout,
+    functional.dropout1d,
+    functional.dropout2d,
+    functional.dropout3d,
+    functional.alpha_dropout,
+    functional.feature_alpha_dropout,
+}
+_DROPOUT_P = 10  # the place of dropout_p among the arguments of multi_head_attention_forward
 
 
 def parse_tta(text: str) -> tuple[bool, tuple[float, ...]]:
@@ -127,8 +172,6 @@ def views(network: nn.Module, tta: str = "", dropout: int = 0) -> tuple[nn.Modul
     flip, scales = parse_tta(tta) if tta else (False, (1.0,))
     samples: list[nn.Module] = [network]
     if dropout:
-        if not any(map(_drops, network.modules())):
-            raise ValueError("the network has no dropout layers, so --mc-dropout changes nothing")
         samples = [Dropped(network, sample) for sample in range(dropout)]
     found = []
     for sample, scale, mirrored in product(samples, scales, (False, True)[: 1 + flip]):

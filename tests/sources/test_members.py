@@ -243,8 +243,37 @@ def test_views_are_the_mean_of_their_networks():
     torch.testing.assert_close(found.values, expected, rtol=0, atol=1e-6)
 
 
-def test_dropout_depends_on_the_image_alone():
-    network = small_network(dropout=0.5)
+class Attention(nn.Module):
+    """Attention over the pixels; (N, C, h, w) stays."""
+
+    def __init__(self, make, **options):
+        super().__init__()
+        self.attend = make(4, 2, dropout=0.5, batch_first=True, **options)
+
+    def forward(self, features):
+        tokens = features.flatten(2).mT
+        alone = isinstance(self.attend, nn.TransformerEncoderLayer)
+        found = self.attend(tokens) if alone else self.attend(*[tokens] * 3, need_weights=False)[0]
+        return found.mT.reshape(features.shape)
+
+
+class Function(nn.Module):
+    def forward(self, features):
+        return nn.functional.dropout(features, 0.5, self.training)
+
+
+DROPOUTS = {
+    "layer": lambda: nn.Dropout2d(0.5),
+    "function": Function,
+    "attention": lambda: Attention(nn.MultiheadAttention),
+    "encoder": lambda: Attention(nn.TransformerEncoderLayer, dim_feedforward=8),
+}
+
+
+@pytest.mark.parametrize("make", DROPOUTS.values(), ids=DROPOUTS)
+def test_dropout_depends_on_the_image_alone(make):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), make(), nn.Conv2d(4, 3, 1)).eval()
     images, labels = torch.randn(4, 3, 16, 16), torch.zeros(4, 16, 16, dtype=torch.int64)
     state = torch.get_rng_state()
 
@@ -263,8 +292,9 @@ def test_dropout_depends_on_the_image_alone():
 
 
 def test_views_that_make_no_sense():
-    with pytest.raises(ValueError, match="dropout"):
-        views(small_network(), dropout=2)
+    for network in (small_network(), nn.Sequential(small_network(), nn.Dropout(0.0)).eval()):
+        with pytest.raises(ValueError, match="dropout"):
+            views(network, dropout=2)[0](torch.zeros(1, 3, 16, 16))
     for text in ("turn", "scale:0", "flip scale:2", "scale:", "scale:1..2"):
         with pytest.raises(ValueError, match="augmentation"):
             parse_tta(text)
