@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -32,25 +32,90 @@ from segcal.sources.source import Batch, Kind, digest, logits_of, resize
 
 log = logging.getLogger(__name__)
 _SUM_TO_1 = 1e-3  # of probabilities in half precision
+Groups = tuple[tuple[int, ...], ...]  # classes of a network that become one
 
 
-class NamedSource(NetworkSource):
-    """A network by name on a split of a data set; see `open_network`.
+@dataclass(frozen=True)
+class NamedNetwork:
+    """A network by name, with all that is stated about it, to be opened on images.
 
     Attributes:
         network: the network, with what makes its inputs.
+        class_names: of the network, after classes were joined; none if it does not say them.
         joined: the classes of the network that become one, for each class; None for all as it is.
+        label_map: YAML file from labels of the data to classes of the network.
         amp: whether to run the network in bfloat16 (CPU) or float16 (GPU).
-        fit_source: the hold-out that was stated.
-        on: opens the same network on another data set.
+        group: images of which names belong together; see `Source`.
+        data: options of `DataConfig`.
+        running: options of `NetworkSource`.
     """
 
     network: Network
-    joined: tuple[tuple[int, ...], ...] | None
+    class_names: tuple[str, ...]
+    joined: Groups | None
+    label_map: Path | None
     amp: bool
+    group: str
+    data: Mapping[str, Any]
+    running: Mapping[str, Any]
+
+    def on(self, text: str) -> NamedSource:
+        """The network on a data set; see `parse_data`."""
+        config, split = parse_data(text, **self.data)
+        splits = data.build(config)
+        samples = getattr(splits, split)
+        wanted = self.class_names or splits.class_names
+        ignored, palette = splits.ignore_index, splits.palette
+        if self.label_map is not None:
+            table = read_label_map(self.label_map, splits.class_names, wanted)
+            samples = replace(samples, part=mapped(samples.part, table))
+            ignored, palette = IGNORED, None
+        elif len(wanted) != splits.num_classes:
+            raise ValueError(
+                f"the network has {len(wanted)} classes and {config.name} has "
+                f"{splits.num_classes}: --label-map maps the labels of the data, --classes joins "
+                "classes of the network"
+            )
+        splits = replace(
+            splits,
+            test=replace(samples, prepare=self.network.prepare),
+            num_classes=len(wanted),
+            class_names=tuple(wanted),
+            ignore_index=ignored,
+            palette=palette,
+        )
+        return NamedSource(self, splits, config)
+
+    def on_images(self, folder: str | Path) -> NetworkSource:
+        """The network on a folder of images without labels."""
+        count = self.data["num_classes"]
+        if not self.class_names and count is None:
+            name = self.running["name"]
+            raise ValueError(f"{name} does not say how many classes it has: state num_classes")
+        names = self.class_names or tuple(f"class {c}" for c in range(count))
+        none = Samples(ImagePart([]), [], prepare=self.network.prepare)
+        ignored = resolve_ignore_index(self.data["ignore_index"], len(names))
+        splits = Splits(none, none, none, len(names), names, ignored, None, False)
+        return NamedSource(self, splits).on_images(folder, skip_bad=self.data["skip_bad"])
+
+
+class NamedSource(NetworkSource):
+    """A network by name on the test part of a data set; see `open_network`.
+
+    Attributes:
+        by_name: the network.
+        fit_source: the hold-out that was stated.
+    """
+
     score_sums: dict[str, float]
     fit_source: NamedSource | None = None
-    on: Callable[[str], NamedSource]
+
+    def __init__(
+        self, by_name: NamedNetwork, splits: Splits, config: DataConfig | None = None
+    ) -> None:
+        super().__init__(by_name.network.module, splits, config=config, **by_name.running)
+        self.by_name, self.group, self.score_sums = by_name, by_name.group, {}
+        self._pad_to = by_name.network.pad_to
 
     def holdout(self) -> NetworkSource | None:
         """The hold-out that was stated: the network may have seen that of the data set."""
@@ -60,7 +125,7 @@ class NamedSource(NetworkSource):
         """The same network on changed images, or on another data set (data:NAME:ROOT)."""
         if shift.name != DATA:
             return super().shifted(shift)
-        other = self.on(str(shift.value))
+        other = self.by_name.on(str(shift.value))
         other.name = f"{self.name}, {shift}"
         return self._viewing(other)
 
@@ -79,38 +144,39 @@ class NamedSource(NetworkSource):
         """What the network makes of a batch; scores become probabilities by their sum."""
         kind = "cuda" if self.device.type == "cuda" else "cpu"
         half = torch.float16 if kind == "cuda" else torch.bfloat16
-        with torch.autocast(kind, half, enabled=self.amp):
+        with torch.autocast(kind, half, enabled=self.by_name.amp):
             batch = super().predict(inputs, labels, names)
         values, outputs = batch.values, self._outputs(batch.values)
         if outputs == "scores":
             sums = values.clamp_min(0).sum(1).flatten(1).mean(1).tolist()
             self.score_sums.update(zip(names or (), sums, strict=False))
         named: Kind = "logits" if outputs == "logits" else "probs"
-        return replace(batch, kind=named, values=_finished(values, outputs, self.joined))
+        return replace(batch, kind=named, values=_finished(values, outputs, self.by_name.joined))
 
     def logit_module(self) -> nn.Module:
         """The network with all that this source does to its outputs, as one module."""
         inputs, label = self.samples[0]
         self.predict(inputs[None], label[None], None)  # decides what the outputs are
-        return _LogitModule(self.network, self.joined)
+        return _LogitModule(self.by_name.network, self.by_name.joined)
 
     def _outputs(self, values: Tensor) -> Outputs:
         """What the outputs are; decided by the first batch where nobody has said it."""
-        if self.network.outputs == "auto":
-            self.network.outputs = "logits"
+        network = self.by_name.network
+        if network.outputs == "auto":
+            network.outputs = "logits"
             if look_like_scores(values):
                 if bool(((values.sum(1) - 1).abs() <= _SUM_TO_1).all()):
-                    self.network.outputs = "probs"
+                    network.outputs = "probs"
                 else:
                     log.warning(
                         "all outputs of %s lie between 0 and 1.5: if they are scores of a mask "
                         "classifier, say --outputs scores",
                         self.name,
                     )
-        return self.network.outputs
+        return network.outputs
 
 
-def _finished(values: Tensor, outputs: Outputs, joined: Sequence[Sequence[int]] | None) -> Tensor:
+def _finished(values: Tensor, outputs: Outputs, joined: Groups | None) -> Tensor:
     """Logits, or probabilities of outputs that are none, of the classes that are evaluated."""
     if outputs == "scores":
         values = scores_to_probs(values.clamp_min(0))
@@ -120,7 +186,7 @@ def _finished(values: Tensor, outputs: Outputs, joined: Sequence[Sequence[int]] 
 class _LogitModule(nn.Module):
     """A network by name, from its inputs to logits (N, C, h, w) at their size."""
 
-    def __init__(self, network: Network, joined: Sequence[Sequence[int]] | None) -> None:
+    def __init__(self, network: Network, joined: Groups | None) -> None:
         super().__init__()
         self.module, self.pad_to = network.module, network.pad_to
         self.outputs, self.joined = network.outputs, joined
@@ -137,7 +203,7 @@ class _LogitModule(nn.Module):
         return values.clamp_min(torch.finfo(values.dtype).tiny).log()
 
 
-def _joined(values: Tensor, groups: Sequence[Sequence[int]], *, probs: bool) -> Tensor:
+def _joined(values: Tensor, groups: Groups, *, probs: bool) -> Tensor:
     """(N, G, *S) sums of the probabilities of each group of classes; of logits as logits."""
     if not probs:
         return torch.stack([values[:, list(group)].logsumexp(1) for group in groups], 1)
@@ -145,9 +211,7 @@ def _joined(values: Tensor, groups: Sequence[Sequence[int]], *, probs: bool) -> 
     return joined / joined.sum(1, keepdim=True).clamp_min(torch.finfo(joined.dtype).tiny)
 
 
-def read_groups(
-    path: Path, class_names: Sequence[str]
-) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+def read_groups(path: Path, class_names: Sequence[str]) -> tuple[tuple[str, ...], Groups]:
     """The classes in a YAML file of `new class: [classes of the network]`, and their members.
 
     Classes that the file leaves out count for nothing: the probabilities of the others are divided
@@ -213,7 +277,7 @@ def open_network(
     skip_bad: bool = False,
     num_classes: int | None = None,
     ignore_index: int | None = None,
-) -> NamedSource:
+) -> NetworkSource:
     """A network on a data set, both by name.
 
     Args:
@@ -265,66 +329,31 @@ def open_network(
     if classes is not None:
         names, groups = read_groups(Path(classes), names)
     key = digest(network.key, repr(network.prepare), outputs, tile, overlap, amp, groups)
-
-    def opened(splits: Splits, config: DataConfig | None) -> NamedSource:
-        """The network on the test part of a data set."""
-        source = NamedSource(
-            network.module,
-            splits,
-            config=config,
-            device=device,
-            batch_size=batch_size,
-            workers=workers,
-            name=name_of(spec),
-            key=key,
-        )
-        source.network, source.joined, source.amp, source.on = network, groups, amp, on
-        source.group = group or ""
-        source._pad_to, source._padded, source.score_sums = network.pad_to, False, {}
-        return source
-
-    def on(text: str) -> NamedSource:
-        """The network on a data set."""
-        config, split = parse_data(text, **stated)
-        splits = data.build(config)
-        samples = getattr(splits, split)
-        wanted = names or splits.class_names
-        if label_map is not None:
-            table = read_label_map(Path(label_map), splits.class_names, wanted)
-            samples = replace(samples, part=mapped(samples.part, table))
-        elif len(wanted) != splits.num_classes:
-            raise ValueError(
-                f"the network has {len(wanted)} classes and {config.name} has "
-                f"{splits.num_classes}: --label-map maps the labels of the data, --classes joins "
-                "classes of the network"
-            )
-        splits = replace(
-            splits,
-            test=replace(samples, prepare=network.prepare),
-            num_classes=len(wanted),
-            class_names=tuple(wanted),
-            ignore_index=splits.ignore_index if label_map is None else IGNORED,
-            palette=splits.palette if label_map is None else None,
-        )
-        return opened(splits, config)
-
-    if images is not None:
-        if not names and num_classes is None:
-            raise ValueError(f"{spec} does not say how many classes it has: state num_classes")
-        wanted = tuple(names) or tuple(f"class {c}" for c in range(num_classes or 0))
-        none = Samples(ImagePart([]), [], prepare=network.prepare)
-        ignored = resolve_ignore_index(ignore_index, len(wanted))
-        splits = Splits(none, none, none, len(wanted), wanted, ignored, None, False)
-        found = opened(splits, None).on_images(images, skip_bad=skip_bad)
-        assert isinstance(found, NamedSource)
-        return found
-    assert data_spec is not None
-    source = on(data_spec)
+    by_name = NamedNetwork(
+        network,
+        names,
+        groups,
+        None if label_map is None else Path(label_map),
+        amp,
+        group or "",
+        data=stated,
+        running={
+            "device": device,
+            "batch_size": batch_size,
+            "workers": workers,
+            "name": name_of(spec),
+            "key": key,
+        },
+    )
+    if data_spec is None:
+        assert images is not None
+        return by_name.on_images(images)
+    source = by_name.on(data_spec)
     if holdout_fraction is not None:
         held, source = cut(source, holdout_fraction)
         source.fit_source = held
     elif holdout is not None:
-        source.fit_source = on(holdout)
+        source.fit_source = by_name.on(holdout)
     held_out = holdout if holdout_fraction is None else f"{holdout_fraction:g} of the data"
     source.config = f"model: {spec}\ndata: {data_spec}\nholdout: {held_out or 'null'}\n"
     return source
