@@ -37,20 +37,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Fit the calibrator, and write the file."""
-    import torch
-    from torch.nn.functional import interpolate
-
+    """Open the networks, and write the file."""
     from segcal.distributed import choose_device
-    from segcal.evaluation import holdout
-    from segcal.evaluation.export import Calibrated, Pooled, export, require_exportable
+    from segcal.evaluation.export import export_source, require_exportable
     from segcal.evaluation.folder import require_writable
+    from segcal.evaluation.holdout import calibrate_members
+    from segcal.sources import Source, open_source
     from segcal.sources.members import Members
-    from segcal.sources.named import open_network
-    from segcal.sources.network import NetworkSource, RunSource
+    from segcal.sources.network import RunSource
 
-    if len(options.posthoc) > 1:
-        raise ValueError(f"--posthoc takes one method here, but got {', '.join(options.posthoc)}")
+    posthoc = options.posthoc
+    if len(posthoc) > 1:
+        raise ValueError(f"--posthoc takes one method here, but got {', '.join(posthoc)}")
     require_exportable(options.out)
     require_writable(options.out.parent)
     inputs = [*options.run, *options.model]
@@ -59,57 +57,26 @@ def run(options: argparse.Namespace) -> None:
             "name the folder of a run, or --model SPEC with --data NAME:ROOT; several with "
             "--ensemble"
         )
-    if options.calibrate == "members" and not (options.ensemble and options.posthoc):
+    if options.calibrate == "members" and not (options.ensemble and posthoc):
         raise ValueError("--calibrate members needs --ensemble, and one method in --posthoc")
     if options.model and not options.data:
         raise ValueError("--model needs --data NAME:ROOT: an image to trace the network with")
-    device = choose_device(options.device)
-    sources: list[NetworkSource] = []
-    for path in options.run:
-        sources.append(RunSource(path, **{**typed(options, RunSource), "device": device}))
-    for model in options.model:
-        stated = {**network_options(options), "device": device}
-        sources.append(open_network(model, options.data, **stated))
-    source = sources[0]
-    for other in sources[1:]:
-        if not torch.equal(other.samples[0][0], source.samples[0][0]):
-            raise ValueError(
-                f"{source.name} and {other.name} make different inputs of one image, so they "
-                "cannot be in one file"
-            )
-    networks, multilabel = [one.logit_module() for one in sources], source.multilabel
-    network = networks[0]
-    ensemble = Members(sources, pool=options.pool)
-    posthoc = options.posthoc
+    device = {"device": choose_device(options.device)}
+    of_run, of_model = {**typed(options, RunSource), **device}, network_options(options)
+    of_model |= {"data": options.data, **device}
+    sources: list[Source] = [RunSource(path, **of_run) for path in options.run]
+    sources += [open_source(model, **of_model) for model in options.model]
+    source: Source = sources[0]
     if options.ensemble:
+        source = Members(sources, pool=options.pool)
         if options.calibrate == "members":
-            ensemble, posthoc = holdout.calibrate_members(ensemble, posthoc[0]), ()
-        network = Pooled(
-            [
-                Calibrated(one, calibrator, multilabel=multilabel)
-                for one, calibrator in zip(networks, ensemble.calibrators, strict=True)
-            ],
-            options.pool,
-        )
-    calibrator = None
-    if posthoc:
-        if (fit_on := ensemble.holdout()) is None:
-            raise ValueError("--posthoc needs images to fit on: say --holdout NAME:ROOT[:SPLIT]")
-        (calibrator,) = holdout.fit(posthoc, fit_on).values()
-        calibrator.cpu()
-    example = source.samples[0][0][None]  # (1, 3, H, W)
-    if options.size is not None:
-        if example.ndim != 4:
-            raise ValueError("--size is for images, but this network reads text")
-        example = interpolate(example, options.size, mode="bilinear")
-    network.cpu()
-    difference = export(
-        network,
-        calibrator,
-        example,
+            source, posthoc = calibrate_members(source, posthoc[0]), ()
+    difference, shape = export_source(
+        source,
         options.out,
-        multilabel=multilabel,
+        posthoc=posthoc[0] if posthoc else "",
+        size=options.size,
         tolerance=options.tolerance,
     )
-    shape = ", ".join(map(str, example.shape[1:]))
-    print(f"{options.out}: images (N, {shape}) to probabilities, {difference:.1e} from PyTorch's")
+    sides = ", ".join(map(str, shape[1:]))
+    print(f"{options.out}: images (N, {sides}) to probabilities, {difference:.1e} from PyTorch's")

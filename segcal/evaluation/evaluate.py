@@ -287,7 +287,6 @@ def evaluate_source(
     Raises:
         ValueError: in one line, what does not fit.
     """
-    from segcal.evaluation import overlays as drawing
     from segcal.evaluation.holdout import Choice, choose, holdout_notes, member_notes, recorded
     from segcal.evaluation.objects import (
         draw_objects,
@@ -296,6 +295,7 @@ def evaluate_source(
         object_reports,
         watch_objects,
     )
+    from segcal.evaluation.overlays import draw_overlays, require_images
     from segcal.evaluation.shifts import evaluate_shift, open_shifts
     from segcal.evaluation.ways import fit_ways
 
@@ -310,7 +310,7 @@ def evaluate_source(
     if rule and (source.top_only or source.raters > 1):
         raise ValueError("objects need the probabilities of all classes, and one rater")
     shifted = open_shifts(source, shifts)
-    drawing.require_images(overlays, source)
+    require_images(overlays, source)
     settings: dict[str, Any] = {"num_bins": num_bins, "progress": progress}
 
     # On the hold-out: fit calibrators, choose thresholds and class sets.
@@ -318,13 +318,9 @@ def evaluate_source(
     chosen: dict[str, Choice] = {}
     if methods or operate or conformal or (rule and rule.calibrate):
         holdout = _open_holdout(source, holdout)
-        ways: dict[str, Any] = {
-            "fit_shift": fit_shift,
-            "fit_ood": fit_ood,
-            "fit_target": fit_target,
-        }
+        given = fit_shift, fit_ood, fit_target
         with recorded(holdout, methods, progress=progress) as recording:
-            fitted = fit_ways(methods, recording, holdout, source, shifted, **ways)
+            fitted = fit_ways(methods, recording, holdout, source, shifted, *given)
             chosen = choose(recording, fitted[""], operate, conformal, rule, **settings)
     maps: dict[str, dict[str, Calibrator | None]]
     maps = {shift: {NONE: None, **found} for shift, found in fitted.items()}
@@ -389,14 +385,10 @@ def evaluate_source(
     if rule:
         evaluation.notes.append(object_note(clean.objects))
     if distributed.rank() == 0:
-        indices = drawing.choose(overlays, num_overlays, source, clean)
-        evaluation.overlays = drawing.draw(source, indices, maps[""])
+        images = overlays, num_overlays
+        evaluation.overlays = draw_overlays(*images, source, shifted, maps, clean)
         if rule and num_overlays and overlays != "none":
             evaluation.object_overlay = draw_objects(counters[NONE], source)
-        which = "random" if overlays == "worst" else overlays  # in the worst, a shift does little
-        for index in drawing.choose(which, min(num_overlays, 1), source, clean):
-            for method, some in drawing.draw_shifts(source, shifted, index, maps).items():
-                evaluation.overlays[method] += some
     return evaluation
 
 

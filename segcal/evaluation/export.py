@@ -7,15 +7,18 @@ import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import interpolate
 
+from segcal.evaluation.holdout import fit
 from segcal.files import atomic_write
 from segcal.posthoc import Calibrator
-from segcal.sources.members import Pool
-from segcal.sources.network import eval_mode
-from segcal.sources.source import logits_of, resize
+from segcal.sources.members import Members, Pool
+from segcal.sources.network import NetworkSource, eval_mode
+from segcal.sources.source import Source, logits_of, resize
 
 
 class Calibrated(nn.Module):
@@ -129,6 +132,61 @@ def export(
     with atomic_write(path, "wb") as file:
         file.write(content)
     return difference
+
+
+def export_source(
+    source: Source,
+    path: str | os.PathLike[str],
+    *,
+    posthoc: str = "",
+    size: tuple[int, int] | None = None,
+    tolerance: float = 1e-4,
+) -> tuple[float, tuple[int, ...]]:
+    """Write the network of a source, or `Members` as one that pools them, as `export` does.
+
+    Args:
+        source: a network on a data set, whose first image is the example.
+        path: as for `export`.
+        posthoc: the short name of a post-hoc method to fit on the source's hold-out; "" for none.
+        size: (h, w) that the example is resized to.
+        tolerance: as for `export`.
+
+    Returns:
+        The largest difference that was found, and the shape of the example.
+    """
+    networks = []
+    for one in source.members if isinstance(source, Members) else (source,):
+        if not isinstance(one, NetworkSource):
+            raise ValueError(f"{one.name} is no network, which could be exported")
+        networks.append(one)
+    first = networks[0]
+    example = first.samples[0][0]  # (3, H, W)
+    for other in networks[1:]:
+        if not torch.equal(other.samples[0][0], example):
+            raise ValueError(
+                f"{first.name} and {other.name} make different inputs of one image, so they "
+                "cannot be in one file"
+            )
+    multilabel = source.multilabel
+    network = first.logit_module()
+    if isinstance(source, Members):
+        members = [
+            Calibrated(one.logit_module(), calibrator, multilabel=multilabel)
+            for one, calibrator in zip(networks, source.calibrators, strict=True)
+        ]
+        network = Pooled(members, source.pool)
+    calibrator = None
+    if posthoc:
+        if (holdout := source.holdout()) is None:
+            raise ValueError("--posthoc needs images to fit on: say --holdout NAME:ROOT[:SPLIT]")
+        calibrator = fit([posthoc], holdout)[posthoc].cpu()
+    if size is not None and example.ndim != 3:
+        raise ValueError("--size is for images, but this network reads text")
+    images = example[None]
+    if size is not None:
+        images = interpolate(images, size, mode="bilinear")
+    checks: dict[str, Any] = {"multilabel": multilabel, "tolerance": tolerance}
+    return export(network.cpu(), calibrator, images, path, **checks), tuple(images.shape)
 
 
 def require_exportable(path: Path) -> None:

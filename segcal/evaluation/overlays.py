@@ -28,16 +28,28 @@ def require_images(which: str, source: Source) -> None:
             )
 
 
-def choose(which: str, number: int, source: Source, report: Report) -> list[int]:
-    """Indices of the images to draw.
+def draw_overlays(
+    which: str,
+    number: int,
+    source: Source,
+    shifted: Mapping[str, Source],
+    calibrators: Mapping[str, Mapping[str, LogitMap | None]],
+    report: Report,
+) -> dict[str, list[Overlay]]:
+    """Some images, and one of them under shifts, by name of calibrator; see `evaluate_source`.
 
-    Args:
-        which: worst (by each image's own ECE), random (always the same ones), none, or the names
-            of images, with commas between them.
-        number: how many at most; names are not limited.
-        source: the images.
-        report: the report of `source`, which knows the worst.
+    `calibrators` are by shift ("" for clean images) and name; `report` knows the worst images.
     """
+    drawn = draw(source, choose(which, number, source, report), calibrators[""])
+    which = "random" if which == "worst" else which  # in the worst images, a shift does little
+    for index in choose(which, min(number, 1), source, report):
+        for method, some in draw_shifts(source, shifted, index, calibrators).items():
+            drawn[method] += some
+    return drawn
+
+
+def choose(which: str, number: int, source: Source, report: Report) -> list[int]:
+    """Indices of the images to draw; names are not limited to a number."""
     index = {name: i for i, name in enumerate(source.names) if name not in source.skipped}
     if which == "none" or number < 1:
         return []
@@ -129,11 +141,7 @@ def draw_shifts(
     index: int,
     calibrators: Mapping[str, Mapping[str, LogitMap | None]],
 ) -> dict[str, list[Overlay]]:
-    """One image, clean and under some of the shifts, by name of calibrator; see `draw`.
-
-    `calibrators` are by shift ("" for clean images) and name. Of a corruption only the middle
-    severity is drawn.
-    """
+    """One image, clean and under some of the shifts; of a corruption only the middle severity."""
     kinds: dict[str, list[str]] = {}
     for shift in shifted:
         kind, _, value = shift.partition(":")
