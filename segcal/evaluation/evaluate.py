@@ -318,9 +318,17 @@ def evaluate_source(
     chosen: dict[str, Choice] = {}
     if methods or operate or conformal or (rule and rule.calibrate):
         holdout = _open_holdout(source, holdout)
-        given = fit_shift, fit_ood, fit_target
         with recorded(holdout, methods, progress=progress) as recording:
-            fitted = fit_ways(methods, recording, holdout, source, shifted, *given)
+            fitted = fit_ways(
+                methods,
+                recording,
+                holdout,
+                source,
+                shifted,
+                fit_shift=fit_shift,
+                fit_ood=fit_ood,
+                fit_target=fit_target,
+            )
             chosen = choose(recording, fitted[""], operate, conformal, rule, **settings)
     maps: dict[str, dict[str, Calibrator | None]]
     maps = {shift: {NONE: None, **found} for shift, found in fitted.items()}
@@ -385,8 +393,7 @@ def evaluate_source(
     if rule:
         evaluation.notes.append(object_note(clean.objects))
     if distributed.rank() == 0:
-        images = overlays, num_overlays
-        evaluation.overlays = draw_overlays(*images, source, shifted, maps, clean)
+        evaluation.overlays = draw_overlays(overlays, num_overlays, source, shifted, maps, clean)
         if rule and num_overlays and overlays != "none":
             evaluation.object_overlay = draw_objects(counters[NONE], source)
     return evaluation

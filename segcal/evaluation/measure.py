@@ -125,7 +125,7 @@ def measure(
     }
     meters = {
         name: {
-            region: new_meter(source, region, 1 if region in of_raters else None, **settings)
+            region: new_meter(source, region, 1 if region in of_raters else source.raters, **settings)
             for region in masks
         }
         for name in calibrators
@@ -251,7 +251,7 @@ def with_progress(
 
 
 def new_meter(
-    source: Source, region: str = WHOLE_IMAGE, raters: int | None = None, **settings: Any
+    source: Source, region: str = WHOLE_IMAGE, raters: int = 1, **settings: Any
 ) -> CalibrationMeter:
     """A meter for the predictions of `source`, with other settings of `CalibrationMeter`."""
     return CalibrationMeter(
@@ -261,7 +261,7 @@ def new_meter(
         region=region,
         multilabel=source.multilabel,
         top_only=source.top_only,
-        raters=raters or source.raters,
+        raters=raters,
         **settings,
     )
 

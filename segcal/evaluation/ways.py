@@ -41,6 +41,7 @@ def fit_ways(
     holdout: Source,
     source: Source,
     shifted: Mapping[str, Source],
+    *,
     fit_shift: str | None = None,
     fit_ood: str | Path | Source | None = None,
     fit_target: str | Path | Source | None = None,

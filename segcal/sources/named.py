@@ -297,17 +297,12 @@ def open_network(
         classes: YAML file that joins classes of the network; their probabilities are added.
         tile: side of square tiles that large images are cut into.
         overlap: pixels that tiles share.
-        device: where the network works.
-        amp: run the network in half precision.
         batch_size: images at a time; one where they differ in size.
         workers: processes that read images.
         skip_bad: leave out images that cannot be used.
         num_classes: of your own masks without a classes.txt; of a network on `images` that does
             not know it itself.
         ignore_index: mask value that is not counted.
-
-    Raises:
-        ValueError: in one line, what does not fit.
     """
     if outputs not in (None, *get_args(Outputs)):
         raise ValueError(f"outputs must be one of {get_args(Outputs)}, but is {outputs!r}")
