@@ -88,9 +88,6 @@ def apply(
         operate: which of the operating points in it, such as accuracy=0.99; the first by default.
         miss: which of the class sets in it, such as 0.1; the first by default.
         progress: show a bar; by default if stderr is a terminal.
-
-    Raises:
-        ValueError: in one line, what does not fit, or cannot be written.
     """
     if isinstance(profile, str | Path):
         profile = HoldoutProfile.load(profile)

@@ -283,9 +283,6 @@ def evaluate_source(
             images are read from there, and new ones are stored. `Evaluation.save` writes the same
             files.
         progress: show bars; by default if stderr is a terminal.
-
-    Raises:
-        ValueError: in one line, what does not fit.
     """
     from segcal.evaluation.holdout import Choice, choose, holdout_notes, member_notes, recorded
     from segcal.evaluation.objects import (

@@ -298,14 +298,11 @@ class Expected(Promise):
         known = None if self.profile is None else self.profile.classes.mean(0)
         rows = []
         for c, name in enumerate(self.class_names):
-            cells = [
-                score_cell(_IOU, value, self.intervals.get(f"{kind}:{name}"))
-                for kind, value in (("iou", self.class_iou[c]), ("dice", self.class_dice[c]))
-            ]
-            cells.append(score_cell(_ACCURACY, share[c]))
-            rows.append(
-                (name, cells + ([] if known is None else [score_cell(_ACCURACY, known[c])]))
-            )
+            iou, dice = (self.intervals.get(f"{kind}:{name}") for kind in ("iou", "dice"))
+            cells = [score_cell(_IOU, self.class_iou[c], iou)]
+            cells += [score_cell(_IOU, self.class_dice[c], dice), score_cell(_ACCURACY, share[c])]
+            cells += [] if known is None else [score_cell(_ACCURACY, known[c])]
+            rows.append((name, cells))
         scores = [f"expected {SCORES[name].heading}" for name in ("class_iou", "dice")]
         headings = ["class", *scores, "share of the pixels (%)"]
         headings += [] if known is None else ["share on the hold-out (%)"]
@@ -327,28 +324,22 @@ class Expected(Promise):
         return Table("Images to review", headings, rows, notes)
 
     def write_page(self, path: Path, title: str, gallery: Mapping[str, str]) -> None:
-        """Write the page.
-
-        Args:
-            path: the file.
-            title: its heading.
-            gallery: data URIs of pictures of images to review, by caption.
-        """
-        ends = {n: f"[{100 * i.low:.2f}, {100 * i.high:.2f}]" for n, i in self.intervals.items()}
+        """Write the page; the gallery has data URIs of pictures to review, by caption."""
         headline = [
             Phrase(f"Expected accuracy {self.accuracy:.1%}, expected mIoU {self.miou:.1%}", "even"),
             Phrase(f" of {len(self.names):,} images, as far as the calibration holds for them."),
         ]
         tiles = {
-            label: Cell(f"{100 * getattr(self, name):.2f}", ends.get(name, ""))
+            label: score_cell(_ACCURACY, getattr(self, name), self.intervals.get(name))
             for name, label in (
-                *[("accuracy", "expected accuracy"), ("atc", "accuracy by ATC")],
-                *[("miou", "expected mIoU"), ("dice", "expected Dice")],
+                ("accuracy", "expected accuracy"),
+                ("atc", "accuracy by ATC"),
+                ("miou", "expected mIoU"),
+                ("dice", "expected Dice"),
+                ("coverage", f"accepted at {self.operate}"),
             )
             if not math.isnan(getattr(self, name))
         }
-        if self.operate:
-            tiles[f"accepted at {self.operate}"] = Cell(f"{100 * self.coverage:.2f}")
         sections = [
             Section(
                 "classes",

@@ -125,7 +125,9 @@ def measure(
     }
     meters = {
         name: {
-            region: new_meter(source, region, 1 if region in of_raters else source.raters, **settings)
+            region: new_meter(
+                source, region, 1 if region in of_raters else source.raters, **settings
+            )
             for region in masks
         }
         for name in calibrators

@@ -38,9 +38,6 @@ def open_source(
             batch_size, workers, skip_bad, group), of `segcal.sources.saved.PredictionFolder` for
             saved predictions (skip_bad, kind, layout, axes, labels, group, …), and of
             `segcal.sources.named.open_network` for a network by name.
-
-    Raises:
-        ValueError: in one line, why it cannot be opened.
     """
     if isinstance(path, Source):
         return path

@@ -319,9 +319,6 @@ def read_network(spec: str, num_classes: int, given: Normalise | None = None) ->
         spec: see `is_network`.
         num_classes: of the data, for weights in files that do not say it.
         given: how images become inputs; None for the network's own way.
-
-    Raises:
-        ValueError: in one line, what is missing and how to get it.
     """
     found = _reader(spec)
     if found is None:
