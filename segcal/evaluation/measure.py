@@ -123,13 +123,9 @@ def measure(
         "edge_rule": edge_rule,
         "per_image": _keeps_image_sums(source, tables, protocols, asked=per_image or resamples > 0),
     }
+    raters = {region: 1 if region in of_raters else source.raters for region in masks}
     meters = {
-        name: {
-            region: new_meter(
-                source, region, 1 if region in of_raters else source.raters, **settings
-            )
-            for region in masks
-        }
+        name: {region: new_meter(source, region, n, **settings) for region, n in raters.items()}
         for name in calibrators
     }
     for name, calibrator in calibrators.items():

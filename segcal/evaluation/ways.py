@@ -64,20 +64,8 @@ def fit_ways(
     """
     from segcal.data.shift import parse_shifts
 
-    ways = {way: [m for m in methods if m.partition("@")[2] == way] for way in ("", *WAYS)}
-    for option, given, users in (
-        ("fit_shift", fit_shift, ("shift", "set")),
-        ("fit_ood", fit_ood, ("ood",)),
-        ("fit_target", fit_target, ("target", "set")),
-    ):
-        if given is not None and not any(ways[way] for way in users):
-            raise ValueError(f"{option} is of use to methods such as ts@{users[0]}: name one")
-    if ways["ood"] and fit_ood is None:
-        raise ValueError("ts@ood and the like need fit_ood (--fit-ood), a folder of other images")
-    if ways["set"] not in ([], ["ts@set"]):
-        raise ValueError("a temperature is all that statistics can predict: ts@set")
-    if source.multilabel and len(ways[""]) < len(methods):
-        raise ValueError("methods with @ need one class per pixel, but these are sigmoid outputs")
+    given = {"fit_shift": fit_shift, "fit_ood": fit_ood, "fit_target": fit_target}
+    ways = _by_way(methods, given, multilabel=source.multilabel)
     with ExitStack() as stack:
 
         def kept(some: Source) -> Source:
@@ -137,6 +125,24 @@ def fit_ways(
                 made |= of_set(target, family) if ways["set"] else {}
             found[shift] = {method: made[method] for method in methods}
         return found
+
+
+def _by_way(
+    methods: Sequence[str], given: Mapping[str, object], *, multilabel: bool
+) -> dict[str, list[str]]:
+    """The methods by what they have after @; raise if they do not fit the options."""
+    ways = {way: [m for m in methods if m.partition("@")[2] == way] for way in ("", *WAYS)}
+    users = {"fit_shift": ("shift", "set"), "fit_ood": ("ood",), "fit_target": ("target", "set")}
+    for option, those in users.items():
+        if given[option] is not None and not any(ways[way] for way in those):
+            raise ValueError(f"{option} is of use to methods such as ts@{those[0]}: name one")
+    if ways["ood"] and given["fit_ood"] is None:
+        raise ValueError("ts@ood and the like need fit_ood (--fit-ood), a folder of other images")
+    if ways["set"] not in ([], ["ts@set"]):
+        raise ValueError("a temperature is all that statistics can predict: ts@set")
+    if multilabel and len(ways[""]) < len(methods):
+        raise ValueError("methods with @ need one class per pixel, but these are sigmoid outputs")
+    return ways
 
 
 def _copies(holdout: Source, fit_shift: str) -> list[tuple[str, Source]]:
