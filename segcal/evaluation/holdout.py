@@ -76,9 +76,9 @@ def recorded(
             arrays = {"values": batch.logits.float(), "labels": batch.labels}
             if any(kind.reads_images for kind in kinds) and batch.images is not None:
                 arrays["images"] = batch.images
-            saved: dict[str, Any] = {key: tensor.cpu().numpy() for key, tensor in arrays.items()}
             try:
-                np.savez(folder / f"{len(batches)}.npz", allow_pickle=False, **saved)
+                for key, tensor in arrays.items():
+                    np.save(folder / f"{len(batches)}.{key}.npy", tensor.cpu().numpy())
             except OSError as error:
                 # numpy says of a full disk only how much of the array was written.
                 raise OSError(
@@ -89,13 +89,14 @@ def recorded(
                 ) from None
             batches.append(("sigmoid_logits" if batch.multilabel else "logits", batch.names))
             device = batch.values.device
-            del batch, arrays, saved  # before the next is made
+            del batch, arrays, tensor  # before the next is made
 
         def read(_: Source) -> Iterator[Batch]:
             for number, (kind, names) in enumerate(batches):
-                with np.load(folder / f"{number}.npz", allow_pickle=False) as arrays:
-                    found: dict[str, Any]
-                    found = {key: torch.from_numpy(arrays[key]).to(device) for key in arrays}
+                files = {file.name.split(".")[1]: file for file in folder.glob(f"{number}.*.npy")}
+                found: dict[str, Any] = {
+                    key: torch.from_numpy(np.load(file)).to(device) for key, file in files.items()
+                }
                 yield Batch(names, kind, **found)
 
         recording = Changed(source, read)
