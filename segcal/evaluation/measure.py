@@ -38,6 +38,7 @@ _MAX_IMAGE_SUMS = 2 * 2**30  # bytes of per-image sums, all meters together
 # Takes (N, C, *S) logits, and the (N, 3, H, W) images if there are any, to (N, C, *S) logits.
 LogitMap = Callable[[Tensor, Tensor | None], Tensor]
 Groups = Sequence[str] | None  # of the images of a batch
+Mask = Callable[[Tensor], Tensor | None]  # of the labels of a batch; None: all of it
 
 
 def unchanged(report: Report) -> Report:
@@ -114,9 +115,9 @@ def measure(
         regions[FOREGROUND] = any_present if source.multilabel else foreground
     if WHOLE_IMAGE in regions:
         raise ValueError(f"a region cannot be called {WHOLE_IMAGE!r}: that is the whole image")
-    masks = {WHOLE_IMAGE: _everywhere, **_masks_of_regions(source, regions)}
     of_raters = _masks_of_raters(source)
-    masks |= of_raters
+    masks: dict[str, Mask] = {WHOLE_IMAGE: lambda labels: None}
+    masks |= {**_masks_of_regions(source, regions), **of_raters}
     tables = num_bins * len(calibrators) * len(masks)
     settings: dict[str, Any] = {
         "num_bins": num_bins,
@@ -162,13 +163,6 @@ def measure(
             report = watch.complete(report)
         measured[name] = Measured(report, by_region[WHOLE_IMAGE])
     return measured
-
-
-Mask = Callable[[Tensor], Tensor | None]  # of the labels of a batch; None: all of it
-
-
-def _everywhere(labels: Tensor) -> None:
-    return None
 
 
 def _masks_of_regions(source: Source, regions: Mapping[str, Region]) -> dict[str, Mask]:
