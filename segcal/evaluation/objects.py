@@ -122,6 +122,8 @@ def object_reports(
 def object_note(objects: Sequence[ObjectReport]) -> str:
     """How many objects are shown and are real, and how sure the network is of them."""
     share, whole = SCORES["accuracy"].text, objects[0].whole
+    if not whole.predicted:
+        return f"No object is shown in place of {whole.truth:,}."
     sure = [f"{share(of.whole.confidence)} after {of.calibration}" for of in objects[1:]]
     return (
         f"{whole.predicted:,} objects are shown in place of {whole.truth:,}, and "

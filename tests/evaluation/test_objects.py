@@ -9,8 +9,8 @@ import segcal
 from segcal.cli import main
 from segcal.evaluation.evaluate import evaluate_source
 from segcal.evaluation.folder import load_evaluation
-from segcal.evaluation.objects import fit_objects, object_probability
-from segcal.metrics.objects import ObjectRule
+from segcal.evaluation.objects import fit_objects, object_note, object_probability
+from segcal.metrics.objects import ObjectCounter, ObjectRule
 from segcal.sources.saved import PredictionFolder
 
 
@@ -77,6 +77,12 @@ def evaluate_plain(folder):
     test = PredictionFolder(save_blobs(folder / "few", 2))
     evaluate_source(test, resamples=0, num_overlays=0).save(folder / "other")
     return folder / "other"
+
+
+def test_a_network_that_shows_no_object_is_said_to():
+    counter = ObjectCounter(ObjectRule((1,)), 2)
+    counter.update(torch.tensor([[[[0.9, 0.9]], [[0.1, 0.1]]]]), torch.tensor([[[1, 0]]]))
+    assert object_note([counter.compute(resamples=0)]) == "No object is shown in place of 1."
 
 
 def test_mask_scores_are_calibrated_too():

@@ -54,7 +54,7 @@ def shifted(z):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CALIBRATORS)
-def test_a_constant_added_to_the_logits_of_a_pixel_changes_nothing(name, shared_data):
+def test_a_constant_changes_nothing_and_masks_and_orders_stay(name, shared_data):
     path = shared_data / "deeplabv3_voc_logits" / "val.npz"
     changes = {"z": lambda z: z, "z + c": shifted, "log p": lambda z: z.log_softmax(1)}
     found = {}
@@ -62,5 +62,14 @@ def test_a_constant_added_to_the_logits_of_a_pixel_changes_nothing(name, shared_
         batches = Saved(path, change, stride=8)
         calibrator = make_calibrator(name).fit(batches)
         found[kind] = torch.cat([calibrator.predict_proba(z) for z, _ in batches])
+        if kind == "z":
+            for z, _ in batches:
+                out = calibrator(z)
+                if calibrator.keeps_mask:
+                    assert torch.equal(out.argmax(1), z.argmax(1))
+                if name in ("ts", "ets", "lts", "copm"):  # the order of classes, but of equal ones
+                    order = z.argsort(1)
+                    apart = z.gather(1, order).diff(dim=1) > 0
+                    assert out.gather(1, order).diff(dim=1)[apart].min() >= -1e-5
     for kind in ("z + c", "log p"):
         torch.testing.assert_close(found[kind], found["z"], atol=1e-5, rtol=0)
