@@ -208,6 +208,9 @@ class Expected(Promise):
             found.append("; ".join(parts))
         return found
 
+    def __repr__(self) -> str:
+        return f"Expected({self.describe()})"
+
     def describe(self) -> str:
         """The same in a few lines, for a terminal."""
         order = np.argsort(self.class_iou, kind="stable")[: np.isfinite(self.class_iou).sum()]

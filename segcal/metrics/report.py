@@ -17,7 +17,7 @@ import numpy as np
 from segcal.files import atomic_write
 from segcal.metrics import scores
 from segcal.metrics.regions import classes_outside
-from segcal.metrics.scores import SCORES, Array, ScoreTable
+from segcal.metrics.scores import LOGGED, SCORES, Array, ScoreTable
 
 _FORMAT = "segcal-report"
 FORMAT_VERSION = 1
@@ -444,6 +444,11 @@ class Report(_Arrays, ScoreTable):
         return isinstance(other, Report) and self.to_dict() == other.to_dict()
 
     __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        """The scores that a training logs; the arrays behind them would fill pages."""
+        scores = ", ".join(f"{s.label} {s.text(getattr(self, s.name))}" for s in LOGGED)
+        return f"Report({self.protocol.images} images: {scores})"
 
     def _repr_html_(self) -> str:
         """The main scores and the protocol, as notebooks show a report."""

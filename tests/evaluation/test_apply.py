@@ -132,6 +132,7 @@ def test_a_perfectly_certain_and_a_known_image(tmp_path):
     found = segcal.apply(source, None, tmp_path / "out")
     assert found.accuracy == pytest.approx((1 + 0.8 + 0.6 + 0.5) / 4)
     assert found.class_iou == pytest.approx([2.3 / (3 + 0.4), 0.6 / (1 + 0.7)])
+    assert "accuracy 72.50%" in repr(found) and "array" not in repr(found)
     mask = np.asarray(Image.open(tmp_path / "out" / "predictions" / "a_pred.png"))
     assert mask.tolist() == [[0, 0], [1, 0]] and mask.dtype == np.uint8
     confidence = np.asarray(Image.open(tmp_path / "out" / "predictions" / "a_conf.png"))

@@ -147,3 +147,4 @@ def test_a_notebook_shows_scores_and_protocol():
     assert page.count("<tr>") == page.count("</tr>") > 5
     assert f"<th>ECE (%)</th><td>{SCORES['ece'].number(report.ece)}</td>" in page
     assert SCORES["ece"].number(report.intervals["ece"].low) in page and "450 pixels" in page
+    assert f"ECE {SCORES['ece'].text(report.ece)}" in repr(report) and "array" not in repr(report)
