@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import secrets
@@ -92,6 +93,7 @@ def apply(
     if isinstance(profile, str | Path):
         profile = HoldoutProfile.load(profile)
     _check(source, calibrator, profile, write)
+    source = _named(source, profile)
     levels = _levels(profile, operate, miss, write)
     out, first = Path(out), distributed.rank() == 0
     (out / _RECORDS).mkdir(parents=True, exist_ok=True)
@@ -137,12 +139,11 @@ def apply(
         for key, level in (("above", levels.atc), ("accepted", levels.threshold)):
             if level is None:
                 sums_of[key] = np.full(len(known), math.nan)
-        names = source.class_names or [f"class {c}" for c in range(source.num_classes)]
         skipped = [*source.skipped, *(name for name in records if name not in known)]
         expected = Expected.of(
             sums_of,
             names=tuple(known),
-            class_names=tuple(names),
+            class_names=tuple(source.class_names),
             operate=levels.target if levels.threshold is not None else "",
             profile=profile,
             multilabel=source.multilabel,
@@ -212,6 +213,15 @@ def _check(
         raise ValueError("classes may overlap in sigmoid outputs: there are no sets and overlays")
     if not source.names or len({*map(_stem, source.names)}) < len(source.names):
         raise ValueError(f"the images of {source.name} need names, of which no two are the same")
+
+
+def _named(source: Source, profile: HoldoutProfile | None) -> Source:
+    """The source with the class names of the hold-out, where it has none of its own."""
+    plain = tuple(f"class {c}" for c in range(source.num_classes))
+    if tuple(source.class_names) in ((), plain):
+        source = copy.copy(source)
+        source.class_names = (profile and profile.class_names) or plain
+    return source
 
 
 def _stem(name: str) -> str:
@@ -295,8 +305,7 @@ def _write(
     p = probs.float().cpu().numpy()
     parts = {name: p}
     if source.multilabel:  # each class is a problem of two
-        names = source.class_names or [f"class {c}" for c in range(len(p))]
-        folders = tell_apart([file_name(of) for of in names])
+        folders = tell_apart([file_name(of) for of in source.class_names])
         parts = {f"{of}/{name}": np.stack([1 - q, q]) for of, q in zip(folders, p, strict=True)}
 
     def mask(q: np.ndarray) -> np.ndarray:

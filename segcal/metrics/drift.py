@@ -109,6 +109,7 @@ class HoldoutProfile:
         class_sets: λ by promised miss rate, such as "0.1".
         confidence: (n, B) shares of the pixels of an image by confidence.
         classes: (n, C) shares of its pixels that are predicted as each class.
+        class_names: C names, or none.
     """
 
     images: int
@@ -118,6 +119,7 @@ class HoldoutProfile:
     class_sets: Mapping[str, float]
     confidence: Array
     classes: Array
+    class_names: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -148,6 +150,7 @@ class HoldoutProfile:
             class_sets=dict(class_sets),
             confidence=(rows[:, 1 : 1 + _BINS] / pixels).round(5),
             classes=(rows[:, 1 + _BINS :] / (pixels / k)).round(5),
+            class_names=tuple(report.class_names or ()),
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -163,7 +166,7 @@ class HoldoutProfile:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
             if data.pop("format") != _FORMAT:
                 raise ValueError("another format")
-            found: HoldoutProfile = from_plain(cls, data)
+            found: HoldoutProfile = from_plain(cls, {"class_names": [], **data})
             shares = np.concatenate([found.confidence, found.classes], 1, dtype=np.float64)
             levels = [found.atc_threshold, *found.class_sets.values()]
             whole = np.isfinite(shares).all() and shares.min() >= 0 and shares.max() <= 1
@@ -171,6 +174,7 @@ class HoldoutProfile:
                 not whole
                 or found.confidence.shape != (found.images, _BINS)
                 or not all(0 <= level <= 1 for level in levels)
+                or len(found.class_names) not in (0, found.classes.shape[1])
             ):
                 raise ValueError("numbers that do not fit")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

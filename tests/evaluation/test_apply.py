@@ -236,6 +236,7 @@ def test_the_command(root, evaluated, tmp_path, capsys):
     assert main([*words, *images, "--write", ",".join(OUTPUTS), "--limit", "3"]) == 0
     said = capsys.readouterr().out
     assert "accuracy" in said and "review first: i" in said and "like the hold-out" in said
+    assert " car " in said and "class 1" not in said  # as the hold-out calls them
     for kind in ("probs", "predictions", "accept", "sets", "uncertainty", "overlay"):
         assert len(list((tmp_path / "out" / kind).glob("i*"))) == 3 + 3 * (kind == "predictions")
     assert "hold-out" in (tmp_path / "out" / "report.html").read_text()
