@@ -1,5 +1,7 @@
 """The meter equals its slow definition, however its input is cut, typed, merged or stored."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -125,6 +127,17 @@ def test_edges_by_hand():
 def test_ties_go_to_the_first_class():
     meter = measured(torch.zeros(1, 4, 2), torch.tensor([[0, 3]]))
     assert meter.compute().confusion[[0, 3]].tolist() == [[1, 0, 0, 0], [1, 0, 0, 0]]
+
+
+def test_memory_does_not_grow_with_pixels(counted_by):
+    """All that a meter holds; with sums of each image it grows by image, but not by pixel."""
+    few, many = (CalibrationMeter(5) for _ in range(2))
+    few.update(*batch(0))
+    for seed in range(20):
+        many.update(*batch(seed, n=3, space=(40, 30)))
+    assert len(pickle.dumps(many)) == len(pickle.dumps(few))
+    images = [measured(*batch(0, space=space), per_image=True) for space in ((6, 7), (80, 70))]
+    assert len({len(pickle.dumps(one)) for one in images}) == 1
 
 
 def test_order_of_pixels_and_images_does_not_matter():
