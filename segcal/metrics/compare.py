@@ -135,7 +135,8 @@ def paired_differences(
         if equal and name in ("accuracy", "miou"):  # without rounding, and with any classes
             differences[name] = Difference(0.0, 0.0, 0.0, note=note)
         elif name in found:
-            differences[name] = Difference(*found[name], note=note)
+            value, low, high = found[name]
+            differences[name] = Difference(value, max(low, -1.0), min(high, 1.0), note=note)
         else:
             value = sum(f * m.ranges[name].value for f, m in zip(factors, scored, strict=True))
             why = next(model.withheld[name] for model in scored if name in model.withheld)

@@ -173,11 +173,11 @@ def _overlap_and_ace(
 
 
 def _bias_interval(units: ImageArrays) -> Interval:
-    """The interval of mean confidence − accuracy, which may be negative."""
+    """The interval of mean confidence − accuracy, between -1 and 1."""
     gap, pixels = units["top_gap"].sum(1), units["pixels"]  # (I,)
     value = float(gap.sum() / pixels.sum())
     (down,), (up,) = t_margins(_ratio_influence(gap[None], pixels))
-    return Interval(value - float(down), value + float(up), LEVEL)
+    return Interval(max(value - float(down), -1.0), min(value + float(up), 1.0), LEVEL)
 
 
 def _bin_gaps(

@@ -134,6 +134,11 @@ def test_variance_over_seeds_by_hand():
     assert (same.low, same.high) == pytest.approx(expected, abs=1e-9) and same.sure
 
 
+def test_no_difference_is_beyond_1():
+    found = paired_differences(seeds_of([0.1, 0.9]), seeds_of([0.2, 0.7]))["accuracy"]
+    assert (found.low, found.high) == (-1.0, 1.0) and not found.sure
+
+
 def test_one_seed_is_never_sure():
     better, worse = seeds_of([0.9]), seeds_of([0.5, 0.51])
     for first, second in ((worse, better), (better, worse), (worse[:1], better)):

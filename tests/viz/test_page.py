@@ -163,16 +163,16 @@ def test_headline_says_what_was_found():
 
 @pytest.mark.parametrize("groups", [None, ["a", "b"]])
 def test_a_gap_within_its_interval_is_neither_red_nor_over_confident(groups):
-    """Two images, or groups of two, 80 and 60 % right: the gap is 1 point, its error 10 points."""
+    """Two images, or groups of two, 75 and 70 % right: the gap is 1 point, its error 2.5 points."""
     meter = CalibrationMeter(2, per_image=True)
-    labels = torch.stack([(torch.arange(10) >= right).long() for right in (8, 6)])[:, None]
-    probs = torch.tensor([0.71, 0.29], dtype=torch.float64).view(1, 2, 1, 1).expand(2, 2, 1, 10)
+    labels = torch.stack([(torch.arange(20) >= right).long() for right in (15, 14)])[:, None]
+    probs = torch.tensor([0.735, 0.265], dtype=torch.float64).view(1, 2, 1, 1).expand(2, 2, 1, 20)
     for _ in range(2 if groups else 1):
         meter.update_probs(probs, labels, groups=groups)
     found = verdict(meter.compute())
     assert found.kind == "even" and found.text.startswith("neither over- nor under-confident")
-    # ± t(0.975, 1) · 10 points · n / (n - 1)
-    assert re.findall(r"[+−][\d.]+", found.text) == ["−253.12", "+255.12"]
+    # ± t(0.975, 1) · 2.5 points · n / (n - 1)
+    assert re.findall(r"[+−][\d.]+", found.text) == ["−62.53", "+64.53"]
     assert verdict(synthetic_report(sharpness=3.0, per_image=True)).kind == "over"
 
 
