@@ -88,6 +88,14 @@ def test_no_test_skips_for_want_of_a_package():
     assert wrong == []
 
 
+def test_commands_compute_nothing():
+    """What a command does, a Python call does: no command touches a tensor or an array."""
+    files = sorted((ROOT / "segcal" / "commands").glob("*.py"))
+    tops = {path.name: {name.partition(".")[0] for name in imported(path)} for path in files}
+    wrong = {name: found & {"torch", "numpy", "scipy"} for name, found in tops.items()}
+    assert len(files) > 5 and {name: found for name, found in wrong.items() if found} == {}
+
+
 TRICKS = {"fork", "forkpty", "_exit", "umask", "setsid", "setpgid", "setpgrp", "killpg"}
 TRICKS |= {"preexec_fn", "start_new_session", "process_group"}
 # Of torchrun, of the trackers, and what torch asks for in deterministic trainings.
