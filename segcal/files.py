@@ -127,13 +127,9 @@ class Npz:
     with Npz(path) as arrays:
         logits = arrays["logits"]
 
-    Args:
-        path: the file.
-        own: a file that segcal itself wrote. Its arrays may be empty and of any size, but large
-            ones are not compressed, so that they take no more memory than the file.
-
-    Attributes:
-        keys: the names of the arrays.
+    `keys` are the names of the arrays. `own` says that segcal itself wrote the file: its arrays may
+    be empty and of any size, but large ones are not compressed, so that they take no more memory
+    than the file.
     """
 
     def __init__(self, path: Path, *, own: bool = False) -> None:
@@ -213,12 +209,8 @@ class Nifti:
     """A NIfTI file (.nii or .nii.gz), opened with nibabel; its array is read when asked for.
 
     NIfTI counts (x, y, z, class) with x the fastest in memory. Arrays come with their axes
-    reversed, (z, y, x) or (class, z, y, x), as SimpleITK and nnU-Net have them. No axis is
-    flipped: `affine` says where voxels are.
-
-    Attributes:
-        shape: the shape of the array, axes reversed.
-        affine: (4, 4) from voxel (x, y, z) to millimetres.
+    reversed, (z, y, x) or (class, z, y, x), as SimpleITK and nnU-Net have them, and that is their
+    `shape`. No axis is flipped: `affine` (4, 4) takes a voxel (x, y, z) to millimetres.
     """
 
     def __init__(self, path: Path) -> None:

@@ -16,11 +16,11 @@ import inspect
 import re
 import textwrap
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -47,9 +47,14 @@ def build(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
 
 def read(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> T:
     """An instance of `kind` from several (where, values) of `build`; later ones win."""
+    hints = {option.name: option.hint for option in options(kind)}
     stated: dict[str, Any] = {}  # by dotted name
     for where, values in layers:
-        _collect(kind, values, where, stated)
+        for name, value in _leaves(kind, hints, values, where):
+            value = convert(value, hints[name], f"{where}{name}")
+            if isinstance(value, dict) and isinstance(stated.get(name), dict):
+                value = {**stated[name], **value}
+            stated[name] = value
     where = layers[0][0] if len(layers) == 1 and layers[0][0] != "--" else ""
     try:
         return _make(kind, stated)
@@ -57,31 +62,19 @@ def read(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> T:
         raise ValueError(f"{where}{error}") from None
 
 
-def _collect(
-    kind: type,
-    values: Mapping[str, Any],
-    where: str,
-    stated: dict[str, Any],
-    prefix: str = "",
-    root: type | None = None,
-) -> None:
-    """Put the checked values of `kind`, which is at `prefix` in `root`, into `stated`."""
-    hints = get_type_hints(kind)
+def _leaves(
+    kind: type, hints: Mapping[str, Any], values: Mapping[str, Any], where: str, prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """The options that nested or dotted keys state: dotted name and value."""
     for key, value in values.items():
-        field, dot, rest = str(key).partition(".")
-        if field not in {known.name for known in fields(kind)}:
-            wrong = f"{prefix}{key}"
-            raise ValueError(f"{where}{wrong}: {unknown(wrong, root or kind)}")
-        name, hint = f"{prefix}{field}", hints[field]
-        value = {rest: value} if dot else value
-        if not is_dataclass(hint):
-            value = convert(value, hint, f"{where}{name}")
-            if isinstance(value, dict) and isinstance(stated.get(name), dict):
-                value = {**stated[name], **value}
-            stated[name] = value
+        name = f"{prefix}{key}"
+        leaf = next((leaf for leaf in hints if f"{name}.".startswith(f"{leaf}.")), None)
+        if leaf is not None:  # a key below a leaf is one of its dict
+            yield leaf, value if leaf == name else {name.removeprefix(f"{leaf}."): value}
+        elif not any(leaf.startswith(f"{name}.") for leaf in hints):
+            raise ValueError(f"{where}{name}: {unknown(name, kind)}")
         elif isinstance(value, Mapping):
-            inner = cast("type", hint)
-            _collect(inner, value, where, stated, f"{name}.", root or kind)
+            yield from _leaves(kind, hints, value, where, f"{name}.")
         else:
             raise ValueError(f"{where}{name}: expected options, but got {value!r:.60}")
 
@@ -149,9 +142,8 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
                 return origin(_convert(v, h, name) for v, h in zip(value, hints, strict=True))
     elif origin is dict:
         if isinstance(value, str):  # mdca=1,cp=0.1
-            value = (
-                dict(part.split("=") for part in value.split(",") if part.count("=") == 1) or None
-            )
+            pairs = [part.split("=") for part in value.split(",") if part.count("=") == 1]
+            value = dict(pairs) or None
         if isinstance(value, Mapping):
             return {str(k).strip(): _convert(v, inner[1], name) for k, v in value.items()}
     elif hint is bool:
@@ -246,8 +238,7 @@ def list_entries(entries: Mapping[str, Any]) -> str:
 def read_flags(arguments: Sequence[str]) -> list[tuple[str, str]]:
     """The options of a command line, by dotted name: --a.b VALUE, --a.b=VALUE or --a.b.
 
-    An option without a value is true. Names may have hyphens or underscores. `build` takes the
-    result as a dict, where the last of equal names wins.
+    An option without a value is true. Names may have hyphens or underscores.
     """
     flags: list[tuple[str, str]] = []
     words = list(arguments)

@@ -108,15 +108,12 @@ def paired_differences(
     # In a bin where the models of a pair are equal, they differ by exactly 0, whatever the images.
     apart = not (same_trainings or fixed) and len(models) > 2
     pairs = [models] if apart or len(first) != len(second) else np.stack(parts, 1)
-    equal = all(
-        np.array_equal(sums[m][name], sums[at[0]][name])
-        for pair in pairs
-        for at in pair.T
-        for m in at
-        for name in ("intersection", "predicted")
-    )
+    equal = True  # whether all of them predict the same classes
     for pair in pairs:
         for at_shift in pair.T.tolist():
+            for name in ("intersection", "predicted"):
+                first_one, *others = (sums[m][name] for m in at_shift)
+                equal = equal and all(np.array_equal(first_one, other) for other in others)
             for name in ("top_gap", "class_gap"):
                 gaps = [sums[m][name] for m in at_shift]
                 differs = np.any([(gap != gaps[0]).any(0) for gap in gaps], 0)
