@@ -31,7 +31,7 @@ from torch import Tensor
 from segcal.files import atomic_write
 from segcal.metrics.report import Report, from_plain, to_plain
 from segcal.metrics.scores import Array
-from segcal.metrics.triage import ImageCounts, Target, choose_threshold
+from segcal.metrics.triage import ImageCounts, Target, choose_threshold, histograms
 
 RATE = 0.05  # of false alarms
 # Bins (lo, hi] of confidence, each half as wide as the one before from 3/4 on: exact in binary.
@@ -60,7 +60,7 @@ def prediction_sums(probs: Tensor, *, multilabel: bool = False) -> dict[str, Ten
     else:
         highest, index = p.max(1)
         top = highest.double()
-        predicted = _counts_at(index, p.shape[1])
+        predicted = histograms(index, p.shape[1])
         inside = top.new_zeros(p.shape[:2]).scatter_add_(1, index, top)
     edges = torch.tensor(CONFIDENCE_EDGES[1:-1], dtype=torch.float64, device=p.device)
     return {
@@ -70,14 +70,8 @@ def prediction_sums(probs: Tensor, *, multilabel: bool = False) -> dict[str, Ten
         "predicted": predicted,
         "inside": inside,
         "outside": (p.sum(2, dtype=torch.float64) - inside).clamp_min(0),
-        "bins": _counts_at(torch.bucketize(top, edges), _BINS),
+        "bins": histograms(torch.bucketize(top, edges), _BINS),
     }
-
-
-def _counts_at(index: Tensor, size: int) -> Tensor:
-    """(N, size) how often each of (N, L) indices occurs in its row."""
-    zeros = index.new_zeros(len(index), size)
-    return zeros.scatter_add_(1, index, torch.ones_like(index))
 
 
 class ProfileCounts(ImageCounts):

@@ -132,6 +132,12 @@ def operating_point(
     )
 
 
+def histograms(index: Tensor, size: int) -> Tensor:
+    """(N, size) how often each of (N, L) indices occurs in its row."""
+    zeros = index.new_zeros(len(index), size)
+    return zeros.scatter_add_(1, index, torch.ones_like(index))
+
+
 class ImageCounts:
     """Counts of each image, the first of which is that of its labelled pixels."""
 
@@ -253,11 +259,8 @@ class MissRates:
             true = probs.gather(1, pixels.target.unsqueeze(1)).squeeze(1)  # (N, L)
             # The set holds the label up to this many thresholds; ignored pixels are never missed.
             kept = torch.bucketize(true.float(), grid, right=True)
-            kept = kept.masked_fill(~pixels.valid, size - 1)
-            slot = kept + size * torch.arange(len(kept), device=kept.device).unsqueeze(1)
-            table = slot.new_zeros(len(kept) * size)
-            table.scatter_add_(0, slot.flatten(), torch.ones_like(slot).flatten())
-            missed = table.view(-1, size)[:, :-1].cumsum(1).double()  # (N, G)
+            kept = histograms(kept.masked_fill(~pixels.valid, size - 1), size)
+            missed = kept[:, :-1].cumsum(1).double()  # (N, G)
             counted = pixels.valid.sum(1, keepdim=True)
             rates = missed / counted.clamp(min=1)
             self._total = self._total.to(kept.device) + rates.sum(0)

@@ -22,7 +22,7 @@ from segcal.metrics.intervals import resampled_weights
 from segcal.metrics.report import Detection, Interval
 from segcal.metrics.scores import SCORES, Array
 from segcal.metrics.sums import CLASS_STEP, FINE_BINS, fine_edges
-from segcal.metrics.triage import ImageCounts
+from segcal.metrics.triage import ImageCounts, histograms
 from segcal.pixels import flatten, multilabel_labels
 
 LEVEL = 0.95  # of the intervals
@@ -123,7 +123,6 @@ class ErrorDetection(ImageCounts):
             some = slice(first, first + _MOST_IMAGES)
             pixels = flatten(probs[some], labels[some], self.ignore_index)
             n = len(pixels.target)
-            image = 2 * FINE_BINS * torch.arange(n, device=probs.device)[:, None]
             wrong = pixels.dense.argmax(1) != pixels.target  # (N, L)
             counts = pixels.target.new_zeros(n, *self._total.shape)
             for at, (name, kind) in enumerate(UNCERTAINTIES.items()):
@@ -134,9 +133,9 @@ class ErrorDetection(ImageCounts):
                 else:
                     continue
                 certain = 1 - found.double() / kind.most(self.num_classes)
-                cell = image + torch.bucketize(certain, edges) * 2 + wrong
-                cells = torch.bincount(cell[pixels.valid], minlength=n * 2 * FINE_BINS)
-                counts[:, at] = cells.view(n, FINE_BINS, 2)
+                cell = torch.bucketize(certain, edges) * 2 + wrong
+                cell = cell.masked_fill(~pixels.valid, 2 * FINE_BINS)
+                counts[:, at] = histograms(cell, 2 * FINE_BINS + 1)[:, :-1].view(n, FINE_BINS, 2)
             self._total = self._total.to(counts.device) + counts.sum(0)
             if self.per_image:
                 padded = torch.nn.functional.pad(counts, (0, 0, 0, -FINE_BINS % _STEP))
