@@ -303,12 +303,12 @@ def _betas(
 
 def _require_kind(name: str, value: Any, kind: type) -> None:
     """Raise unless `value` is true or false for bool, and else a finite number, whole for int."""
-    if kind is bool:
-        fits, wanted = isinstance(value, bool), "true or false"
-    else:
-        number = isinstance(value, Integral if kind is int else Real)
-        wanted = "a whole number" if kind is int else "a finite number"
-        # NaN is not below the limit, nor is what an int64 cannot hold.
-        fits = number and not isinstance(value, bool) and abs(value) < 1e18
-    if not fits:
+    number, wanted = {
+        bool: (bool, "true or false"),
+        int: (Integral, "a whole number"),
+        float: (Real, "a finite number"),
+    }[kind]
+    # NaN is not below the limit, nor is what an int64 cannot hold.
+    fits = isinstance(value, number) and isinstance(value, bool) == (kind is bool)
+    if not (fits and abs(value) < 1e18):
         raise ValueError(f"{name} must be {wanted}, but it is {value!r:.60}")

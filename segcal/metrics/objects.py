@@ -300,13 +300,12 @@ class ObjectCounter:
                         for ids in (truth, predicted)
                     )
                 mine, theirs = match_objects(predicted, truth, p[c], self.rule, scores)
-                for objects, rows, kept, ids in (
-                    (mine, self._predicted, self.false, predicted),
-                    (theirs, self._true, self.missed, truth),
-                ):
+                for objects in (mine, theirs):
                     objects["image"], objects["of_class"] = image, c
-                    rows.append(objects)
-                    _keep(kept, objects[~objects["real"]], name, ids, predicted, truth)
+                self._predicted.append(mine)
+                self._true.append(theirs)
+                _keep(self.false, mine, name, predicted, predicted, truth)
+                _keep(self.missed, theirs, name, truth, predicted, truth)
 
     def sync(self) -> None:
         """Gather the objects of all ranks."""
@@ -353,7 +352,7 @@ class ObjectCounter:
         the report calls it. Images are drawn `resamples` times for the intervals of ECE and AUROC.
         """
         predicted, true = self._rows(confidence)
-        groups: list[tuple[str, str, float, float]] = []
+        groups: list[tuple[str, str, float, float]] = []  # those of a field above one and up to one
         if len(self.rule.classes) > 1:
             groups += [(f"class {c}", "of_class", c - 1, c) for c in self.rule.classes]
         if len(true):
@@ -473,9 +472,9 @@ def _scores(
 def _keep(
     kept: list[Crop], objects: Array, name: str, ids: Array, predicted: Array, truth: Array
 ) -> None:
-    """Add objects of an image to those that are drawn, if they are of higher rank."""
+    """Add the objects of an image that are not real to those drawn, if they are of higher rank."""
     least = kept[-1].rank if len(kept) == GALLERY else -1.0
-    objects = objects[objects["rank"] > least]
+    objects = objects[~objects["real"] & (objects["rank"] > least)]
     for one in objects[np.argsort(-objects["rank"], kind="stable")][:GALLERY]:
         where, plane = np.nonzero(ids == one["number"]), None
         if ids.ndim == 3:  # the plane with most of it
