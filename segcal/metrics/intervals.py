@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ MIN_LABELLED = 2  # images that must show a class for an interval of mIoU
 _FADE = 0.5  # standard errors within which the sign of a gap fades to 0
 _PATTERNS = 0.95  # quantile of the margins over the resampled signs
 _BLOCK = 100  # resamples at a time, which bounds memory
-ImageArrays = Mapping[str, Array]  # the sums of I images by name; see `sorted_sums`
+ImageArrays = dict[str, Array]  # the sums of I images by name; see `sorted_sums`
 
 
 class Estimate(NamedTuple):
@@ -79,58 +79,56 @@ def image_statistics(
     """
     names, sums = sorted_sums(images, names, groups)
     sums["predicted"][:, outside] = 0
-    shown = sums["truth"] > 0  # (I, K)
-    ace = np.where(shown, sums["class_ace"], 0.0)
-    sums = {**sums, "shown": shown, "ace": ace}
+    sums["shown"] = sums["truth"] > 0  # (I, K)
+    sums["ace"] = np.where(sums["shown"], sums["class_ace"], 0.0)
     first = int(images["pixels"].ndim == 1)  # sigmoid outputs have no background
-    units = unit_sums(sums)
+    units, unit = unit_sums(sums), "group" if any(groups) else "image"
     number = len(units["pixels"])
-    unit = "group" if any(groups) else "image"
-    found: dict[str, Estimate] = {}
-    low = dict.fromkeys(("ece", "sce"), math.nan)
-    withheld: dict[str, str] = {}
-    if number > 1:
-        model = ImageScores(units, unit)
-        low = {name: model.ranges[name].low for name in low}
-        withheld = model.withheld
-        if resamples > 0:
-            found = combine([model], [1.0], resamples=resamples, seed=seed, classes=True)
-    elif number:
-        withheld = dict.fromkeys(("accuracy", "miou", "ece", "sce"), f"there is only one {unit}")
-    ends = {name: estimate.interval for name, estimate in found.items()}
+    model = ImageScores(units, unit) if number > 1 else None
+    ends: dict[str, Interval] = {}
     by_class: dict[str, tuple[Interval, ...]] = {}
-    if found:
-        ends["bias"] = _bias_interval(units)
-        by_class["class_ece"] = tuple(ends[_class_key(c)] for c in range(sums["truth"].shape[1]))
-        more, of_classes = _overlap_and_ace(units, first)
-        ends, by_class = {**ends, **more}, {**by_class, **of_classes}
-        if "miou" in withheld:  # Dice for the same reason
-            missing = {"dice", "foreground_dice"} - more.keys()
-            withheld = {**withheld, **dict.fromkeys(sorted(missing), withheld["miou"])}
-    pixels = sums["pixels"]
+    withheld: dict[str, str] = {}
+    if model is not None and resamples > 0:
+        ends, by_class, withheld = _intervals(model, units, first, resamples, seed)
+    elif number == 1 and resamples > 0:
+        withheld = dict.fromkeys(("accuracy", "miou", "ece", "sce"), f"there is only one {unit}")
+    ace, shown, pixels = sums["ace"], sums["shown"], sums["pixels"]
     ece = np.abs(sums["top_gap"]).sum(1) / pixels  # (I,)
     worst = np.argsort(-ece, kind="stable")[:MOST_WORST]
     return ImageStatistics(
         ece=float(ece.mean()) if len(ece) else math.nan,
-        ece_debiased=low["ece"],
-        sce_debiased=low["sce"],
+        ece_debiased=math.nan if model is None else model.ranges["ece"].low,
+        sce_debiased=math.nan if model is None else model.ranges["sce"].low,
         ace=float(scores.ratio(ace.sum(), shown.sum())),
         foreground_ace=float(scores.ratio(ace[:, first:].sum(), shown[:, first:].sum())),
         class_ace=tuple(scores.ratio(ace.sum(0), shown.sum(0)).tolist()),
-        intervals={
-            name: end
-            for name, end in ends.items()
-            if name in scores.SCORES and not math.isnan(end.low)
-        },
+        intervals=ends,
         class_intervals=by_class,
-        withheld=withheld if resamples > 0 else {},
+        withheld=withheld,
         worst=tuple(ImageScore(names[i], float(ece[i]), round(pixels[i] / raters)) for i in worst),
         resamples=resamples,
         seed=seed,
-        bins=_bin_gaps(sums, units, names, intervals=bool(found)),
+        bins=_bin_gaps(sums, units, names, intervals=bool(ends)),
         table=_image_table(sums, names, ece, raters),
         groups=number if any(groups) else None,
     )
+
+
+def _intervals(
+    model: ImageScores, units: ImageArrays, first: int, resamples: int, seed: int
+) -> tuple[dict[str, Interval], dict[str, tuple[Interval, ...]], dict[str, str]]:
+    """Intervals by score, those of classes, and why scores have none; see `ImageStatistics`."""
+    found = combine([model], [1.0], resamples=resamples, seed=seed, classes=True)
+    ends = {name: estimate.interval for name, estimate in found.items()}
+    more, of_classes = _overlap_and_ace(units, first)
+    class_ece = tuple(ends.pop(_class_key(c)) for c in range(model.num_classes))
+    by_class = {"class_ece": class_ece, **of_classes}
+    ends |= {"bias": _bias_interval(units), **more}
+    withheld = dict(model.withheld)
+    if "miou" in withheld:  # Dice for the same reason
+        missing = {"dice", "foreground_dice"} - more.keys()
+        withheld |= dict.fromkeys(sorted(missing), withheld["miou"])
+    return {n: end for n, end in ends.items() if not math.isnan(end.low)}, by_class, withheld
 
 
 def _overlap_and_ace(
