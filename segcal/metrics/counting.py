@@ -44,6 +44,7 @@ from segcal.pixels import (
 log = logging.getLogger(__name__)
 Masks = Sequence[Tensor | None]  # bool of the labels' shape for each meter; None counts all
 
+_MOST_MASKS = 8  # counted in one walk, as the bits of a byte
 _PIECE = 2**21  # values that the torch pass works on at a time
 _BLOCK = 2**17  # values that the compiled pass works on at a time: they stay in the cache
 _WORTH_A_THREAD = 2**18  # values
@@ -68,8 +69,10 @@ def count(
             problems.append(count(*folded, masks, two, logits=logits))
         batches = [sums.join_problems(parts) for parts in zip(*problems, strict=True)]
     else:
-        one_pass = counting_pass(values.device.type)
-        batches = one_pass(values, labels, inside, settings, logits)
+        one_pass, batches = counting_pass(values.device.type), []
+        for first in range(0, len(inside), _MOST_MASKS):
+            some = inside[first : first + _MOST_MASKS]
+            batches += one_pass(values, labels, some, settings, logits)
     k = settings.num_classes
     sparse = not settings.multilabel and k * k > sums.MOST_CELLS
     cells = torch.stack([labels.flatten().long(), values.argmax(1).flatten()]) if sparse else None
@@ -197,9 +200,12 @@ def count_compiled(
     rows, flat = as_rows(values, labels)
     masks = [None if mask is None else mask.reshape(flat.shape).numpy() for mask in inside]
 
-    def work(blocks: Sequence[Cut]) -> list[Tables] | None:
-        """The tables of each mask; None if some values or labels cannot be counted."""
-        tables = [Tables.zeros(np.zeros, n, settings) for _ in masks]
+    def work(blocks: Sequence[Cut]) -> dict[int, Tables] | None:
+        """Tables of the pixels that are in the same masks; bit i of a key stands for mask i.
+
+        The result is None if some values or labels cannot be counted.
+        """
+        tables: dict[int, Tables] = {}
         for images, part in blocks:
             label = flat[images, part].reshape(-1).long().numpy()
             valid = label != settings.ignore_index
@@ -222,12 +228,19 @@ def count_compiled(
                 return None
             first, several = (images.start, len(range(n)[images])) if settings.per_image else (0, 1)
             ends = np.arange(1, several + 1) * (len(label) // several)
-            for counted, table in zip(inner, tables, strict=True):
+            code = np.zeros(len(label), np.uint8)
+            for i, mask in enumerate(inner):
+                code |= mask.view(np.uint8) << np.uint8(i)
+            alone = len(masks) == 1
+            for key in [1] if alone else (np.flatnonzero(np.bincount(code)[1:]) + 1).tolist():
+                if key not in tables:
+                    tables[key] = Tables.zeros(np.zeros, n, settings)
+                table, counted = tables[key], code == key
                 table.scores[0] += nll[counted].sum()
-                at = np.flatnonzero(counted)
-                if len(at) == np.count_nonzero(held):
+                if alone:
                     add(block, counted, label, best, edges, first, ends, table)
-                elif len(at):  # its pixels, side by side
+                else:  # these pixels, side by side
+                    at = np.flatnonzero(counted)
                     columns = (column[at] for column in (counted, label, best))
                     last = np.searchsorted(at, ends)
                     add(np.take(block, at, 1), *columns, edges, first, last, table)
@@ -241,7 +254,8 @@ def count_compiled(
     faults = torch.tensor([0, len(shares) - len(good), 0])  # the meter looks for where
     batches = []
     for i in range(len(masks)):
-        parts = [Tables.zeros(np.zeros, n, settings), *(share[i] for share in good)]
+        parts = [Tables.zeros(np.zeros, n, settings)]
+        parts += [table for share in good for key, table in share.items() if key >> i & 1]
         total = (torch.from_numpy(sum(same)) for same in zip(*parts, strict=True))
         batches.append(Tables(*total).batch_sums(faults, settings))
     return batches
