@@ -1,7 +1,12 @@
 """Files laid out as `nnUNetv2_predict --save_probabilities` leaves them."""
 
 import json
+import re
+import runpy
 import shutil
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import nibabel
 import numpy as np
@@ -186,6 +191,40 @@ def test_the_folds_of_a_training_are_one_holdout_with_labels_of_their_own(case, 
     shutil.copy(out / "case_001.npz", trainer / "fold_0" / "validation")
     with pytest.raises(ValueError, match="one name"):
         NnunetFolder(trainer, labels=labels_tr)
+
+
+def test_the_file_in_the_docs_is_a_trainer(tmp_path, monkeypatch):
+    """nnU-Net imports the files of nnUNet_extTrainer and takes what has the trainer's name.
+
+    Stand-ins take the place of its base class and of its wrapper for deep supervision.
+    """
+    path = "nnunetv2.training"
+    modules = ["nnunetv2", path, f"{path}.loss", f"{path}.loss.deep_supervision"]
+    modules += [f"{path}.nnUNetTrainer", f"{path}.nnUNetTrainer.nnUNetTrainer"]
+    for name in modules:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    wrapper = sys.modules[f"{path}.loss.deep_supervision"]
+    wrapper.DeepSupervisionWrapper = lambda loss, weights: (loss, weights)
+    base = type("nnUNetTrainer", (), {"_get_deep_supervision_scales": lambda self: [1, 0.5, 0.25]})
+    sys.modules[modules[-1]].nnUNetTrainer = base
+    docs = Path(__file__).parents[2] / "docs" / "frameworks.md"
+    (code,) = re.findall(
+        r"```python\n(from segcal\.integrations\.nnunet.*?)```", docs.read_text(), re.S
+    )
+    (tmp_path / "mdca.py").write_text(code)
+    found = runpy.run_path(str(tmp_path / "mdca.py"))["nnUNetTrainerMDCA"]
+    assert issubclass(found, base) and found.__name__ == "nnUNetTrainerMDCA"
+
+    trainer = found()
+    trainer.label_manager = SimpleNamespace(ignore_label=3, has_regions=False)
+    trainer.enable_deep_supervision = False
+    logits, labels = torch.randn(2, 3, 4, 5, 6), torch.randint(0, 4, (2, 1, 4, 5, 6))
+    expected = build_loss("dicece+mdca", ignore_index=3)(logits, labels[:, 0])
+    assert trainer._build_loss()(logits, labels.float()) == expected
+    trainer.enable_deep_supervision = True
+    loss, weights = trainer._build_loss()
+    assert loss(logits, labels.float()) == expected
+    np.testing.assert_allclose(weights, [2 / 3, 1 / 3, 0])
 
 
 def test_the_trainer_needs_nnunet():
