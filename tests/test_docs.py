@@ -3,12 +3,15 @@
 import contextlib
 import importlib
 import io
+import os
 import re
+import subprocess
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 from reproduction import command as reproduction_command
 
@@ -232,6 +235,38 @@ def test_the_pipeline_of_the_readme_runs(tmp_path, monkeypatch):
     assert ("ts", "fog:3") in names["result"].reports and (
         tmp_path / "folder/report.html"
     ).is_file()
+
+
+def test_accumulation_as_the_docs_have_it_is_exact_for_means_over_pixels():
+    blocks = re.findall(r"```python\n(.*?)```", PAGES["docs/choosing.md"], flags=re.S)
+    (code,) = [block for block in blocks if "micro_batches" in block]
+    images, labels = torch.randn(4, 3, 5, 5), torch.randint(4, (4, 5, 5))
+    labels[0, :4] = 255
+    model = torch.nn.Conv2d(3, 4, 1)
+    micro_batches = list(zip(images.chunk(4), labels.chunk(4), strict=True))
+    names = {"segcal": segcal, "model": model, "micro_batches": micro_batches}
+    exec(code.replace("fl+mdca", "nll"), names | {"optimizer": torch.optim.SGD([torch.zeros(1)])})
+    whole = torch.nn.functional.cross_entropy(model(images), labels, ignore_index=255)
+    expected = torch.autograd.grad(whole, model.weight)[0]
+    torch.testing.assert_close(model.weight.grad, expected)
+
+
+def test_a_release_has_whole_addresses(tmp_path):
+    """The step of release.yml leaves no link in the README that needs a file beside it."""
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    (script,) = [step["run"] for step in workflow["jobs"]["build"]["steps"] if "name" in step][:1]
+    for name in ("README.md", "pyproject.toml"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    place = {"GITHUB_SERVER_URL": "https://host", "GITHUB_REPOSITORY": "us/segcal"}
+    command = ["bash", "-euc", script]
+    environment = {**os.environ, **place, "GITHUB_REF_NAME": "v1"}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    text = (tmp_path / "README.md").read_text()
+    links = re.findall(r"\]\(([^)]+)\)|src=\"([^\"]+)\"", text)
+    assert len(links) > 10 and all("".join(link).startswith("https://") for link in links)
+    assert "](https://host/us/segcal/blob/v1/docs/networks.md)" in text
+    urls = (tmp_path / "pyproject.toml").read_text().partition("[project.urls]")[2]
+    assert '\nRepository = "https://host/us/segcal"\n' in urls
 
 
 def test_the_citation_has_the_version():

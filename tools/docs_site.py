@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 _TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_OBJECT = re.compile(r"(doc-object-name[^>]*>)(segcal(?:\.\w+)+)(?=<)")
+_PERCENT = re.compile(r"(<(?:pre|code)\b.*?</(?:pre|code)>)|(?<=\d) (?=%)", re.S)
 _ELSEWHERE = re.compile(r"""<(?:script|link|img|iframe)\b[^>]+\b(?:src|href)="?(?:https?:)?//""")
 
 
@@ -28,7 +31,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Links of pages that also lie in the repository, as the site has them."""
-    if page.parent is None:  # a tab of its own: the list beside it would have one line
+    if page.is_homepage or page.parent is None:  # a list beside it would say little
         page.meta["hide"] = ["navigation"]
     markdown = re.sub(r"\]\(docs/([\w.]+md)", r"](\1", markdown)
     markdown = re.sub(r"\]\((tutorials/\w+)\.ipynb\)", r"](\1.md)", markdown)
@@ -38,8 +41,22 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Short code in a line is not broken, as --in-the-middle of an option."""
-    return re.sub(r"<code>([^<\n]{1,26})</code>", r'<code class="short">\1</code>', html)
+    """Names as one types them, and lines that break where a reader would break them."""
+    html = _OBJECT.sub(lambda match: match[1] + public_name(match[2]), html)
+    # Not inside short code, such as --in-the-middle of an option, nor between 90 and %.
+    html = re.sub(r"<code>([^<\n]{1,26})</code>", r'<code class="short">\1</code>', html)
+    return _PERCENT.sub(lambda match: match[1] or "\u00a0", html)
+
+
+def public_name(path: str) -> str:
+    """The shortest name of what is defined at `path`: segcal.Report for …metrics.report.Report."""
+    *modules, name = path.split(".")
+    defined = getattr(import_module(".".join(modules)), name)
+    for depth in range(1, len(modules)):
+        package = ".".join(modules[:depth])
+        if getattr(import_module(package), name, None) is defined:
+            return f"{package}.{name}"
+    return path
 
 
 def on_post_page(output: str, page: Page, **_: Any) -> str:
