@@ -268,8 +268,10 @@ def looks_like_sequence(names: Sequence[str]) -> bool:
         steps = Counter(b - a for a, b in pairwise(sorted(numbers)))
         if len(numbers) > 2 and 2 * max(steps.values()) > len(numbers):
             regular += len(numbers)
-    if len(counters) == 1 and regular and min(numbers) < 2 and max(numbers) <= len(names):
-        return False
+    if len(counters) == 1 and regular and min(numbers) < 2:
+        ours = next(iter(counters))[0] in ("train-", "holdout-", "test-")  # names of the scenes
+        if ours or max(numbers) <= len(names):
+            return False
     return 2 * regular > len(names)
 
 

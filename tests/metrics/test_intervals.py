@@ -230,6 +230,7 @@ def test_names_of_a_sequence():
     assert looks_like_sequence([f"patient{p}_slice_{n}" for p in range(3) for n in range(20)])
     assert not looks_like_sequence(["2007_000032", "2007_000129", "2007_000241", "2007_000799"])
     assert not looks_like_sequence([f"{n:05d}.png" for n in range(50)])
+    assert not looks_like_sequence([f"test-{n:04d}" for n in range(0, 600, 3)])  # data.limit
     assert not looks_like_sequence([f"img{n:03d}" for n in range(50)])
     assert looks_like_sequence([f"img{n:03d}" for n in range(0, 50, 2)])
     assert not looks_like_sequence(["a.png", "b.png", "c1.png"]) and not looks_like_sequence([])
