@@ -48,7 +48,7 @@ def apply(
     source: Source,
     calibrator: Calibrator | None,
     out: str | Path,
-    write: Sequence[str] = ("mask", "confidence"),
+    write: Sequence[str] | str = ("mask", "confidence"),
     *,
     profile: HoldoutProfile | str | Path | None = None,
     operate: str | None = None,
@@ -90,6 +90,7 @@ def apply(
         miss: which of the class sets in it, such as 0.1; the first by default.
         progress: show a bar; by default if stderr is a terminal.
     """
+    write = write.split(",") if isinstance(write, str) else write
     if isinstance(profile, str | Path):
         profile = HoldoutProfile.load(profile)
     _check(source, calibrator, profile, write)
