@@ -14,7 +14,8 @@ DEMO := runs/demo/nll runs/demo/fl+mdca
 
 .PHONY: demo $(DEMO) test quick test-gpu check docs format clean
 
-# Trains two networks on embedded data, side by side, and compares them; a second time only evaluates.
+# Trains two networks on embedded data, side by side, and compares them: under two minutes on two free cores. What it prints last
+# are its own numbers in words. A second time it only evaluates.
 demo: $(READY)
 	$(MAKE) --no-print-directory --jobs $(JOBS) $(DEMO)
 	$(VENV)/bin/python tools/eval_calib.py $(DEMO) --weights last --posthoc none,ts \

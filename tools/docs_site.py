@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,10 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 def on_page_content(html: str, **_: Any) -> str:
     """Names as one types them, and lines that break where a reader would break them."""
     html = _OBJECT.sub(lambda match: match[1] + public_name(match[2]), html)
-    # Not inside short code, such as --in-the-middle of an option, nor between 90 and %.
+    # Not inside short code and options, such as --in-the-middle, nor between 90 and %.
     html = re.sub(r"<code>([^<\n]{1,26})</code>", r'<code class="short">\1</code>', html)
+    options = partial(re.sub, r"--[\w-]+", r'<span class="short">\g<0></span>')
+    html = re.sub(r"<code>[^<\n]{27,}</code>", lambda match: options(match[0]), html)
     return _PERCENT.sub(lambda match: match[1] or "\u00a0", html)
 
 
