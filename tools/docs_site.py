@@ -35,7 +35,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     if page.is_homepage or page.parent is None:  # a list beside it would say little
         page.meta["hide"] = ["navigation"]
     markdown = re.sub(r"\]\(docs/([\w.]+md)", r"](\1", markdown)
-    markdown = re.sub(r"\]\((tutorials/\w+)\.ipynb\)", r"](\1.md)", markdown)
+    markdown = re.sub(r"\]\(((?:\.\./)?tutorials/\w+)\.ipynb\)", r"](\1.md)", markdown)
     if "/" in page.file.src_uri:
         return markdown
     return re.sub(r"\[([^\]]+)\]\((?:\.\./|data/)[^)]*\)", r"`\1`", markdown)
