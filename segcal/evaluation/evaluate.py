@@ -232,14 +232,14 @@ def evaluate_source(
     source: Source,
     *,
     holdout: Source | None = None,
-    posthoc: Sequence[str] = (),
-    shifts: Sequence[str | Shift] = (),
+    posthoc: str | Sequence[str] = (),
+    shifts: str | Sequence[str | Shift] = (),
     fit_shift: str | None = None,
     fit_ood: str | Path | Source | None = None,
     fit_target: str | Path | Source | None = None,
-    regions: Sequence[str] = (),
-    protocols: Sequence[str] = (),
-    operate: Sequence[Any] = (),
+    regions: str | Sequence[str] = (),
+    protocols: str | Sequence[str] = (),
+    operate: str | Sequence[Any] = (),
     conformal: Sequence[Any] = (),
     uncertainty: bool | None = None,
     objects: str | ObjectRule | None = None,
@@ -253,7 +253,8 @@ def evaluate_source(
     """Evaluate a source as it is and after each post-hoc method, and under each shift.
 
     Under torch.distributed every process calls this with the same arguments, counts its share,
-    and returns the numbers of the whole; the first one also draws.
+    and returns the numbers of the whole; the first one also draws. Several names may also be one
+    text with commas between them, such as "ts,ets".
 
     Args:
         source: the predictions to evaluate.
@@ -296,6 +297,11 @@ def evaluate_source(
     from segcal.evaluation.shifts import evaluate_shift, open_shifts
     from segcal.evaluation.ways import fit_ways
 
+    shifts = [shifts] if isinstance(shifts, str) else shifts
+    posthoc, regions, protocols, operate = (
+        names.split(",") if isinstance(names, str) else names
+        for names in (posthoc, regions, protocols, operate)
+    )
     method_names(",".join([NONE, *posthoc]))  # raises if one is unknown
     methods = [method for method in dict.fromkeys(posthoc) if method != NONE]
     if source.top_only and (methods or conformal or uncertainty):

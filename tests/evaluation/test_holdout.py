@@ -30,6 +30,19 @@ def test_the_network_runs_once_for_all_methods(tmp_path, monkeypatch):
     assert calibrators["ts"].temperature_ > 1  # over-confident, and corrected
 
 
+def test_several_names_may_be_one_text():
+    """A text was read letter by letter."""
+    source, choices = network_source(Network()), {"resamples": 0, "overlays": "none"}
+    lists = {"posthoc": ["ts", "vs"], "protocols": ["image"], "operate": ["accuracy=0.9"]}
+    texts = {"posthoc": "ts,vs", "protocols": "image", "operate": "accuracy=0.9"}
+    expected = evaluate_source(source, holdout=source, **lists, **choices).reports
+    found = evaluate_source(source, holdout=source, **texts, **choices).reports
+    assert list(found) == list(expected) == ["none", "ts", "vs"]
+    assert found["vs"].scores == pytest.approx(expected["vs"].scores, nan_ok=True)
+    assert list(found["ts"].protocols) == ["image"]
+    assert len(found["ts"].operating_points) == 1
+
+
 @pytest.mark.parametrize(("method", "images"), [("ts", False), ("lts", True)])
 def test_a_recording_is_what_was_recorded(method, images):
     source = network_source(Network())
