@@ -132,7 +132,7 @@ def test_an_update_does_not_wait(device, probs, per_image, dtype):
     update()
     with _raising(device):
         update()
-    assert meters[0]._sums.nll.device.type == device
+    assert meters[0].sums()["nll"].device.type == device
 
 
 @pytest.mark.parametrize("name", CALIBRATORS)

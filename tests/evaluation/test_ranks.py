@@ -6,6 +6,7 @@ import torch
 from segcal.evaluation.evaluate import evaluate_source
 from segcal.metrics.objects import ObjectRule
 from segcal.sources.saved import PredictionFolder
+from tests.support.evaluated import assert_close
 from tests.support.networks import Network, network_source
 from tests.support.ranks import run_on_ranks
 from tests.support.saved import save_folder
@@ -35,22 +36,6 @@ def everything(rank, folder):
         "calibrators": {name: c.state_dict() for name, c in found.calibrators.items()},
         "temperature": again.calibrators["ts"].temperature_,
     }
-
-
-def assert_close(one, other, rel):
-    """Equal, but for the last digits of floating numbers: sums are added in another order."""
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for key in one:
-            assert_close(one[key], other[key], rel)
-    elif isinstance(one, list):
-        assert len(one) == len(other)
-        for a, b in zip(one, other, strict=True):
-            assert_close(a, b, rel)
-    elif isinstance(one, float):
-        assert one == pytest.approx(other, rel=rel, abs=1e-9)
-    else:
-        assert one == other
 
 
 @pytest.mark.slow
