@@ -518,15 +518,15 @@ def t_margins(
     """
     n = influences.shape[1]
     centred = influences - influences.mean(1, keepdims=True)
-    square = centred**2
-    variance = square.mean(1)
+    variance = (centred**2).mean(1)
     error = n * np.sqrt(variance / (n - 1))
     freedom, skewed = np.full(len(influences), n - 1.0), np.zeros(len(influences))
     quantile = stdtrit(freedom, (1 + LEVEL) / 2)
     if not plain:
-        scale = np.where(variance > 0, variance, 1.0)
-        skewness = np.einsum("ri,ri->r", square, centred) / n / scale**1.5
-        kurtosis = np.einsum("ri,ri->r", square, square) / n / scale**2
+        standard = centred / np.sqrt(np.where(variance > 0, variance, 1.0))[:, None]
+        square = standard**2
+        skewness = np.einsum("ri,ri->r", square, standard) / n
+        kurtosis = np.einsum("ri,ri->r", square, square) / n
         freedom = 1 / (1 / (n - 1) + np.maximum(kurtosis - 3, 0) / (2 * n))
         quantile = stdtrit(freedom, (1 + LEVEL) / 2)
         skewed = error * skewness * (2 * quantile**2 + 1) / (6 * math.sqrt(n))

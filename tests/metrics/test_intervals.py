@@ -175,6 +175,12 @@ def test_variances_over_images_and_seeds_add_up(few):
     assert t_margins(influences, [(np.zeros(2), 1)], plain=True) == pytest.approx(none)
 
 
+def test_margins_of_tiny_gaps():
+    """The class-j-ECE of a class that is never likely: its variance squared is below 1e-308."""
+    influences = np.array([[0.3, -0.1, 0.2, -0.4, 0.1]])
+    assert t_margins(influences * 1e-90) * 1e90 == pytest.approx(t_margins(influences))
+
+
 @pytest.mark.parametrize("numbers", [(2, 2), (2, 5), (5, 2), (3, 10)])
 def test_equal_methods_of_any_numbers_of_seeds_are_seldom_called_different(numbers):
     """Normal scores, where the second method varies half as much over seeds: at most 7 %."""
