@@ -220,8 +220,8 @@ def _check(options: argparse.Namespace, inputs: Sequence[Path]) -> None:
             f"{', '.join(map(str, reports))} is a report already: segcal report writes its page",
         ),
         (
-            options.calibrate == "members" and not (options.ensemble and len(options.posthoc) == 1),
-            "--calibrate members needs --ensemble, and one method in --posthoc",
+            options.calibrate == "members" and len(options.posthoc) != 1,
+            "--calibrate members needs one method in --posthoc",
         ),
         (
             options.ensemble and reports,
@@ -272,11 +272,12 @@ def _evaluate(
     source, fit, posthoc = sources[0], fits[0] if fits else None, options.posthoc
     if options.ensemble:
         source = Members(sources, pool=options.pool)
-        fit = Members(fits, pool=options.pool) if fits else None
-        if options.calibrate == "members":
-            source = calibrate_members(source, posthoc[0], fit)
-            fit = None if fit is None else source.with_members(fits)
-            name, posthoc = f"{name}, members + {label(posthoc[0])}", ()
+    if options.calibrate == "members":
+        source = calibrate_members(source, posthoc[0], fits)
+        name, posthoc = f"{name}, members + {label(posthoc[0])}", ()
+    if isinstance(source, Members) and fits:  # hold-outs of folds may be of different images
+        chosen = posthoc or options.operate or options.conformal or options.object_calibrate
+        fit = source.with_members(fits) if chosen else None
     source.name, source.group = name, options.group or source.group
     source = source if options.limit is None else source.limited(options.limit)
     return evaluate_source(

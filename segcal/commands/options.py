@@ -207,8 +207,8 @@ FORMAT = {
 MEMBERS = {
     "--ensemble": "all inputs are members of one ensemble: the mean of their probabilities",
     "--pool probs|logits=probs": "what members are the mean of",
-    "--calibrate pooled|members=pooled": "fit --posthoc to the ensemble, or one method to each "
-    "member before the mean",
+    "--calibrate pooled|members=pooled": "fit --posthoc to the mean, or one method to each "
+    "member (or view) before it",
 }
 _SIGMOID = ", ".join(name for name, method in METHODS.items() if method.multilabel)
 POSTHOC = (

@@ -21,7 +21,7 @@ import segcal
 from segcal import distributed
 from segcal.evaluation.expected import TABLE, Expected
 from segcal.evaluation.folder import file_name
-from segcal.evaluation.measure import calibrated, with_progress
+from segcal.evaluation.measure import with_progress
 from segcal.evaluation.overlays import grey
 from segcal.files import atomic_write, locked, remove_leftovers, write_nifti
 from segcal.metrics.drift import HoldoutProfile, prediction_sums
@@ -116,7 +116,7 @@ def apply(
             assert left is not None
             if calibrator is not None:
                 calibrator.to(batch.values.device)
-            probs = calibrated(batch, calibrator).probs.detach()
+            probs = batch.calibrated(calibrator).probs.detach()
             _check_batch(left, batch, number, write)
             sums = prediction_sums(probs, multilabel=source.multilabel)
             top = sums.pop("top")
@@ -267,7 +267,7 @@ def _gallery(source: Source, calibrator: Calibrator | None, expected: Expected) 
         index = list(source.names).index(expected.names[i])
         batch = source[index]
         if batch.values.ndim > 3:
-            p = calibrated(batch, calibrator).probs[0].float().cpu().numpy()
+            p = batch.calibrated(calibrator).probs[0].float().cpu().numpy()
             caption = f"{expected.names[i]}: {expected.reasons[i]}"
             gallery[caption] = _panel(p, source.image(index), source.palette)
     return gallery

@@ -23,7 +23,6 @@ from segcal.metrics.regions import Region, named_regions
 from segcal.metrics.scores import NEED_ALL_CLASSES, SCORES
 from segcal.metrics.uncertainty import ErrorDetection
 from segcal.posthoc import NONE, Calibrator, label, method_names
-from segcal.sources.members import Members
 from segcal.sources.source import Batch, Source
 
 if TYPE_CHECKING:
@@ -383,8 +382,7 @@ def evaluate_source(
     )
 
     # For the reader: what to doubt, and pictures.
-    if isinstance(source, Members):
-        evaluation.notes += member_notes(source)
+    evaluation.notes += member_notes(source)
     if chosen and holdout is not None:
         evaluation.notes += holdout_notes(chosen, measured, fitted[""])
         if source.fingerprint() == holdout.fingerprint() != "":

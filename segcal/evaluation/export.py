@@ -156,8 +156,8 @@ def export_source(
     """
     networks = []
     for one in source.members if isinstance(source, Members) else (source,):
-        if not isinstance(one, NetworkSource):
-            raise ValueError(f"{one.name} is no network, which could be exported")
+        if not isinstance(one, NetworkSource) or one.members:
+            raise ValueError(f"{one.name} is no single network, which could be exported")
         networks.append(one)
     first = networks[0]
     example = first.samples[0][0]  # (3, H, W)

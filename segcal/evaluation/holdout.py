@@ -47,7 +47,6 @@ from segcal.metrics.triage import (
     choose_threshold,
 )
 from segcal.posthoc import NONE, Calibrator
-from segcal.sources.members import Members
 from segcal.sources.source import Batch, Changed, Kind, Source
 
 log = logging.getLogger(__name__)
@@ -151,20 +150,19 @@ def fit_on(methods: Sequence[str], sources: Sequence[Source]) -> dict[str, Calib
     return found
 
 
-def calibrate_members(members: Members, method: str, holdout: Members | None = None) -> Members:
-    """The same members, each after a calibrator that was fitted on its own hold-out.
+def calibrate_members(source: Source, method: str, holdouts: Sequence[Source] = ()) -> Source:
+    """The mean of the same members or views, each after a calibrator of its own.
 
-    Those are the members of `holdout`, if it is given.
+    Each is fitted on the member's own hold-out, or on its one of `holdouts`.
     """
-    own = [m.holdout() for m in members.members] if holdout is None else holdout.members
     calibrators: list[Calibrator] = []
-    for member, fit_on in zip(members.members, own, strict=True):
+    own: Sequence[Source | None] = holdouts or [member.holdout() for member in source.members]
+    for member, fit_on in zip(source.members, own, strict=False):
         if fit_on is None:
             raise ValueError(f"{member.name} has no hold-out to fit a calibrator on")
         calibrators += fit([method], fit_on).values()
-    name = f"{members.name}, members + {posthoc.label(method)}"
-    found = Members(members.members, pool=members.pool, calibrators=calibrators, name=name)
-    found.group = members.group
+    found = source.with_calibrators(calibrators)
+    found.name = f"{source.name}, members + {posthoc.label(method)}"
     return found
 
 
@@ -354,12 +352,12 @@ def holdout_notes(
     return lines
 
 
-def member_notes(members: Members) -> list[str]:
+def member_notes(source: Source) -> list[str]:
     """What was fitted to each member before the mean."""
     return [
         f"{posthoc.label(calibrator.name)} of {member.name} was fitted on its hold-out"
         f"{_learned(calibrator)}."
-        for member, calibrator in zip(members.members, members.calibrators, strict=True)
+        for member, calibrator in zip(source.members, source.calibrators, strict=False)
         if calibrator is not None
     ]
 

@@ -28,15 +28,13 @@ from segcal.metrics.protocols import (
     scores_by_protocol,
 )
 from segcal.metrics.regions import Region, any_present, foreground
-from segcal.sources.source import Batch, Source
+from segcal.sources.source import Batch, LogitMap, Source
 
 log = logging.getLogger(__name__)
 WHOLE_IMAGE = "all"  # the whole image, among the names of regions
 EVERY = 60.0  # seconds between lines of progress, where there is no terminal
 _MAX_IMAGE_SUMS = 2 * 2**30  # bytes of per-image sums, all meters together
 
-# Takes (N, C, *S) logits, and the (N, 3, H, W) images if there are any, to (N, C, *S) logits.
-LogitMap = Callable[[Tensor, Tensor | None], Tensor]
 Groups = Sequence[str] | None  # of the images of a batch
 Mask = Callable[[Tensor], Tensor | None]  # of the labels of a batch; None: all of it
 
@@ -137,7 +135,7 @@ def measure(
         classes = batch.mask if any(calibrators.values()) else None
         groups = source.groups_of(batch.names)
         for name, calibrator in calibrators.items():
-            found = calibrated(batch, calibrator)
+            found = batch.calibrated(calibrator)
             count_batch([*meters[name].values()], found, inside, groups=groups)
             whole = meters[name][WHOLE_IMAGE]
             if whole.changed is not None:
@@ -269,14 +267,6 @@ def count_batch(
     assert batch.labels is not None
     more: dict[str, Any] = {"inside": inside, "names": batch.names, "groups": groups}
     update_together(meters, batch.values, batch.labels, probs=batch.are_probs, **more)
-
-
-@torch.inference_mode()
-def calibrated(batch: Batch, calibrator: LogitMap | None) -> Batch:
-    """The batch with the logits that `calibrator` makes of its own; unchanged if that is None."""
-    if calibrator is None:
-        return batch
-    return batch.with_logits(calibrator(batch.logits, batch.images))
 
 
 def require_pixels(report: Report, what: str) -> None:

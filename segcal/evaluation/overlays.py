@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from segcal.evaluation.measure import LogitMap, calibrated, count_batch, new_meter
+from segcal.evaluation.measure import count_batch, new_meter
 from segcal.files import BadFile
 from segcal.metrics import Report
-from segcal.sources.source import Batch, Source
+from segcal.sources.source import Batch, LogitMap, Source
 from segcal.viz.overlay import Overlay, make_overlay
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def draw(
         image = _image(source, index)
         places = worst_planes(source, batch) if volume else [None]
         for name, calibrator in calibrators.items():
-            found = calibrated(batch, calibrator)
+            found = batch.calibrated(calibrator)
             for place in places:
                 shown, seen = image, found
                 if place is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -19,6 +20,7 @@ from segcal.sources.source import Batch, Choose, Source, digest
 
 if TYPE_CHECKING:
     from segcal.data.shift import Shift
+    from segcal.sources.network import LoaderSource
 
 Pool = Literal["probs", "logits"]
 
@@ -183,18 +185,27 @@ class Members(Source):
             self.num_images = len(self.names)
 
     @property
-    def _in_step(self) -> bool:
-        """Whether all members give the same batches in the same order."""
+    def _networks(self) -> list[LoaderSource]:
+        """The members, if all are networks that give the same batches in the same order."""
         from segcal.sources.network import LoaderSource  # which uses `pooled`
 
-        return all(isinstance(member, LoaderSource) for member in self.members) and all(
-            list(member.names) == list(self.names)
-            and getattr(member, "batch_size", 0) == getattr(self.members[0], "batch_size", 0)
+        size = getattr(self.members[0], "batch_size", 0)
+        found = [
+            member
             for member in self.members
-        )
+            if isinstance(member, LoaderSource)
+            and list(member.names) == list(self.names)
+            and getattr(member, "batch_size", 0) == size
+        ]
+        return found if len(found) == len(self.members) else []
 
     def __iter__(self) -> Iterator[Batch]:
-        if not self.names or self._in_step:
+        networks = self._networks
+        keys = {network.input_key() for network in networks}
+        if len(keys) == 1 and keys != {""}:
+            for inputs in networks[0].inputs():  # read once for all members
+                yield self._pooled(network.pooled(*inputs) for network in networks)
+        elif networks or not self.names:
             leader, *others = (iter(member) for member in self.members)
             for first in leader:  # one batch after another, so that they are not all in memory
                 yield self._pooled(chain([first], (next(other, None) for other in others)))
@@ -210,7 +221,13 @@ class Members(Source):
                     self.skipped[self.names[index]] = str(error)
 
     def _pooled(self, batches: Iterable[Batch | None]) -> Batch:
-        return pooled(map(_calibrated, batches, self.calibrators), self.pool)
+        def each() -> Iterator[Batch]:
+            for batch, calibrator in zip(batches, self.calibrators, strict=True):
+                if batch is None:
+                    raise ValueError("the members have different numbers of images")
+                yield batch.calibrated(calibrator)
+
+        return pooled(each(), self.pool)
 
     def __getitem__(self, index: int) -> Batch:
         name = self.names[index]
@@ -225,12 +242,21 @@ class Members(Source):
         """That of the first member."""
         return self.members[0].affine(self._places[0][self.names[index]])
 
-    def with_members(self, members: Sequence[Source], name: str = "") -> Members:
-        """Other members, pooled in the same way after the same calibrators."""
-        name = name or self.name
-        found = Members(members, pool=self.pool, calibrators=self.calibrators, name=name)
+    def with_members(
+        self,
+        members: Sequence[Source],
+        name: str = "",
+        calibrators: Sequence[Calibrator | None] = (),
+    ) -> Members:
+        """Other members, pooled in the same way, by default after the same calibrators."""
+        calibrators, name = calibrators or self.calibrators, name or self.name
+        found = Members(members, pool=self.pool, calibrators=calibrators, name=name)
         found.group = self.group
         return found
+
+    def with_calibrators(self, calibrators: Sequence[Calibrator | None]) -> Members:
+        """The same members, each after another calibrator."""
+        return self.with_members(self.members, calibrators=calibrators)
 
     def only(self, indices: Sequence[int]) -> Members:
         """The same members on some of the images."""
@@ -242,7 +268,7 @@ class Members(Source):
 
     def take(self, choose: Choose) -> Source:
         """The same members on the images that a function of their number chooses."""
-        if not self._in_step:
+        if not self._networks:
             return super().take(choose)
         return self.with_members([member.take(choose) for member in self.members])
 
@@ -250,6 +276,10 @@ class Members(Source):
         """The same members on images that a shift changes."""
         members = [member.shifted(shift) for member in self.members]
         return self.with_members(members, f"{self.name}, {shift}")
+
+    def on_images(self, folder: str | Path, *, skip_bad: bool = False) -> Members:
+        """The same members on the images of a folder, which have no labels."""
+        return self.with_members([m.on_images(folder, skip_bad=skip_bad) for m in self.members])
 
     def holdout(self) -> Members | None:
         """The same members on their hold-out, where all have the same one."""
@@ -270,12 +300,3 @@ def learned(calibrator: Calibrator | None) -> list[Any]:
     tensors = calibrator.state_dict().items()
     numbers = [(name, [f"{v:.5g}" for v in t.flatten().tolist()]) for name, t in tensors]
     return [calibrator.name, *numbers]
-
-
-@torch.inference_mode()
-def _calibrated(batch: Batch | None, calibrator: Calibrator | None) -> Batch:
-    if batch is None:
-        raise ValueError("the members have different numbers of images")
-    if calibrator is None:
-        return batch
-    return batch.with_logits(calibrator(batch.logits, batch.images))

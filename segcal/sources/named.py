@@ -132,7 +132,8 @@ class NamedSource(NetworkSource):
     def _viewing(self, other: NamedSource) -> NamedSource:
         """Another source of this network, pooled over the same views."""
         other = copy.copy(other)
-        other._views, other._viewed, other.pools = self._views, self._viewed, self.pools
+        for name in ("_views", "_viewed", "pools", "calibrators"):
+            setattr(other, name, getattr(self, name))
         return other
 
     def __iter__(self) -> Iterator[Batch]:

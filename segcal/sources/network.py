@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from segcal import data, distributed, models, settings
 from segcal.files import read_checkpoint, read_yaml
 from segcal.pixels import multilabel_labels, resolve_ignore_index
-from segcal.sources.members import pooled
+from segcal.sources.members import learned, pooled
 from segcal.sources.source import (
     Batch,
     Kind,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # a module and a loader need none of these
     from segcal.data.shift import Shift
     from segcal.data.splits import Splits
     from segcal.models.options import ModelConfig
+    from segcal.posthoc import Calibrator
 
 CONFIG, LOG = "config.yaml", "log.jsonl"  # in the folder of a run
 
@@ -57,7 +58,7 @@ class LoaderSource(Source):
 
     labelled: bool = True
     _views: tuple[nn.Module, ...] = ()
-    _viewed: tuple[Any, ...] = ()  # the settings of the views
+    _viewed: tuple[Any, ...] = ()  # the settings of the views, and their calibrators
 
     def __init__(
         self,
@@ -106,6 +107,10 @@ class LoaderSource(Source):
             seen += len(labels)
             yield inputs, labels, names
 
+    def input_key(self) -> str:
+        """A digest of the inputs; sources of one digest give their networks the same."""
+        return ""
+
     def with_views(self, tta: str = "", mc_dropout: int = 0) -> LoaderSource:
         """The same source, whose predictions are the mean over views of the network.
 
@@ -119,17 +124,35 @@ class LoaderSource(Source):
         part.config, part.pools = self.config + stated, len(part._views) > 1
         return part
 
+    @property
+    def members(self) -> Sequence[LoaderSource]:  # type: ignore[override]
+        """The same source with one of its views each."""
+        parts = [copy.copy(self) for _ in self._views]
+        for number, (part, view) in enumerate(zip(parts, self._views, strict=True), 1):
+            part.name, part.pools = f"view {number}", False
+            part._views, part._viewed, part.calibrators = (view,), (*self._viewed, number), ()
+        return parts
+
+    def with_calibrators(self, calibrators: Sequence[Calibrator | None]) -> LoaderSource:
+        """The same views, each after a calibrator."""
+        if not self._views:
+            super().with_calibrators(calibrators)  # raises
+        part = copy.copy(self)
+        part.calibrators = tuple(calibrators)
+        part._viewed = (*self._viewed, *map(learned, calibrators))
+        return part
+
     def pooled(self, inputs: Tensor, labels: Tensor, names: Sequence[str] | None) -> Batch:
         """What the network makes of a batch: the mean over its views, if there are several."""
         if not self._views:
             return self.predict(inputs, labels, names)
 
-        def seen(view: nn.Module) -> Batch:
+        def seen(view: nn.Module, calibrator: Calibrator | None) -> Batch:
             part = copy.copy(self)
             part.model = view
-            return part.predict(inputs, labels, names)
+            return part.predict(inputs, labels, names).calibrated(calibrator)
 
-        return pooled(map(seen, self._views))
+        return pooled(map(seen, self._views, self.calibrators or [None] * len(self._views)))
 
     @torch.inference_mode()
     def predict(self, inputs: Tensor, labels: Tensor, names: Sequence[str] | None) -> Batch:
@@ -257,6 +280,10 @@ class NetworkSource(LoaderSource):
         other.split, other.taken = "holdout", ()
         other._read(self.splits.holdout)
         return other
+
+    def input_key(self) -> str:
+        """A digest of the images and of how they become inputs."""
+        return digest(self.samples.fingerprint(), repr(self.samples.prepare))
 
     def logit_module(self) -> nn.Module:
         """The network from its inputs to logits, for export."""

@@ -20,11 +20,14 @@ from segcal.pixels import each_rater
 
 if TYPE_CHECKING:
     from segcal.data.shift import Shift
+    from segcal.posthoc import Calibrator
 
 Kind = Literal["logits", "probs", "sigmoid_logits", "sigmoid_probs", "top1"]
 KINDS: tuple[Kind, ...] = get_args(Kind)[:4]  # of all classes
 
 Choose = Callable[[int], Sequence[int]]  # the number of images to the indices of some of them
+# Takes (N, C, *S) logits, and the (N, 3, H, W) images if there are any, to (N, C, *S) logits.
+LogitMap = Callable[[Tensor, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,13 @@ class Batch:
         kind: Kind = "sigmoid_logits" if self.multilabel else "logits"
         return replace(self, kind=kind, values=logits)
 
+    @torch.inference_mode()
+    def calibrated(self, calibrator: LogitMap | None) -> Batch:
+        """The same batch with the logits that `calibrator` makes of its own; as it is if None."""
+        if calibrator is None:
+            return self
+        return self.with_logits(calibrator(self.logits, self.images))
+
 
 class Source(ABC):
     """Predictions of images, in batches.
@@ -130,6 +140,8 @@ class Source(ABC):
         config: the settings behind the predictions as YAML, for the page.
         history: the log of the training, one record per epoch, for the page.
         pools: whether a prediction is a mean over members, whose spread is known.
+        members: what a prediction is the mean of, where each of them is a source.
+        calibrators: one for each member, applied before the mean; None for a member as it is.
         taken: how images were chosen: a shift that brings other images repeats it.
         stored: whether batches are read from files, so that reading them again costs little.
     """
@@ -150,6 +162,8 @@ class Source(ABC):
     config: str = ""
     history: Sequence[Mapping[str, Any]] = ()
     pools: bool = False
+    members: Sequence[Source] = ()
+    calibrators: Sequence[Calibrator | None] = ()
     stored: bool = False
     taken: tuple[Choose, ...] = ()
 
@@ -217,6 +231,10 @@ class Source(ABC):
     def on_images(self, folder: str | Path, *, skip_bad: bool = False) -> Source:
         """The same network on the images of a folder, which have no labels."""
         raise ValueError(f"{folder} needs a network to run on it: pass a run or --model.")
+
+    def with_calibrators(self, calibrators: Sequence[Calibrator | None]) -> Source:
+        """The same source with a calibrator for each of its members."""
+        raise ValueError(f"{self.name} has no members: see --ensemble, --tta and --mc-dropout")
 
     def holdout(self) -> Source | None:
         """The predictions to fit calibrators on, where the source has a hold-out of its own."""

@@ -77,6 +77,17 @@ def test_members_are_calibrated_one_by_one(folds, tmp_path, undrawn):
     assert other.reports["none"].nll != found.reports["none"].nll
 
 
+def test_the_holdouts_of_folds_may_be_of_different_images(folds, tmp_path, undrawn):
+    """As the validation cases of nnU-Net's folds are."""
+    parts = [shutil.copytree(fold, tmp_path / f"holdout {fold.name}") for fold in folds]
+    for part, out in zip(parts, ("im000", "im003"), strict=True):
+        (part / f"{out}.npz").unlink()
+    words = ["eval", "--ensemble", "--predictions", *map(str, folds), *BARE]
+    words += ["--posthoc", "ts", "--fit-predictions", *map(str, parts)]
+    assert main([*words, "--calibrate", "members", "--out", str(tmp_path / "members")]) == 0
+    assert main([*words, "--out", str(tmp_path / "pooled")]) == 2  # nothing to take a mean of
+
+
 def test_an_ensemble_of_runs_under_shift(runs, tmp_path, undrawn):
     twin = shutil.copytree(runs / "seg", tmp_path / "twin")
     words = ["eval", "--ensemble", str(runs / "seg"), str(twin), "--out", str(tmp_path / "both")]
@@ -99,6 +110,18 @@ def test_views_of_a_run(runs, tmp_path, undrawn):
     assert main(["eval", str(run), "--tta", "flip,scale:0.75,1.25", *BARE]) == 0
     folder = run / "eval-flip-scale-0.75-1.25"  # beside the results of the run as it is
     assert len(segcal.load_evaluation(folder).reports["none"].detection) == len(UNCERTAINTIES)
+
+
+def test_views_are_calibrated_one_by_one_under_shift(runs, tmp_path, undrawn):
+    words = ["eval", str(runs / "seg"), "--tta", "flip", "--calibrate", "members", *BARE]
+    words += ["--posthoc", "ts", "--shift", "fog:3", "--out", str(tmp_path)]
+    assert main(words) == 0
+    found = segcal.load_evaluation(tmp_path)
+    assert found.name == "seg, members + TS" and set(found.reports) == {"none", ("none", "fog:3")}
+    assert [note.partition(" was fitted")[0] for note in found.notes[:2]] == [
+        "TS of view 1",
+        "TS of view 2",
+    ]
 
 
 def test_views_of_any_network(tmp_path, monkeypatch, undrawn):

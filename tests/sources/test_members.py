@@ -7,7 +7,9 @@ from torch import nn
 
 import segcal
 from segcal.data.options import DataConfig
+from segcal.data.samples import Samples
 from segcal.data.splits import build
+from segcal.evaluation.holdout import calibrate_members
 from segcal.posthoc import TemperatureScaling
 from segcal.sources.members import Members, pooled
 from segcal.sources.network import LoaderSource, NetworkSource
@@ -194,6 +196,17 @@ def test_networks_work_batch_by_batch():
     assert members.shifted(shift).fingerprint() != members.fingerprint()
 
 
+def test_images_are_read_once_for_all_networks(monkeypatch):
+    each = [scenes(scene_network(seed), str(seed), batch_size=4) for seed in range(3)]
+    read, plain = [], Samples.__getitem__
+    monkeypatch.setattr(Samples, "__getitem__", lambda *a: read.append(a[1]) or plain(*a))
+    members = [*Members(each)]
+    assert sorted(read) == list(range(len(each[0].names)))
+    alone = [torch.stack([b.probs for b in batches]).mean(0) for batches in zip(*each, strict=True)]
+    for batch, mean in zip(members, alone, strict=True):
+        torch.testing.assert_close(batch.values, mean, rtol=0, atol=1e-6)
+
+
 def test_members_are_calibrated_before_the_mean():
     each = [scenes(scene_network(seed), str(seed)) for seed in range(2)]
     torch.manual_seed(0)
@@ -205,6 +218,20 @@ def test_members_are_calibrated_before_the_mean():
     expected = (hot.predict_proba(each[0][0].logits) + each[1][0].probs) / 2
     torch.testing.assert_close(members[0].values, expected, rtol=0, atol=1e-6)
     assert members.fingerprint() != Members(each).fingerprint()
+
+
+def test_views_are_calibrated_before_the_mean():
+    source = scenes(scene_network()).with_views("flip")
+    found = calibrate_members(source, "ts")
+    expected = []
+    for view in source.members:
+        calibrator = TemperatureScaling().fit([(b.logits, b.labels) for b in view.holdout()])
+        expected.append(calibrator.predict_proba(view[0].logits))
+    torch.testing.assert_close(found[0].probs, torch.stack(expected).mean(0), rtol=0, atol=1e-6)
+    assert float((found[0].probs - source[0].probs).abs().max()) > 1e-3
+    assert len(found.calibrators) == 2 and found.pools
+    with pytest.raises(ValueError, match="has no members"):
+        calibrate_members(scenes(scene_network()), "ts")
 
 
 def test_flipping_back_is_exact():
