@@ -176,11 +176,7 @@ def _predictions(
 
 
 def rgb_image(image: ArrayLike | Tensor, shape: Sequence[int]) -> NDArray[np.uint8]:
-    """(H, W, 3) uint8 RGB of an image given as uint8 or as floating in 0..1.
-
-    Raises:
-        ValueError: the image has another size than `shape` (H, W), or other values.
-    """
+    """(H, W, 3) uint8 RGB of an image of `shape` (H, W), given as uint8 or as floating in 0..1."""
     pixels = _array(image)
     if pixels.shape not in ((*shape,), (*shape, 1), (*shape, 3)):
         raise ValueError(
@@ -426,16 +422,11 @@ def _draw_panel(overlay: Overlay) -> bytes:
 
 PREDICTED, TRUTH = "#e66101", "#1f9ed1"
 _CROP, _CROP_GAP, _ACROSS = 150, 12, 6
-Tile = tuple[Crop, NDArray[np.uint8] | None]
+Tile = tuple[Crop, NDArray[np.uint8] | None]  # with the (h, w, 3) or (h, w) part of the image
 
 
 def draw_crops(false: Sequence[Tile], missed: Sequence[Tile]) -> bytes:
-    """PNG of the most confident false objects and of the largest missed ones.
-
-    Args:
-        false: crops, each with the (h, w, 3) or (h, w) part of the image, or None.
-        missed: likewise.
-    """
+    """PNG of the most confident false objects and of the largest missed ones."""
     groups = {
         "False objects, the most confident first": (false, "{:.3f}"),
         "Missed objects, the largest first": (missed, "{:,.0f} px"),

@@ -105,12 +105,9 @@ def figure_png(draw: Callable[[], Axes | Figure], *, dpi: int = 160) -> bytes:
 def write_figures(
     reports: Mapping[str, Report], folder: str | os.PathLike[str], *, history: History = ()
 ) -> list[Path]:
-    """Draw the diagrams of reports into `folder`, a PNG each; the paths.
+    """Draw the diagrams of reports, which have the same classes, into `folder`; the paths.
 
-    Args:
-        reports: one report, or several with the same classes, by name.
-        folder: made if missing.
-        history: the lines of log.jsonl of a single report, to draw its scores over training.
+    `history` is the log.jsonl of a single report, whose ECE is drawn over training.
     """
     one = next(iter(reports.values())) if len(reports) == 1 else None
     shown: Reports = reports if one is None else one
@@ -320,14 +317,7 @@ def _draw_strip(ax: Axes, tables: Sequence[BinTable], ylabel: str) -> None:
 def compared_shares(
     shares: Mapping[str, Sequence[float]], names: Sequence[str], xlabel: str, ax: Axes | None = None
 ) -> Axes:
-    """Horizontal bars of shares, such as those of the classes here and on a hold-out.
-
-    Args:
-        shares: by what has them, as many as `names`.
-        names: one for each group of bars.
-        xlabel: of the axis in per cent.
-        ax: axes to draw on; those of a new figure if None.
-    """
+    """Horizontal bars: for each of the names, its share in each of `shares`, in per cent."""
     height = 0.8 / len(shares)
     ax = _axes(ax, list(shares), height=1.2 + 0.3 * len(names))
     for index, (name, values) in enumerate(shares.items()):
@@ -368,8 +358,7 @@ def classwise_reliability(report: Reports, *, limit: int = 100) -> Figure:
         wanted = min(math.sqrt(1.6 * len(chosen)), 10)
         choices = range(round(wanted) - 1, round(wanted) + 3)
         columns = min(choices, key=lambda c: (-len(chosen) % c, abs(c - wanted)))
-    rows = -(-len(chosen) // columns)
-    several = len(reports) > 1
+    rows, several = -(-len(chosen) // columns), len(reports) > 1
     # The layout is computed here: for a hundred axes matplotlib's takes longer than the drawing.
     side, across, down, head = 1.25, 0.22, 0.5, 0.5 if several else 0.05  # inches
     left, right, bottom = 0.72, 0.12, 0.62
@@ -385,6 +374,8 @@ def classwise_reliability(report: Reports, *, limit: int = 100) -> Figure:
         hspace=down / side,
     )
     axes = figure.subplots(rows, columns, squeeze=False)
+    for ax in axes.flat[len(chosen) :]:
+        ax.set_visible(False)
     for ax, c in zip(axes.flat, chosen, strict=False):
         for index, (name, each) in enumerate(reports.items()):
             if several:
@@ -396,8 +387,6 @@ def classwise_reliability(report: Reports, *, limit: int = 100) -> Figure:
         ax.set_title(plain(names[c], 18) + score, fontsize=8.5, pad=3)
         ax.tick_params(labelsize=7.5)
         ax.label_outer()
-    for ax in axes.flat[len(chosen) :]:
-        ax.set_visible(False)
     for ax in axes.flat[len(chosen) - columns : len(chosen)]:  # the last of each column
         ax.tick_params(labelbottom=True)
     figure.supxlabel("probability of the class (%)", fontsize=9.5)
@@ -420,23 +409,19 @@ def risk_coverage(report: Reports, ax: Axes | None = None) -> Axes:
     ax = _axes(ax, list(reports), height=3.9)
     for index, (name, each) in enumerate(reports.items()):
         _draw_risk(ax, each.fine, index, plain(name))
-        style = run_style(index)
-        marker, color = style["marker"], style["color"]
+        style = {**run_style(index), "linestyle": "none"}
+        thin = {"color": style["color"], "linewidth": 1}
         for point in each.operating_points:
             if np.isnan(point.risk):
                 continue
-            at = 100 * point.coverage, 100 * point.risk
+            x, y = 100 * point.coverage, 100 * point.risk
             if across := point.intervals.get("coverage"):
-                ends = [100 * across.low, 100 * across.high]
-                ax.plot(ends, [at[1]] * 2, color=color, linewidth=1)
+                ax.plot([100 * across.low, 100 * across.high], [y, y], **thin)
             if along := point.intervals.get("accuracy"):
-                ends = [100 - 100 * along.low, 100 - 100 * along.high]
-                ax.plot([at[0]] * 2, ends, color=color, linewidth=1)
-            ax.plot(*at, marker=marker, color=color, linestyle="none", clip_on=False)
+                ax.plot([x, x], [100 - 100 * along.low, 100 - 100 * along.high], **thin)
+            ax.plot(x, y, clip_on=False, **style)
             if len(reports) == 1:
-                ax.annotate(
-                    point.target, at, xytext=(-6, 5), textcoords="offset points", ha="right"
-                )
+                ax.annotate(point.target, (x, y), (-6, 5), textcoords="offset points", ha="right")
     return _finish_risk(ax, counted(next(iter(reports.values()))), legend=len(reports) > 1)
 
 

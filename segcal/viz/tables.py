@@ -1,7 +1,7 @@
-"""Every table of the project, as Markdown, CSV and HTML: reports, differences, shifts, sweeps.
+"""Every table of the project: reports, differences, shifts, sweeps.
 
 A function such as `score_tables` turns reports into `Table`s of printed cells, and a `Table` writes
-itself. CSV holds exact numbers instead, in the unit that the header names.
+itself as Markdown or HTML. CSV holds exact numbers, in the unit that the header names.
 """
 
 from __future__ import annotations
@@ -48,46 +48,28 @@ SHIFT_SCORES = tuple(
 
 
 class Cell(NamedTuple):
-    """A cell of a table.
-
-    Attributes:
-        text: what is printed.
-        note: in smaller print beside it, such as an interval; "" for none.
-        value: the number by which a page sorts.
-        best: whether it is the best of its column or row.
-    """
+    """A cell of a table."""
 
     text: str
-    note: str = ""
-    value: float = math.nan
-    best: bool = False
+    note: str = ""  # in smaller print beside the text, such as an interval
+    value: float = math.nan  # by which a page sorts
+    best: bool = False  # of its column or row
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of named rows.
-
-    Attributes:
-        title: a few words, or "".
-        columns: headings with units, the first one of the names of the rows.
-        rows: the name and the cells of each row.
-        notes: sentences below the table.
-    """
+    """A table of named rows, with sentences below it."""
 
     title: str
-    columns: Sequence[str]
+    columns: Sequence[str]  # headings with units; the first is above the names of the rows
     rows: Sequence[tuple[str, Sequence[Cell]]]
     notes: Sequence[str] = ()
 
     @classmethod
     def of_rows(
-        cls,
-        title: str,
-        corner: str,
-        rows: Mapping[str, Mapping[str, Cell]],
-        notes: Sequence[str] = (),
+        cls, title: str, corner: str, rows: Mapping[str, Mapping[str, Cell]], *notes: str
     ) -> Table:
-        """A table of the cells of each row by heading; `corner` is the heading of the names."""
+        """From the cells of each row by heading; `corner` is the heading of the names."""
         headings = next(iter(rows.values()), {})
         lines = [(name, [*cells.values()]) for name, cells in rows.items()]
         return cls(title, [corner, *headings], lines, notes)
@@ -96,7 +78,7 @@ class Table:
     def of_columns(
         cls, title: str, corner: str, names: Iterable[str], columns: Mapping[str, Sequence[Cell]]
     ) -> Table:
-        """A table of the cells of each column by heading, one for each of the names."""
+        """From the cells of each column by heading, one for each of the names."""
         rows = zip(names, zip(*columns.values(), strict=True), strict=True)
         return cls(title, [corner, *columns], list(rows))
 
@@ -112,11 +94,10 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def html(self, *, sortable: bool = False, tall: bool = False) -> Markup:
-        """The table in HTML, escaped, without its title; it scrolls where there is no room.
+        """The table in HTML, escaped, without its title.
 
-        Args:
-            sortable: whether a click on a heading sorts, for pages with sort.js.
-            tall: whether a long table scrolls inside the page.
+        With `sortable`, for pages with sort.js, a click on a heading sorts; with `tall`, a long
+        table scrolls inside the page.
         """
         meanings = {score.heading: score.definition for score in SCORES.values()}
         return render_template(
@@ -188,6 +169,10 @@ def _count(count: int) -> Cell:
     return Cell(f"{count:,}", value=count)
 
 
+def _threshold(value: float) -> Cell:
+    return Cell(threshold_text(value), value=value)
+
+
 def threshold_text(value: float) -> str:
     """A threshold of confidence: four digits, and more where it is close to 1."""
     if math.isnan(value):
@@ -255,13 +240,11 @@ def tell_apart(names: Sequence[str]) -> list[str]:
 def to_markdown(
     reports: Mapping[str, Report], notes: Mapping[str, Sequence[str]] | None = None
 ) -> str:
-    """Tables with one row per report, the best in bold; then each protocol that was used.
+    """Tables with one row per report, the best in bold; then notes and the protocols.
 
-    Args:
-        reports: by name.
-        notes: what else is known of a report, such as the fitted temperature, by the same names.
+    `notes` say what else is known of a report, such as the fitted temperature.
     """
-    tables = score_tables(_at_least_one(reports))
+    tables = score_tables(reports)
     parts: dict[tuple[str, ...], list[tuple[str, Sequence[Cell]]]] = {}  # by title and headings
     for name, report in reports.items():
         before = f"{name}, " if len(reports) > 1 else ""
@@ -278,7 +261,7 @@ def to_markdown(
 
 def to_csv(reports: Mapping[str, Report]) -> str:
     """CSV with one row per report: all scores in the units of the header, then the protocol."""
-    columns = _columns(_at_least_one(reports), main=True) + _columns(reports, main=False)
+    columns = _columns(reports, main=True) + _columns(reports, main=False)
     known = [c for c in columns if any(c.name in r.intervals for r in reports.values())]
     protocol = ("region", "average", "num_bins", "edge_rule", "ignore_index", "images", "pixels")
     rows = []
@@ -293,12 +276,6 @@ def to_csv(reports: Mapping[str, Report]) -> str:
         row |= {key: getattr(report.protocol, key) for key in protocol}
         rows.append(row | {"segcal version": report.protocol.version})
     return csv_text([*rows[0]], [[*row.values()] for row in rows])
-
-
-def _at_least_one(reports: Mapping[str, Report]) -> Mapping[str, Report]:
-    if not reports:
-        raise ValueError("Expected at least one report, but got none.")
-    return reports
 
 
 def score_tables(reports: Mapping[str, Report]) -> list[Table]:
@@ -328,25 +305,22 @@ def _columns(reports: Mapping[str, Report], *, main: bool) -> list[Score]:
 
 def part_tables(report: Report) -> list[Table]:
     """The tables of raters, regions, protocols, operating points and so on, if any."""
-    rated = () if report.raters is None else report.raters.accuracy
-    against = {f"rater {number}": accuracy for number, accuracy in enumerate(rated, 1)}
-    regions = {report.protocol.region: report, **report.regions}
-    cells = {
-        name: {
-            s.heading: score_cell(s, getattr(p, s.name), p.intervals.get(s.name)) for s in _PARTS
-        }
-        for name, p in regions.items()
-    }
+
+    def scores(part: Report) -> dict[str, Cell]:
+        cells = (score_cell(s, getattr(part, s.name), part.intervals.get(s.name)) for s in _PARTS)
+        return {s.heading: cell for s, cell in zip(_PARTS, cells, strict=True)}
+
+    parts = dict(report.regions)
     raters = {}
-    if report.raters is not None:
-        own = {"all": cells[report.protocol.region]} | {n: cells[n] for n in against if n in cells}
-        against["all"] = report.raters.ceiling
-        heading = "accuracy of the rater against the others (%)"
-        raters = {name: some | {heading: _share(against[name])} for name, some in own.items()}
-    shown = {
-        name: some | {counted(report): _count(regions[name].protocol.pixels)}
-        for name, some in cells.items()
-        if name not in against or name == report.protocol.region
+    if report.raters is not None:  # the labels of each rater are a region
+        against = "accuracy of the rater against the others (%)"
+        raters["all"] = scores(report) | {against: _share(report.raters.ceiling)}
+        for r, accuracy in enumerate(report.raters.accuracy, 1):
+            if part := parts.pop(f"rater {r}", None):
+                raters[f"rater {r}"] = scores(part) | {against: _share(accuracy)}
+    regions = {
+        name: scores(part) | {counted(report): _count(part.protocol.pixels)}
+        for name, part in {report.protocol.region: report, **parts}.items()
     }
     protocols = {
         name: {s.heading: score_cell(s, found[s.name]) for s in _PARTS}
@@ -359,7 +333,7 @@ def part_tables(report: Report) -> list[Table]:
     }
     sets = {
         f"miss={found.miss:g}": {
-            "λ": Cell(threshold_text(found.lam), value=found.lam),
+            "λ": _threshold(found.lam),
             "miss rate on the hold-out (%)": _share(found.holdout_miss),
             "miss rate (%)": _share(found.miss_rate, found.interval),
             "classes in a set": Cell(number(found.set_size, 2), value=found.set_size),
@@ -376,7 +350,7 @@ def part_tables(report: Report) -> list[Table]:
     labels = [UNCERTAINTIES[kind.name].label for kind in kinds]
     found = [
         Table.of_rows("Raters", "against", raters),
-        Table.of_rows("Regions", "region", shown if len(shown) > 1 else {}),
+        Table.of_rows("Regions", "region", regions if len(regions) > 1 else {}),
         Table.of_rows("Protocols", "protocol", protocols),
         Table.of_rows("Operating points", "target", points),
         Table.of_rows("Class sets", "promised miss rate", sets),
@@ -387,7 +361,7 @@ def part_tables(report: Report) -> list[Table]:
 
 def _point_cells(point: OperatingPoint, coverage: str, accuracy: str) -> dict[str, Cell]:
     return {
-        "threshold": Cell(threshold_text(point.threshold), value=point.threshold),
+        "threshold": _threshold(point.threshold),
         f"{coverage} on the hold-out (%)": _share(point.holdout_coverage),
         f"{accuracy} on the hold-out (%)": _share(point.holdout_accuracy),
         f"{coverage} (%)": _share(point.coverage, point.intervals.get("coverage")),
@@ -433,7 +407,7 @@ def object_tables(report: Report) -> list[Table]:
     froc = {f"{rate:g}": _share(first.recall_at(rate)) for rate in FROC_RATES}
     of_images = f"Objects of {first.images:,} images: {first.rule}."
     found = [
-        Table.of_rows("Objects", "confidence of objects", whole, [of_images]),
+        Table.of_rows("Objects", "confidence of objects", whole, of_images),
         Table.of_rows("Thresholds of objects", "target", points),
         Table.of_rows("Objects by class and size", "objects", parts),
         Table.of_rows("FROC", "false objects per image", {"recall (%)": froc}),
@@ -473,17 +447,13 @@ def class_ece_table(reports: Mapping[str, Report]) -> Table:
 
 
 def posthoc_table(reports: Mapping[tuple[str, str], Report]) -> Table:
-    """One row per network and one column per post-hoc method: SCE and ECE, as the paper has them.
+    """SCE and ECE of each network (row) after each post-hoc method (column), as the paper has them.
 
-    The best method of each row is marked, if any is better as printed.
-
-    Args:
-        reports: by (name of the network, short name of the method).
+    The reports are by (name of the network, short name of the method).
     """
-    networks = dict.fromkeys(network for network, _ in reports)
     methods = list(dict.fromkeys(method for _, method in reports))
     rows = []
-    for network in networks:
+    for network in dict.fromkeys(network for network, _ in reports):
         found = [reports.get((network, method)) for method in methods]
         cells = []
         for score in _POSTHOC:
@@ -584,15 +554,12 @@ def difference_table(
 ) -> Table:
     """Differences of scores, one row each; below, what a star means and what is not known.
 
-    Args:
-        rows: by name of the row and of the score; a row without differences is the reference.
-        title: such as "Differences from nll".
-        corner: what the rows are.
-        best: by score, the row to mark.
+    A row without differences is the reference. `best` is the row to mark, by score.
     """
     every = [(name, d) for found in rows.values() for name, d in found.items()]
     scores = [score for name, score in SCORES.items() if name in dict(every)]
     shown = []
+    noted: dict[str, list[str]] = {}  # rows by what their intervals leave out
     for row, found in rows.items():
         cells = []
         for score in scores:
@@ -600,8 +567,6 @@ def difference_table(
             cell = Cell("reference") if known is None else difference_cell(score, known)
             cells.append(cell._replace(best=(best or {}).get(score.name) == row))
         shown.append((row, cells))
-    noted: dict[str, list[str]] = {}  # rows by what their intervals leave out
-    for row, found in rows.items():
         for note in dict.fromkeys(d.note for d in found.values() if d.note):
             noted.setdefault(note, []).append(row)
     compared = sum(map(bool, rows.values()))
@@ -744,25 +709,15 @@ def shift_text(models: ShiftedReports) -> str:
 
 @dataclass(frozen=True)
 class Number:
-    """One number of a sweep's tables.
+    """One number of a sweep's tables, by the names of its row and column."""
 
-    Attributes:
-        metric: a key of `SCORES`.
-        unit: unit of `printed` and `seeds`.
-        row: name of the row.
-        column: name of the column.
-        seeds: one value per seed; empty while it is not measured.
-        interval: ends of the 95 % interval of the mean over seeds, or None.
-        printed: the number of a paper, if it is compared with one.
-    """
-
-    metric: str
+    metric: str  # a key of `SCORES`
     unit: str
     row: str
     column: str
-    seeds: tuple[float, ...]
-    interval: tuple[float, float] | None = None
-    printed: float | None = None
+    seeds: tuple[float, ...]  # one value per seed; empty while it is not measured
+    interval: tuple[float, float] | None = None  # ends of the 95 % interval of the mean
+    printed: float | None = None  # the number of a paper, if it is compared with one
 
     @property
     def mean(self) -> float | None:
@@ -796,27 +751,16 @@ class Number:
 
 @dataclass(frozen=True)
 class Sheet:
-    """The tables of a sweep, ready to be written.
+    """The tables of a sweep, ready to be written."""
 
-    Attributes:
-        name: name of the files.
-        title: what the tables show.
-        command: the command that made them.
-        remarks: how they were made, one sentence or two each.
-        tables: what is shown.
-        numbers: every number, for the CSV.
-        notes: doubts about the numbers of a paper that are printed beside ours.
-        pictures: diagrams for the page, PNG.
-    """
-
-    name: str
+    name: str  # of the files
     title: str
-    command: str
-    remarks: Sequence[str]
+    command: str  # that made the tables
+    remarks: Sequence[str]  # how they were made, one sentence or two each
     tables: Sequence[Table]
-    numbers: Sequence[Number]
-    notes: Sequence[str] = ()
-    pictures: Sequence[bytes] = ()
+    numbers: Sequence[Number]  # every number, for the CSV
+    notes: Sequence[str] = ()  # doubts about the numbers of a paper that stand beside ours
+    pictures: Sequence[bytes] = ()  # diagrams for the page, PNG
 
     def markdown(self) -> str:
         """The tables in Markdown, with the command and the remarks above them."""

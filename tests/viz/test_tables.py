@@ -165,12 +165,6 @@ def test_every_fraction_in_percent():
     assert to_markdown({"a": SURE}) == before
 
 
-def test_no_reports_is_said():
-    for write in (to_markdown, to_csv):
-        with pytest.raises(ValueError, match="at least one report"):
-            write({})
-
-
 def test_classes_of_sigmoid_outputs_are_rows_of_their_own_decisions():
     """Class a: 3 of 4 decisions right, present in 2; class b: 1 of 2 right, 2 ignored."""
     meter = CalibrationMeter(2, multilabel=True, class_names=("a", "b"))

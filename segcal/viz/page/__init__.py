@@ -32,29 +32,17 @@ _SCRIPTS = ("base", "reliability", "thresholds", "objects", "more", "inspector",
 
 @dataclass(frozen=True)
 class PageRow:
-    """One row of a page: a network as it is, or after a post-hoc method.
-
-    Attributes:
-        name: its name in tables and legends.
-        report: its report.
-        history: the lines of its log.jsonl, if there is one.
-        config: the YAML that it was made with, if known.
-        overlays: of some images.
-        shifts: the reports of the same network under shifts, by shift such as "fog:3".
-        object_overlay: a picture of false and missed objects, PNG.
-        skipped: why, by the name of each file that was left out.
-        notes: what else to know, such as the fitted temperature; a sentence each.
-    """
+    """One row of a page: a network as it is, or after a post-hoc method."""
 
     name: str
     report: Report
-    history: Sequence[Mapping[str, Any]] = ()
-    config: str = ""
+    history: Sequence[Mapping[str, Any]] = ()  # the lines of its log.jsonl
+    config: str = ""  # the YAML that it was made with
     overlays: Sequence[Overlay] = ()
-    shifts: Mapping[str, Report] = field(default_factory=dict)
-    object_overlay: bytes | None = None
-    skipped: Mapping[str, str] = field(default_factory=dict)
-    notes: Sequence[str] = ()
+    shifts: Mapping[str, Report] = field(default_factory=dict)  # by shift such as "fog:3"
+    object_overlay: bytes | None = None  # a picture of false and missed objects, PNG
+    skipped: Mapping[str, str] = field(default_factory=dict)  # why, by name of the file
+    notes: Sequence[str] = ()  # what else to know, a sentence each
 
     def __post_init__(self) -> None:
         skipped = {utf8(name): utf8(why) for name, why in self.skipped.items()}
@@ -72,13 +60,8 @@ def write_page(
     """Write one self-contained HTML file about one row, or a comparison of several.
 
     Styles, scripts and pictures are inside. A content security policy in the file forbids the
-    browser to fetch anything and to run any other script. All names are escaped.
-
-    Args:
-        rows: at least one; repeated names get a number.
-        path: the file, written completely or not at all.
-        title: the page's heading.
-        comparison: how the models differ, if it is known.
+    browser to fetch anything and to run any other script. All names are escaped, and repeated
+    names get a number. `comparison` says how the models differ, if it is known.
     """
     text = render_page(rows, title=title, comparison=comparison)
     with atomic_write(path) as file:
@@ -139,31 +122,24 @@ def render_page(
 
 
 def _frame(scripts: Sequence[str]) -> dict[str, Any]:
-    """What every page has."""
+    """What every page has; the hashes allow its scripts in its content security policy."""
+    digests = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
     return {
         "version": segcal.__version__,
         "style": Markup(_part("style.css")),
         "scripts": [Markup(script) for script in scripts],
-        "script_hashes": Markup(" ".join(map(_hash, scripts))),
+        "script_hashes": Markup(" ".join(f"'sha256-{digest}'" for digest in digests)),
     }
 
 
 class Section(NamedTuple):
-    """A part of a page without plots that answer to the reader.
+    """A part of a page without plots that answer to the reader."""
 
-    Attributes:
-        name: for links.
-        title: the heading.
-        lead: a sentence or two.
-        tables: without their titles.
-        figures: data URIs of pictures by caption.
-    """
-
-    name: str
+    name: str  # for links
     title: str
-    lead: str
+    lead: str  # a sentence or two
     tables: Sequence[Table] = ()
-    figures: Mapping[str, str] = {}
+    figures: Mapping[str, str] = {}  # data URIs of pictures by caption
 
 
 def write_sections(
@@ -174,15 +150,7 @@ def write_sections(
     headline: Sequence[Phrase],
     tiles: Mapping[str, Cell],
 ) -> None:
-    """Write a self-contained HTML file of tables and figures, like `write_page`.
-
-    Args:
-        path: the file, written completely or not at all.
-        sections: of the page, in order.
-        title: the page's heading.
-        headline: the main result, in a few sentences.
-        tiles: the main numbers, by what they are called.
-    """
+    """Write a self-contained HTML file of tables and figures; `tiles` are the main numbers."""
     text = tables.render_template(
         "sections.html",
         **_frame([_part("sort.js")]),
@@ -327,12 +295,6 @@ def _cost(best: PageRow, rows: Sequence[PageRow]) -> list[Phrase]:
 def _value(score: str, value: float) -> str:
     """A score and its unit, joined by a no-break space."""
     return SCORES[score].brief(value).replace(" ", "\u00a0")
-
-
-def _hash(script: str) -> str:
-    """The source of a content security policy that allows this script."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return f"'sha256-{digest}'"
 
 
 def _part(name: str) -> str:
