@@ -70,8 +70,15 @@ def recorded(
         batches: list[tuple[Kind, Sequence[str] | None]] = []
         for batch in with_progress(source, progress):
             assert batch.labels is not None
-            if not batches:
-                _check_space(source, batch, folder)
+            if not batches and source.num_images is not None:  # is there room for all of them?
+                share = source.num_images / distributed.world_size() / len(batch.values)
+                needed = 4 * batch.values.numel() * share / 2**30
+                free = shutil.disk_usage(folder).free / 2**30
+                if needed > free:
+                    raise ValueError(
+                        f"the logits of the hold-out take {needed:.1f} GiB, but {folder.parent} "
+                        f"has {free:.1f} GiB free; set TMPDIR to use another folder"
+                    )
             arrays = {"values": batch.logits.float(), "labels": batch.labels}
             if any(kind.reads_images for kind in kinds) and batch.images is not None:
                 arrays["images"] = batch.images
@@ -92,29 +99,15 @@ def recorded(
 
         def read(_: Source) -> Iterator[Batch]:
             for number, (kind, names) in enumerate(batches):
-                files = {file.name.split(".")[1]: file for file in folder.glob(f"{number}.*.npy")}
                 found: dict[str, Any] = {
-                    key: torch.from_numpy(np.load(file)).to(device) for key, file in files.items()
+                    file.name.split(".")[1]: torch.from_numpy(np.load(file)).to(device)
+                    for file in folder.glob(f"{number}.*.npy")
                 }
                 yield Batch(names, kind, **found)
 
         recording = Changed(source, read)
         recording.name, recording.stored = f"{source.name}, hold-out", True
         yield recording
-
-
-def _check_space(source: Source, batch: Batch, folder: Path) -> None:
-    """Raise if the disk is too small for all batches, if they are as large as `batch`."""
-    if source.num_images is None:
-        return
-    batches = source.num_images / distributed.world_size() / len(batch.values)
-    needed = 4 * batch.values.numel() * batches / 2**30
-    free = shutil.disk_usage(folder).free / 2**30
-    if needed > free:
-        raise ValueError(
-            f"the logits of the hold-out take {needed:.1f} GiB, but {folder.parent} has "
-            f"{free:.1f} GiB free; set TMPDIR to use another folder"
-        )
 
 
 def fit(methods: Sequence[str], holdout: Source) -> dict[str, Calibrator]:
@@ -193,25 +186,15 @@ class _Pairs:
 
 @dataclass
 class Choice:
-    """What a hold-out decides about the predictions after one calibrator.
+    """What a hold-out decides about the predictions after one calibrator."""
 
-    Attributes:
-        report: of the hold-out.
-        meter: the sums behind it.
-        profile: what `segcal.apply` needs to know of the hold-out; None if that is too little.
-        watches: count the test images at the thresholds, and with the class sets.
-        objects: the objects of the hold-out, where something is chosen on them.
-        of_objects: the map of the confidence of objects, if one was asked for.
-        object_targets: precisions that thresholds of objects shall reach.
-    """
-
-    report: Report
+    report: Report  # of the hold-out
     meter: CalibrationMeter
-    profile: HoldoutProfile | None
-    watches: list[Watch]
-    objects: ObjectCounter | None = None
-    of_objects: Calibrator | None = None
-    object_targets: Sequence[Target] = ()
+    profile: HoldoutProfile | None  # for `segcal.apply`; None where only the top class is known
+    watches: list[Watch]  # count the test images at the thresholds, and with the class sets
+    objects: ObjectCounter | None = None  # of the hold-out, where something is chosen on them
+    of_objects: Calibrator | None = None  # maps the confidence of objects
+    object_targets: Sequence[Target] = ()  # precisions that thresholds of objects shall reach
 
 
 def choose(
@@ -254,13 +237,10 @@ def choose(
         thresholds = {target: choose_threshold(report.fine, target) for target in targets}
         sets = {alpha: rates[name].choose(alpha) for alpha in misses}
         choice = Choice(report, meter, None, [], object_targets=object_targets)
-        choice.watches += [
-            _watch_point(holdout, report, target, threshold)
-            for target, threshold in thresholds.items()
-        ]
-        choice.watches += [
-            _watch_sets(holdout, report, alpha, lam, miss) for alpha, (lam, miss) in sets.items()
-        ]
+        for target, threshold in thresholds.items():
+            choice.watches.append(_watch_point(holdout, report, target, threshold))
+        for alpha, (lam, miss) in sets.items():
+            choice.watches.append(_watch_sets(holdout, report, alpha, lam, miss))
         if not holdout.top_only:  # of new images all classes are known
             choice.profile = HoldoutProfile.of(
                 report,
@@ -310,10 +290,7 @@ def holdout_notes(
     `chosen` is of the hold-out, and `measured` of the test images.
     """
     lines = []
-    (holdout, its_meter), (test, meter) = (
-        (one[NONE].report, one[NONE].meter) for one in (chosen, measured)
-    )
-    nll = SCORES["nll"]
+    holdout, test, nll = chosen[NONE].report, measured[NONE].report, SCORES["nll"]
     for method, calibrator in calibrators.items():
         label, way = posthoc.label(method), method.partition("@")[2]
         fitted_on = posthoc.WAYS[way] if way else f"{holdout.protocol.images} hold-out images"
@@ -330,7 +307,7 @@ def holdout_notes(
             line = f"The calibration of objects{name} ({objects.name}) was fitted on the hold-out"
             worth = "" if objects.improved_ else " and improved nothing, so it changes nothing"
             lines.append(f"{line}{worth}.")
-    ours, theirs = _fractions(its_meter), _fractions(meter)
+    ours, theirs = _fractions(chosen[NONE].meter), _fractions(measured[NONE].meter)
     sure = [
         name
         for name in ours.keys() & theirs.keys()

@@ -39,27 +39,21 @@ Groups = Sequence[str] | None  # of the images of a batch
 Mask = Callable[[Tensor], Tensor | None]  # of the labels of a batch; None: all of it
 
 
-def unchanged(report: Report) -> Report:
-    """The report itself."""
-    return report
-
-
 @dataclass(frozen=True)
 class Watch:
     """A counter beside the meters: it sees every calibrated batch, and adds to the report.
 
-    Attributes:
-        update: counts a batch. The labels of R raters are those of images R times as large.
-        sync: gathers the counts of all ranks.
-        complete: the report with what was counted.
+    The labels of R raters come as those of images R times as large.
     """
 
     update: Callable[[Batch, Groups], object]
-    sync: Callable[[], object]
-    complete: Callable[[Report], Report] = unchanged
+    sync: Callable[[], object]  # gathers the counts of all ranks
+    complete: Callable[[Report], Report] = lambda report: report  # adds what was counted
 
 
-def watch_logits(counter: Any, complete: Callable[[Report], Report] = unchanged) -> Watch:
+def watch_logits(
+    counter: Any, complete: Callable[[Report], Report] = lambda report: report
+) -> Watch:
     """The watch of a counter with `update(logits, labels, groups)` and `sync()`.
 
     Where only the top class is known, it gets probabilities in place of logits.
@@ -94,44 +88,38 @@ def measure(
 ) -> dict[str, Measured]:
     """Count the predictions of `source`, after each calibrator, in one pass.
 
-    Every process counts its share, and returns the numbers of all processes.
+    Every process counts its share, and returns the numbers of all processes. Other arguments are
+    as for `evaluate_source`.
 
     Args:
         source: the predictions.
         calibrators: by name; None leaves the predictions as they are.
         watches: by calibrator, what else counts its batches.
         regions: parts of the images to count as well, by name, for `Report.regions`.
-        protocols: other ways to average that the reports shall have.
-        num_bins: bins of the meters.
-        edge_rule: rule of the meters for the edges of their bins.
-        resamples: resamples over the images, for intervals; 0 for none.
-        per_image: keep sums of each image even without intervals.
-        progress: show a bar; by default if stderr is a terminal.
+        per_image: keep sums of each image even without resamples.
     """
     watches, regions = watches or {}, dict(regions or {})
     if FOREGROUND in check_protocols(protocols):
         regions[FOREGROUND] = any_present if source.multilabel else foreground
     if WHOLE_IMAGE in regions:
         raise ValueError(f"a region cannot be called {WHOLE_IMAGE!r}: that is the whole image")
-    of_raters = _masks_of_raters(source)
-    masks: dict[str, Mask] = {WHOLE_IMAGE: lambda labels: None}
-    masks |= {**_masks_of_regions(source, regions), **of_raters}
+    masks: dict[str, tuple[Mask, int]] = {WHOLE_IMAGE: (lambda labels: None, source.raters)}
+    masks |= _masks(source, regions)
     tables = num_bins * len(calibrators) * len(masks)
     settings: dict[str, Any] = {
         "num_bins": num_bins,
         "edge_rule": edge_rule,
         "per_image": _keeps_image_sums(source, tables, protocols, asked=per_image or resamples > 0),
     }
-    raters = {region: 1 if region in of_raters else source.raters for region in masks}
     meters = {
-        name: {region: new_meter(source, region, n, **settings) for region, n in raters.items()}
+        name: {region: new_meter(source, region, n, **settings) for region, (_, n) in masks.items()}
         for name in calibrators
     }
     for name, calibrator in calibrators.items():
         meters[name][WHOLE_IMAGE].changed = None if calibrator is None else 0
     for batch in with_progress(source, progress):
         assert batch.labels is not None  # `with_progress` has looked
-        inside = [mask(batch.labels) for mask in masks.values()]
+        inside = [mask(batch.labels) for mask, _ in masks.values()]
         classes = batch.mask if any(calibrators.values()) else None
         groups = source.groups_of(batch.names)
         for name, calibrator in calibrators.items():
@@ -153,51 +141,46 @@ def measure(
             source.score_sums = {**source.score_sums, **sums}
     measured = {}
     for name, by_region in meters.items():
-        for meter in by_region.values():
+        reports = {}
+        for region, meter in by_region.items():
             meter.sync()
-        report = _report(by_region, protocols, resamples)
+            part = meter.compute(resamples=resamples)
+            if region != WHOLE_IMAGE and part.images is not None:
+                part = replace(part, images=replace(part.images, table=None))  # it is needed once
+            reports[region] = part
+        meter = by_region[WHOLE_IMAGE]
+        report = replace(reports.pop(WHOLE_IMAGE), regions=reports)
+        if protocols:
+            report = replace(report, protocols=scores_by_protocol(protocols, report, meter))
         for watch in watches.get(name, ()):
             watch.sync()
             report = watch.complete(report)
-        measured[name] = Measured(report, by_region[WHOLE_IMAGE])
+        measured[name] = Measured(report, meter)
     return measured
 
 
-def _masks_of_regions(source: Source, regions: Mapping[str, Region]) -> dict[str, Mask]:
+def _masks(source: Source, regions: Mapping[str, Region]) -> dict[str, tuple[Mask, int]]:
+    """By name, the mask of each region and the number of its raters.
+
+    The labels of several raters, (R, N, *S), are one region for each of them too.
+    """
     if source.raters == 1:
-        return dict(regions)
+        return {name: (region, 1) for name, region in regions.items()}
 
     def of_each(region: Region, labels: Tensor) -> Tensor:
         return torch.stack([*map(region, labels)])
 
-    return {name: partial(of_each, region) for name, region in regions.items()}
-
-
-def _masks_of_raters(source: Source) -> dict[str, Mask]:
-    """Where there are several raters, a region for the labels of each."""
-
     def of_rater(rater: int, labels: Tensor) -> Tensor:
-        mask = torch.zeros_like(labels, dtype=torch.bool)  # (R, N, *S)
+        mask = torch.zeros_like(labels, dtype=torch.bool)
         mask[rater] = True
         return mask
 
-    raters = range(source.raters) if source.raters > 1 else ()
-    return {f"rater {r + 1}": partial(of_rater, r) for r in raters}
-
-
-def _report(
-    meters: Mapping[str, CalibrationMeter], protocols: Sequence[str], resamples: int
-) -> Report:
-    """The report of whole images, with those of the regions."""
-    reports = {name: meter.compute(resamples=resamples) for name, meter in meters.items()}
-    report = reports.pop(WHOLE_IMAGE)
-    for name, part in reports.items():
-        if part.images is not None:  # the table of images is needed once
-            reports[name] = replace(part, images=replace(part.images, table=None))
-    report = replace(report, regions=reports)
-    if not protocols:
-        return report
-    return replace(report, protocols=scores_by_protocol(protocols, report, meters[WHOLE_IMAGE]))
+    found: dict[str, tuple[Mask, int]] = {}
+    for name, region in regions.items():
+        found[name] = partial(of_each, region), source.raters
+    for rater in range(source.raters):
+        found[f"rater {rater + 1}"] = partial(of_rater, rater), 1
+    return found
 
 
 class Minutes:
@@ -219,7 +202,7 @@ def with_progress(
     """This process's share of `source`, under a progress bar on the first process.
 
     Without a terminal, the first process logs a line every minute instead; never if `progress` is
-    False. Unless `labelled` is False, a batch without labels is a ValueError.
+    False. A batch that must be `labelled` and is not is a ValueError.
     """
     shown = sys.stderr.isatty() if progress is None else progress
     total = source.num_images

@@ -15,16 +15,17 @@ from segcal.sources.source import Batch, LogitMap, Source
 from segcal.viz.overlay import Overlay, make_overlay
 
 log = logging.getLogger(__name__)
+RULES = ("worst", "random", "none")  # instead of names, with commas between them
 _SHOWN_SHIFTS = 4  # each is as large in the page as a drawn image
 
 
 def require_images(which: str, source: Source) -> None:
     """Raise if `which` (see `choose`) names images that `source` does not have."""
-    for name in _names(which):
+    for name in () if which in RULES else map(str.strip, which.split(",")):
         if name not in source.names:
             example = f" such as {source.names[0]}" if source.names else ""
             raise ValueError(
-                f"overlays are worst, random, none, or names of images{example}, but not {name}"
+                f"overlays are {', '.join(RULES)}, or names of images{example}, but not {name}"
             )
 
 
@@ -56,13 +57,9 @@ def choose(which: str, number: int, source: Source, report: Report) -> list[int]
     if which == "random":
         order = np.random.default_rng(0).permutation(len(index))
         return [list(index.values())[i] for i in sorted(order[:number])]
-    names = _names(which) or [image.name for image in report.worst_images[:number]]
+    worst = [image.name for image in report.worst_images[:number]]
+    names = worst if which == "worst" else map(str.strip, which.split(","))
     return [index[name] for name in names if name in index]
-
-
-def _names(which: str) -> list[str]:
-    words = [] if which in ("worst", "random", "none") else which.split(",")
-    return [word.strip() for word in words]
 
 
 def draw(
@@ -81,7 +78,11 @@ def draw(
         volume = batch.values.ndim == 5
         if batch.values.ndim < 4 or (volume and batch.multilabel):
             continue
-        image = _image(source, index)
+        try:
+            image = source.image(index)
+        except BadFile as error:
+            log.warning("drawn without its image: %s", error)
+            image = None
         places = worst_planes(source, batch) if volume else [None]
         for name, calibrator in calibrators.items():
             found = batch.calibrated(calibrator)
@@ -157,14 +158,6 @@ def draw_shifts(
             for method, some in found.items():
                 drawn[method] += [replace(o, name=f"{o.name}, {shift}", of="") for o in some]
     return drawn
-
-
-def _image(source: Source, index: int) -> np.ndarray | None:
-    try:
-        return source.image(index)
-    except BadFile as error:
-        log.warning("drawn without its image: %s", error)
-        return None
 
 
 def _overlay(source: Source, index: int, image: np.ndarray | None, batch: Batch) -> Overlay:

@@ -33,29 +33,23 @@ def merge_states(
     """
     paths = [state_file(Path(state)) for state in states]
     meters = [CalibrationMeter.load(path) for path in paths]
-    images: dict[str, Path] = {}
-    contents: dict[bytes, Path] = {}
+    seen: dict[str, Path] = {}  # images, and digests of states
     for path, meter in zip(paths, meters, strict=True):
         try:
             meters[0].settings.require_equal(meter.settings)
         except ValueError as error:
             raise ValueError(f"{error} ({paths[0]} and {path})") from None
-        for name in {*filter(None, meter.names)}:  # within a state, images may share a name
-            if name in images:
+        images = {image: image for image in meter.names if image}  # two may share a name
+        if meter.compute(resamples=0).protocol.pixels:
+            arrays = [(k, t.numpy().tobytes()) for k, t in sorted(meter.state_dict().items())]
+            images[hashlib.sha256(repr(arrays).encode()).hexdigest()] = "all of it"
+        for key, what in images.items():
+            if key in seen:
                 raise ValueError(
-                    f"the states must be of different images, but {name} is in {images[name]} "
+                    f"the states must be of different images, but {what} is in both {seen[key]} "
                     f"and {path}"
                 )
-            images[name] = path
-        tensors = sorted(meter.state_dict().items())
-        parts = [(name, tensor.numpy().tobytes()) for name, tensor in tensors]
-        content = hashlib.sha256(repr(parts).encode()).digest()
-        if content in contents and meter.compute(resamples=0).protocol.pixels:
-            raise ValueError(
-                f"the states must be of different images, but {contents[content]} and {path} "
-                "are the same"
-            )
-        contents[content] = path
+            seen[key] = path
     described = [_described(path) for path in paths]
     methods = {about["method"]: path for about, path in zip(described, paths, strict=True) if about}
     if len(methods) > 1:

@@ -13,6 +13,7 @@ import torch
 
 import segcal
 from segcal.cli import main
+from segcal.evaluation.states import merge_states
 from tests.support import ROOT
 from tests.support.evaluations import QUICK, draw_nothing
 from tests.support.saved import logits_and_labels, save_folder
@@ -166,6 +167,10 @@ def test_what_cannot_be_merged_is_one_line(states, capsys, monkeypatch, given, r
     assert captured.err.startswith("segcal: error: ") and captured.err.count("\n") == 1
     assert reason in captured.err
     assert sorted(states.iterdir()) == before
+
+
+def test_states_without_reports_take_the_name_that_is_given(states):
+    assert merge_states([states / "a.npz", states / "other.npz"], name="both").name == "both"
 
 
 @pytest.mark.usefixtures("undrawn")
