@@ -68,7 +68,7 @@ def test_what_fails_is_named_and_the_others_finish(cluster, tmp_path):
         "scenes-fl-gamma1-seed0": "dies",
     }
     runs = Stepwise(tmp_path / "runs", tmp_path / "log", fails=fails)
-    failures = work(METHODS, runs, OnRay(runs, cluster.address, retries=1))
+    failures = work(METHODS, runs, OnRay(runs, cluster.address))
     found = {training.label: reason for training, reason in failures.items()}
     assert "no longer finite at step 7" in found["scenes-nll-seed0"]
     assert found["scenes-nll-seed1"] == "KeyError: 'a bug'"

@@ -7,7 +7,7 @@ hold-out is reported, and the other seeds take its choice.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -28,16 +28,10 @@ _MAX_SEEDS = 1000
 
 @dataclass(frozen=True)
 class Training:
-    """One training, or those of several seeds, whose predictions are pooled.
+    """One training, or those of several seeds, whose predictions are pooled."""
 
-    Attributes:
-        config: a YAML file, or the name of a recipe.
-        changes: the loss, its hyper-parameters, and other settings in place of the config's.
-        seeds: one, or those that are pooled.
-    """
-
-    config: str
-    changes: Changes
+    config: str  # a YAML file, or the name of a recipe
+    changes: Changes  # the loss, its hyper-parameters, and other settings
     seeds: tuple[int, ...] = (0,)
 
     @property
@@ -58,41 +52,22 @@ class Training:
 
 @dataclass(frozen=True)
 class Method:
-    """A method in one table: trainings of which the best on the hold-out is reported.
-
-    Attributes:
-        name: what tables call it.
-        loss: the training loss.
-        config: a YAML file, or the name of a recipe.
-        table: what the title of its table begins with; "" if the sweep has one table.
-        grid: the hyper-parameters to choose from.
-        options: settings in place of the config's.
-        seeds: one training per seed; the first seed tries the whole grid.
-        posthoc: short names of the calibrators it is evaluated with.
-        shifts: the shifts of the test images it is evaluated under.
-        limit: how many images are evaluated under shift; None for all.
-        select: the score on the hold-out that chooses hyper-parameters.
-        ensemble: whether the mean of the predictions of its seeds is evaluated too.
-        holdout: the images that calibrators are fitted on, as a shift data:ROOT; by default the
-            hold-out of the training.
-        group: a regular expression; images in whose names it finds the same text are one unit of
-            the intervals.
-    """
+    """A method in one table: trainings of which the best on the hold-out is reported."""
 
     name: str
     loss: str
-    config: str
-    table: str = ""
-    grid: tuple[Changes, ...] = ((),)
-    options: Changes = ()
-    seeds: tuple[int, ...] = (0,)
-    posthoc: tuple[str, ...] = (NONE,)
+    config: str  # a YAML file, or the name of a recipe
+    table: str = ""  # what the title of its table begins with; "" if the sweep has one table
+    grid: tuple[Changes, ...] = ((),)  # the hyper-parameters to choose from
+    options: Changes = ()  # settings in place of the config's
+    seeds: tuple[int, ...] = (0,)  # the first tries the whole grid
+    posthoc: tuple[str, ...] = (NONE,)  # short names of calibrators
     shifts: tuple[Shift, ...] = ()
-    limit: int | None = None
-    select: str = "accuracy"
-    ensemble: bool = False
-    holdout: Shift | None = None
-    group: str = ""
+    limit: int | None = None  # of images under shift
+    select: str = "accuracy"  # the score on the hold-out that chooses hyper-parameters
+    ensemble: bool = False  # whether the mean of the predictions of its seeds is a row too
+    holdout: Shift | None = None  # data:ROOT, the images that calibrators are fitted on instead
+    group: str = ""  # see `Source`
 
     def training(self, hyper: Changes, *seeds: int) -> Training:
         """The training with these hyper-parameters."""
@@ -174,16 +149,10 @@ class Sweep:
 def read_sweep(
     name: str | Path, *, small: bool = False, at_hand: Callable[[str], bool] = lambda config: True
 ) -> Sweep:
-    """The sweep that a YAML file defines.
+    """The sweep that a YAML file defines, or that comes with segcal under this name.
 
-    Args:
-        name: the YAML file, or the name of a sweep that comes with segcal.
-        small: take what the file says under `small` in place of its own keys.
-        at_hand: whether the data of a config is there. The first small version whose data is there
-            is taken, or else the last.
-
-    Raises:
-        ValueError: in one line, what is wrong with it.
+    With `small`, what the file says under `small` is in place of its own keys. Of several small
+    versions the first is taken whose data is `at_hand`, or else the last.
     """
     path = Path(name)
     ours = RECIPES / "sweeps" / f"{name}.yaml"
@@ -275,7 +244,7 @@ def _method(line: Any, sweep: Sweep, config: str, varied: Changes, table: str) -
     hyper |= stated  # every key that is not one of a method
     for key, value in varied:
         (hyper if key in hyper_names(loss) else options)[key] = value
-    grid = _combinations(sorted(hyper.items()))
+    grid = _combinations(tuple(sorted(hyper.items())))
     for combination in grid:
         build_loss(loss, **dict(combination))  # raises if a value does not fit
     return Method(
@@ -296,13 +265,13 @@ def _method(line: Any, sweep: Sweep, config: str, varied: Changes, table: str) -
     )
 
 
-def _expect(key: str, names: Sequence[str] | Mapping[str, Any], known: Sequence[str]) -> None:
+def _expect(key: str, names: Iterable[str], known: Sequence[str]) -> None:
     for name in names:
         if name not in known:
             raise ValueError(f"{key}: expected names out of {', '.join(known)}, but got {name}")
 
 
-def _combinations(axes: Sequence[tuple[str, Any]]) -> tuple[Changes, ...]:
+def _combinations(axes: Changes) -> tuple[Changes, ...]:
     """Every combination of one of the values of each name; one empty one without names."""
     return tuple(product(*([(name, each) for each in _listed(values)] for name, values in axes)))
 

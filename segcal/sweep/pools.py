@@ -110,40 +110,27 @@ def _work(
 class OnRay(Pool):
     """Runs on a Ray cluster, whose nodes see the files of the sweep at the same paths.
 
-    A run whose worker or node dies is tried again, and goes on from its last checkpoint.
-
-    Args:
-        runs: makes the runs.
-        address: where the cluster is, or auto; "" starts one on this machine, for this process.
-        cpus: CPU cores of a run.
-        gpus: GPUs of a run; None for one if the cluster has any.
-        retries: how often a run is tried again.
+    A run whose worker or node dies is tried again, up to five times, and goes on from its last
+    checkpoint. The address is where the cluster is, or auto; "" starts one on this machine, for
+    this process. A run has one GPU if the cluster has any, unless `gpus` says otherwise.
     """
 
     size = 10**6  # Ray has a queue of its own, by which a cluster may grow
 
     def __init__(
-        self,
-        runs: Runs,
-        address: str = "",
-        *,
-        cpus: float = 1,
-        gpus: float | None = None,
-        retries: int = 5,
+        self, runs: Runs, address: str = "", *, cpus: float = 1, gpus: float | None = None
     ) -> None:
         super().__init__(runs)
         self._ray, self._joined = _join(address)
         has = self._ray.cluster_resources()
         if gpus is None:
             gpus = 1 if has.get("GPU") else 0
-        needs = {"CPU": cpus, "GPU": gpus}
-        for name, needed in needs.items():
+        for name, needed in (("CPU", cpus), ("GPU", gpus)):
             if needed > has.get(name, 0):
                 raise ValueError(
                     f"a run needs {needed:g} {name}, but the cluster has {has.get(name, 0):g}"
                 )
-        remote = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=retries)
-        self._do = remote(_work_on_ray)
+        self._do = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=5)(_work_on_ray)
         self._shared = self._ray.put(runs)
 
     def start(self, training: Training, methods: Sequence[Method]) -> None:
@@ -210,12 +197,7 @@ def _join(address: str) -> tuple[Any, bool]:
 
 
 def open_pool(
-    runs: Runs,
-    jobs: int = 1,
-    ray: str | None = None,
-    *,
-    cpus: float = 1,
-    gpus: float | None = None,
+    runs: Runs, jobs: int = 1, ray: str | None = None, *, cpus: float = 1, gpus: float | None = None
 ) -> Pool:
     """A pool of `jobs` processes, or of a Ray cluster; SIGTERM then stops it as Ctrl-C does."""
 

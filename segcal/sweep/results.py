@@ -157,13 +157,7 @@ class Results:
     ) -> Number:
         """A score of a row: for each seed its mean over the shifts of `condition`.
 
-        Args:
-            row: the row.
-            score: a key of `SCORES`.
-            condition: which images.
-            column: the name of the number's column.
-            of_class: the index of a class, for a score of classes; it has no interval.
-            brief: without an interval.
+        A score of one class (`of_class`) or a `brief` one has no interval.
         """
         unit, factor = SCORES[score].unit, SCORES[score].scale
         each = [self.reports(row, shift) for shift in condition.shifts]  # (shifts, seeds)
@@ -277,16 +271,11 @@ def write_sweeps(
     mark: str = "",
     remarks: Sequence[str] | None = None,
 ) -> Iterator[Path]:
-    """Write the tables and diagrams of sweeps as far as they are done; the paths.
+    """Write NAME.md, NAME.csv, NAME.html and diagrams of sweeps, as far as they are done.
 
-    Args:
-        sweeps: the sweeps.
-        runs: what is measured of them.
-        out: where to write NAME.md, NAME.csv, NAME.html and diagrams.
-        command: what made them.
-        into: a Markdown file that also gets the tables, between the comments of `mark`.
-        mark: by default "sweep NAME".
-        remarks: how the runs were made; by default which weights are evaluated.
+    `command` made them. The Markdown file `into` also gets the tables, between the comments of
+    `mark`, by default "sweep NAME". The remarks say how the runs were made, by default which
+    weights are evaluated. Yields the paths.
     """
     for sweep in sweeps:
         results = Results(sweep, runs)

@@ -57,11 +57,10 @@ class Runs:
 
     Args:
         root: the folder of the folders of new runs, and of all evaluations.
-        data: the folder that stands in for data/ in the configs; None for data/ itself.
-        device: see `TrainConfig`.
+        data: the folder that stands in for data/ in the configs.
         elsewhere: folders with complete runs to reuse; nothing is written there.
-        moved: where data was when runs were trained on it, by the folder where it is now. The user
-            says that it is the same data. Both folders are the same if only times have changed.
+        moved: where data was when runs were trained on it, by the folder where it is now; the same
+            folder if only times have changed.
     """
 
     def __init__(
@@ -109,11 +108,7 @@ class Runs:
         return place, False
 
     def config(self, training: Training) -> TrainConfig:
-        """The settings of a training; `out` is the folder of its run.
-
-        Raises:
-            ValueError: in one line, what is wrong with them.
-        """
+        """The settings of a training; `out` is the folder of its run."""
         if training in self._configs:
             return self._configs[training]
         own = load_config(recipe_path(training.config))
@@ -134,7 +129,7 @@ class Runs:
         return self._configs[training]
 
     def folder(self, training: Training) -> Path:
-        """Where the evaluations of a run are: its own folder, unless it was found elsewhere."""
+        """Where the evaluations of a training are, also if its run was found elsewhere."""
         keys = [self.identity(self.config(member)) for member in training.members]
         return self._own(training, keys[0] if len(keys) == 1 else digest(*keys))
 
@@ -188,8 +183,7 @@ class Runs:
     def do(self, training: Training, methods: Sequence[Method] = ()) -> Outcome:
         """Train a run, if it is not trained yet, and evaluate it for some methods.
 
-        Raises:
-            KeyboardInterrupt: a signal stopped it; the run was saved.
+        A KeyboardInterrupt comes after the run was saved.
         """
         try:
             for member in training.members:
@@ -212,12 +206,7 @@ class Runs:
         return f"The weights of the epoch with the best {select} on the hold-out are evaluated."
 
     def lacks(self, config: str, *, fetch: bool = True) -> str | None:
-        """In one line, why a config cannot be trained: data or weights that are not there.
-
-        Args:
-            config: a YAML file, or the name of a recipe.
-            fetch: data that is fetched when it is needed is not missing.
-        """
+        """Why a config cannot be trained: data or weights that are neither there nor `fetch`ed."""
         found = self.config(Training(config, (("loss", "nll"),)))
         weights = Path(found.model.encoder_weights or "")
         if len(weights.parts) > 1 and not weights.exists():
@@ -344,20 +333,11 @@ def work(
     train: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[Training, str]:
-    """Train, choose and evaluate until nothing is left.
+    """Train, choose and evaluate until nothing is left; the reason for each run that failed.
 
-    Args:
-        methods: what to train, choose and evaluate.
-        runs: where it is kept; what was measured is noted there.
-        pool: where it is done.
-        train: whether to train what is not trained yet, or only to evaluate what is.
-        say: called with a line for each run that is done.
-
-    Returns:
-        The runs that could not be made, each with the reason in one line.
-
-    Raises:
-        KeyboardInterrupt: a signal stopped the work; every run under way was saved.
+    `runs` note what was measured, and `say` is called with a line for each run that is done.
+    Without `train`, only what is trained already is evaluated. A KeyboardInterrupt comes after
+    every run under way was saved.
     """
     methods = list(dict.fromkeys(methods))
     under_way: dict[Training, list[Method]] = {}
