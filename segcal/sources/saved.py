@@ -46,7 +46,6 @@ SAMPLES = "samples"  # the key of (M, C, ...) predictions of M members, in .npz 
 TOP, CONFIDENCE = "_pred.png", "_conf.png"  # endings of the two files of a top-1 prediction
 _SUFFIXES = (".npz", ".npy", *NIFTI)
 _LISTED = f"{', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
-_MAX_FACTOR = 256  # a side is resized by; no network needs more, and a few bytes could ask for it
 
 
 @dataclass(frozen=True)
@@ -145,9 +144,10 @@ class PredictionFolder(Source):
         self.multilabel = kind.startswith("sigmoid_")
         self.num_images = len(self._files) * (shape[0] if len(shape) == 2 else 1)
         last = len(shape) <= 2 or self.format.layout == "hwc"
-        names = self.format.class_names
-        self.num_classes = self.format.num_classes or (shape[-1] if last else shape[0])
-        self.num_classes = len(names) if names else self.num_classes
+        names = self.format.class_names or ()
+        self.num_classes = (
+            len(names) or self.format.num_classes or (shape[-1] if last else shape[0])
+        )
         self.class_names = names or tuple(f"class {c}" for c in range(self.num_classes))
         classes = 2 if self.multilabel else self.num_classes
         self.ignore_index = resolve_ignore_index(self.format.ignore_index, classes)
@@ -161,8 +161,7 @@ class PredictionFolder(Source):
             return [path]
         if not path.is_dir():
             raise ValueError(f"there is no folder of predictions at {path}")
-        endings = (*_SUFFIXES, TOP)
-        files = [file for file in visible(path) if file.name.endswith(endings)]
+        files = [file for file in visible(path) if file.name.endswith((*_SUFFIXES, TOP))]
         if not files:
             raise ValueError(
                 f"there are no predictions in {path}: no {_LISTED} files, nor NAME{TOP} with "
@@ -192,9 +191,8 @@ class PredictionFolder(Source):
     def fingerprint(self) -> str:
         """A digest of the format and of the files: their names, sizes and times."""
         files = [*self._files]
-        beside = [*self.format.label_folders, *[self.path] * self.path.is_dir()]
-        for folder in beside if self.labelled else ():
-            files += sorted(folder.rglob("*"))
+        for folder in (*self.format.label_folders, self.path) if self.labelled else ():
+            files += sorted(folder.rglob("*"))  # nothing where the path is a file
         about = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()]
         return digest(settings.to_dict(self.format), self.skip_bad, about)
 
@@ -440,11 +438,7 @@ class PredictionFolder(Source):
     ) -> tuple[np.ndarray, np.ndarray, bool]:
         """(N, C, *s) values and (N, *S) or (N, C, *S) labels, as views, and whether axes turned.
 
-        Args:
-            kind: of the values.
-            values: as in the file.
-            labels: as in their file.
-            nifti: whether the values, and the labels, are from a NIfTI file.
+        `nifti` says whether the values, and the labels, are from a NIfTI file.
         """
         shapes = values.shape, labels.shape
         sigmoid = kind.startswith("sigmoid_")
@@ -482,7 +476,14 @@ class PredictionFolder(Source):
         if flipped and not nifti[1]:
             labels = np.moveaxis(labels, (-3, -2, -1), (-1, -2, -3))
         if values.ndim > 3:
-            self._check_sizes(kind, values.shape, labels.shape[labels.ndim - values.ndim + 2 :])
+            small, size = values.shape[2:], labels.shape[labels.ndim - values.ndim + 2 :]
+            if any(t < s for s, t in zip(small, size, strict=True)):
+                raise ValueError(
+                    f"the {kind} {small} are larger than their labels {size}: labels are never "
+                    f"shrunk, so resize the {kind} before saving"
+                )
+            classes = values.shape[1]
+            check_size(4 * classes * math.prod(size), f"{classes} x {size} {kind}")
         return values, labels, flipped
 
     def _is_xyz(self, values: tuple[int, ...], labels: tuple[int, ...], mixed: bool) -> bool:
@@ -502,32 +503,15 @@ class PredictionFolder(Source):
     def _check_layout(self, values: tuple[int, ...], labels: tuple[int, ...]) -> None:
         """Refuse an array whose shape only makes sense in the layout that was not stated."""
         layout = self.format.layout
-        stated, other = values[1:], values[:2]
-        if layout == "hwc":
-            stated, other = other, stated
-        if self.format.num_classes or _same_aspect(stated, labels):
+        wanted = "hwc" if layout == "chw" else "chw"
+        sizes = {"chw": values[1:], "hwc": values[:2]}
+        if self.format.num_classes or _same_aspect(sizes[layout], labels):
             return
-        if _same_aspect(other, labels):
-            wanted = "hwc" if layout == "chw" else "chw"
+        if _same_aspect(sizes[wanted], labels):
             raise ValueError(
                 f"the shape {values} fits labels {labels} only as layout {wanted}, not {layout}: "
                 f"state layout {wanted}, or num_classes to read it as it is"
             )
-
-    def _check_sizes(self, kind: Kind, values: tuple[int, ...], size: tuple[int, ...]) -> None:
-        """Raise unless (N, C, *s) values can be resized to labels of `size`."""
-        small = values[2:]
-        if any(t < s for s, t in zip(small, size, strict=True)):
-            raise ValueError(
-                f"the {kind} {small} are larger than their labels {size}: labels are never "
-                f"shrunk, so resize the {kind} before saving"
-            )
-        if max(t / s for s, t in zip(small, size, strict=True)) > _MAX_FACTOR:
-            raise ValueError(
-                f"the {kind} {small} are too small for labels {size}: they are resized by a "
-                f"factor of at most {_MAX_FACTOR}"
-            )
-        check_size(4 * values[1] * math.prod(size), f"{values[1]} x {size} {kind}")
 
     def _checked(self, kind: Kind, values: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
         """(N, C, *S) values, logits of float32 at least, and int64 labels, that can be counted."""
