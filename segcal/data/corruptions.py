@@ -29,32 +29,20 @@ _LIMIT = math.sqrt(SMALL * LARGE)  # as far from one as from the other, as a rat
 class Corruption:
     """A kind of corruption and its strength at each severity.
 
-    Attributes:
-        apply: (H, W, 3) float32 in 0..1, a random generator, a factor for lengths in pixels, and
-            the numbers of one severity, to an image of the same shape, which may leave 0..1.
-        large: five tuples of numbers, one per severity, for images of `LARGE` pixels.
-        small: the same for images of `SMALL` pixels.
-        family: noise, blur, weather or digital: corruptions of one family are alike.
+    `apply` takes an (H, W, 3) float32 image in 0..1, a random generator, a factor for lengths in
+    pixels and the numbers of one severity to an image of the same shape, which may leave 0..1.
     """
 
     apply: Callable[..., np.ndarray]
-    large: tuple[tuple[float, ...], ...]
-    small: tuple[tuple[float, ...], ...]
-    family: str
+    large: tuple[tuple[float, ...], ...]  # numbers of each severity, for images of `LARGE` pixels
+    small: tuple[tuple[float, ...], ...]  # the same for images of `SMALL` pixels
+    family: str  # noise, blur, weather or digital: corruptions of one family are alike
 
 
 def corrupt(image: np.ndarray, name: str, severity: int, *, key: str, seed: int = 0) -> np.ndarray:
-    """Corrupt one image.
+    """Corrupt one (H, W, 3) uint8 image by an entry of `CORRUPTIONS`; severity 0 changes nothing.
 
-    Args:
-        image: (H, W, 3) uint8.
-        name: an entry of `CORRUPTIONS`.
-        severity: 1 to 5; 0 gives the image itself.
-        key: the name of the image. What is random depends on seed, key, name and severity alone.
-        seed: at least 0.
-
-    Returns:
-        (H, W, 3) uint8.
+    What is random depends on seed, key (the name of the image), name and severity alone.
     """
     if name not in CORRUPTIONS:
         raise ValueError(f"Expected a corruption out of {', '.join(CORRUPTIONS)}, but got {name!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
@@ -117,36 +116,19 @@ _OF_TASK: dict[Task, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set that can be asked for by name.
+    """A data set that can be asked for by name."""
 
-    Attributes:
-        place: MODULE.FUNCTION in `segcal.data`, which finds and reads it.
-        about: What it is, for the help.
-        task: Segmentation has a mask per image as label, classification and text one class.
-        options: What it takes beside the options of every data set and of its task.
-        embedded: Whether it comes with the installed packages, and needs no files.
-        val: The part here that its publisher calls val.
-    """
+    place: str  # MODULE.FUNCTION in `segcal.data`, which reads it
+    about: str  # for the help
+    task: Task  # segmentation has a mask per image as label, the others one class
+    options: tuple[str, ...] = ()  # that it takes beside those of every data set and of its task
+    embedded: bool = False  # it comes with the installed packages, and needs no files
+    val: Literal["holdout", "test"] = "test"  # the part here that its publisher calls val
 
-    place: str
-    about: str
-    task: Task
-    options: tuple[str, ...] = ()
-    embedded: bool = False
-    val: Literal["holdout", "test"] = "test"
-
-    @property
-    def taken(self) -> tuple[str, ...]:
-        """All options of `DataConfig` that it takes."""
-        return (*_COMMON, *_OF_TASK[self.task], *self.options)
-
-    @property
-    def read(self) -> Callable[[DataConfig], RawDataset]:
-        """The function at `place`."""
+    def read(self, config: DataConfig) -> RawDataset:
+        """Find and read it."""
         module, _, function = self.place.partition(".")
-        found: Callable[[DataConfig], RawDataset] = getattr(
-            import_module(f"segcal.data.{module}"), function
-        )
+        found: RawDataset = getattr(import_module(f"segcal.data.{module}"), function)(config)
         return found
 
 
@@ -216,7 +198,7 @@ def find(config: DataConfig) -> DataSet:
         )
     entry = DATASETS[config.name]
     for name in settings.changed(config):
-        if name not in entry.taken:
+        if name not in (*_COMMON, *_OF_TASK[entry.task], *entry.options):
             raise ValueError(
                 f"data.{name}: expected it to be unset for {config.name}, which is {entry.task}; "
                 f"it is for {takers(name)}"

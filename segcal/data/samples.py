@@ -82,11 +82,8 @@ class ArrayPart(Part):
 class FilePart(Part):
     """A part whose images, and masks if it has them, are read from files when asked for.
 
-    Args:
-        images: n image files.
-        labels: n mask files, n tuples of mask files, one per class, or n classes.
-        num_classes: masks may hold 0..num_classes-1; those of one class 0 and 1.
-        ignore_index: masks may hold this value too.
+    Labels are n mask files, n tuples of mask files, one per class, or n classes. Masks hold
+    0..num_classes-1, those of one class 0 and 1, or ignore_index.
     """
 
     def __init__(
@@ -157,18 +154,14 @@ class ImagePart(FilePart):
         return image, np.zeros(image.shape[:2], np.uint8)
 
 
-def _as_it_is(value: Any, name: str) -> Any:
+def _as_it_is(value: Any, name: str) -> Any:  # no lambda: workers may get it by pickle
     return value
 
 
 class ChangedPart(Part):
-    """A part whose images or labels are changed.
+    """A part whose images or labels are changed, by functions that also get the sample's name.
 
-    Args:
-        part: images and labels as they are.
-        key: names the change, for fingerprints.
-        image: turns an image and the name of its sample into the changed image.
-        label: turns a label and the name of its sample into the changed label.
+    `key` names the change, for fingerprints.
     """
 
     def __init__(
@@ -233,30 +226,19 @@ def digest(*parts: str | bytes) -> str:
 
 @dataclass(frozen=True)
 class RawDataset:
-    """A data set as the function of its entry in `DATASETS` returns it.
+    """A data set as the function of its entry in `DATASETS` returns it."""
 
-    Attributes:
-        train: what is trained on, before the hold-out is taken from it.
-        mean: mean of each channel on a 0-1 scale; `std` likewise.
-        holdout: the hold-out, for data sets that make their own (`train` then excludes it).
-        augmentation: the recipe for training images.
-        resize: square side that images of all parts are resized to.
-        palette: (num_classes, 3) uint8 colours to draw the classes in.
-        uniform: whether all images of a part have one size.
-        words: the vocabulary of a text, in the order of its numbers; none for images.
-    """
-
-    train: Part
+    train: Part  # before the hold-out is taken from it
     test: Part
     class_names: tuple[str, ...]
-    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # of each channel on a 0-1 scale
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
-    holdout: Part | None = None
+    holdout: Part | None = None  # of data sets that make their own; `train` excludes it
     augmentation: Augmentation = field(default_factory=Augmentation)
-    resize: int | None = None
-    palette: np.ndarray | None = None
-    uniform: bool = True
-    words: tuple[str, ...] = ()
+    resize: int | None = None  # square side that images of all parts are resized to
+    palette: np.ndarray | None = None  # (num_classes, 3) uint8
+    uniform: bool = True  # all images of a part have one size
+    words: tuple[str, ...] = ()  # the vocabulary of a text, in the order of its numbers
 
 
 def split(n: int, *, holdout: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -300,27 +282,17 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
     where classes may overlap, or () for classification. A text is int64 (L,) word numbers in place
     of the image. Index with an int, or with `(epoch, int)` for the augmentation of that epoch,
     which depends on seed, epoch and index alone.
-
-    Args:
-        part: where samples are read from.
-        indices: which samples of it, in which order.
-        mean: mean of each channel on a 0-1 scale; `std` likewise.
-        resize: square side to resize every image to first.
-        augmenter: None to show images as they are.
-        seed: seed of the augmentation.
-        skipped: samples that are left out because their files are bad: the reason by name.
-        prepare: turns an image into an input instead of normalising it.
     """
 
     part: Part
-    indices: Sequence[int]
+    indices: Sequence[int]  # which samples of the part, in which order
     mean: Sequence[float] = IMAGENET_MEAN
     std: Sequence[float] = IMAGENET_STD
-    resize: int | None = None
+    resize: int | None = None  # square side that every image is resized to first
     augmenter: Augmenter | None = None
-    seed: int = 0
-    skipped: Mapping[str, str] = field(default_factory=dict)
-    prepare: Callable[[np.ndarray], Tensor] | None = None
+    seed: int = 0  # of the augmentation
+    skipped: Mapping[str, str] = field(default_factory=dict)  # why, by name of a bad file
+    prepare: Callable[[np.ndarray], Tensor] | None = None  # makes the input, if not `normalise`
 
     def __post_init__(self) -> None:
         self.indices = [int(i) for i in self.indices]
@@ -381,13 +353,7 @@ class WorkerDied(ChildProcessError):
 class Batches(DataLoader[Batch]):
     """A data loader that raises its workers' errors as they were raised, without their tracebacks.
 
-    The death of a worker raises `WorkerDied`.
-
-    Args:
-        workers: processes that read.
-        pin: put batches into memory that a GPU copies from quickly.
-        before_each: called before each batch is yielded; may raise.
-        **options: options of torch's `DataLoader`.
+    The death of a worker raises `WorkerDied`. `before_each` is called before each batch is yielded.
     """
 
     def __init__(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from segcal.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
-from segcal.data.options import DataConfig
 from segcal.data.samples import ChangedPart, Part
 
 ROTATION, DOMAIN, DATA = "rotation", "domain", "data"
@@ -23,13 +23,11 @@ DEFAULT_SEVERITY = 3
 class Shift:
     """One change of the test images.
 
-    Attributes:
-        name: a corruption (an entry of `CORRUPTIONS`), rotation, domain or data.
-        value: the severity of a corruption, 0 to 5, degrees counter-clockwise, the domain of a
-            data set that has some, or the folder that holds other test images.
+    The value is the severity of a corruption, 0 to 5, degrees counter-clockwise, the domain of a
+    data set that has some, or the folder that holds other test images.
     """
 
-    name: str
+    name: str  # an entry of `CORRUPTIONS`, rotation, domain or data
     value: int | float | str
 
     def __post_init__(self) -> None:
@@ -48,7 +46,10 @@ class Shift:
             raise ValueError(f"Expected {self.name}:NAME, but got {self.value!r}")
 
     def __str__(self) -> str:
-        return f"{self.name}:{_shown(self)}"
+        value: object = self.value
+        if self.name == DATA:
+            value = Path(str(value)).resolve().name
+        return f"{self.name}:{f'{value:g}' if isinstance(value, float) else value}"
 
     @property
     def severity(self) -> int | None:
@@ -61,42 +62,17 @@ class Shift:
         return CORRUPTIONS[self.name].family if self.name in CORRUPTIONS else self.name
 
     @property
-    def folder(self) -> str:
-        """What a folder of its results is called."""
-        return re.sub(r"[^\w.+-]+", "-", f"{self.name}-{_shown(self)}")
-
-    @property
     def brings_images(self) -> bool:
         """Whether it takes other images, with labels of their own, instead of changing pixels."""
         return self.name in (DOMAIN, DATA)
 
-    def configure(self, config: DataConfig) -> DataConfig:
-        """The options of a data set whose test images are the ones that the shift brings."""
-        if self.name == DOMAIN:
-            return replace(config, domain=str(self.value))
-        return replace(config, root=str(self.value))
-
     def apply(self, image: np.ndarray, key: str) -> np.ndarray:
-        """Change one image.
-
-        Args:
-            image: (H, W, 3) uint8.
-            key: its name, which decides what is random.
-
-        Returns:
-            (H, W, 3) uint8.
-        """
+        """Change one (H, W, 3) uint8 image, whose name `key` decides what is random."""
         if self.name == ROTATION:
             return rotate(image, float(self.value))
         if self.severity is not None:
             return corrupt(image, self.name, self.severity, key=key)
         raise ValueError(f"Expected a shift that changes pixels, but got {self}")
-
-
-def _shown(shift: Shift) -> str:
-    if shift.name == DATA:
-        return Path(str(shift.value)).resolve().name
-    return f"{shift.value:g}" if isinstance(shift.value, float) else str(shift.value)
 
 
 def parse_shifts(text: str) -> tuple[Shift, ...]:
@@ -121,17 +97,14 @@ def parse_shifts(text: str) -> tuple[Shift, ...]:
 
 
 def _named(name: str, value: str) -> list[Shift]:
-    names = list(CORRUPTIONS) if name == ALL else [name]
-    if names[0] in CORRUPTIONS:
-        if value not in ("", *map(str, SEVERITIES)):
-            raise ValueError(f"Expected a severity of 1 to 5 for {name}, but got {value}")
-        return [Shift(each, int(value or DEFAULT_SEVERITY)) for each in names]
-    if name == ROTATION:
-        try:
-            return [Shift(name, float(value))]
-        except ValueError:
-            raise ValueError(f"Expected degrees for {ROTATION}, but got {value!r}") from None
-    return [Shift(name, value)]
+    read: int | float | str = value  # `Shift` refuses what cannot be read
+    if name == ALL or name in CORRUPTIONS:
+        known = {str(severity): severity for severity in SEVERITIES} | {"": DEFAULT_SEVERITY}
+        read = known.get(value, value)
+    elif name == ROTATION:
+        with suppress(ValueError):
+            read = float(value)
+    return [Shift(each, read) for each in (CORRUPTIONS if name == ALL else [name])]
 
 
 def shifted_part(part: Part, shift: Shift) -> Part:
@@ -148,16 +121,8 @@ def imbalanced(classes: np.ndarray, *, num_classes: int, factor: float, seed: in
     """Choose samples so that class 0 is `factor` times as common as the last class.
 
     Class c keeps n_c = int(n factor^(-c / (K - 1))) samples, an exponential profile (Cui et al.
-    2019, Class-Balanced Loss), where n is the size of the smallest class: 5000 for CIFAR-10.
-
-    Args:
-        classes: (n,) class of each sample.
-        num_classes: K.
-        factor: how many times more common the first class is than the last, at least 1.
-        seed: decides which samples are kept.
-
-    Returns:
-        Their indices, sorted.
+    2019, Class-Balanced Loss), where n is the size of the smallest class: 5000 for CIFAR-10. Takes
+    the (n,) classes of the samples, and returns the sorted indices of those that are kept.
     """
     if factor < 1:
         raise ValueError(f"Expected imbalance of at least 1, but got {factor}")

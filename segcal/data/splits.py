@@ -124,13 +124,12 @@ def without_labels(data: Splits, folder: str | Path, *, skip_bad: bool = False) 
     """The images of a folder, which have no labels, as the test part of a data set.
 
     Images become inputs as those of the test part do. Their labels are zeros of their size.
-
     `skip_bad` leaves out images that cannot be read.
     """
     part = ImagePart(find_images(Path(folder)))
-    repeated = [name for name, count in Counter(part.names).items() if count > 1]
-    if repeated:
-        raise ValueError(f"two images in {folder} are called {repeated[0]}: rename one of them")
+    name, count = Counter(part.names).most_common(1)[0]
+    if count > 1:
+        raise ValueError(f"two images in {folder} are called {name}: rename one of them")
     bad = _faults(part, range(len(part.names))) if skip_bad else {}
     good = [i for i in range(len(part.names)) if i not in bad]
     skipped = {part.names[i]: reason for i, reason in bad.items()}
@@ -179,7 +178,9 @@ def shifted(data: Splits, config: DataConfig, shift: Shift) -> Splits:
                 "it was trained on that"
             )
     if shift.brings_images:
-        config = shift.configure(config)
+        brought = str(shift.value)
+        domain = shift.name == DOMAIN
+        config = replace(config, domain=brought) if domain else replace(config, root=brought)
         other = _read(config)
         if other.class_names != data.class_names:
             raise ValueError(

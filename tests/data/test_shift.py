@@ -89,7 +89,6 @@ def test_shifts_by_name(text, expected):
     shifts = parse_shifts(text)
     assert [(shift.name, shift.value) for shift in shifts] == expected
     assert parse_shifts(",".join(map(str, shifts))) == shifts
-    assert len({shift.folder for shift in shifts}) == len(shifts)
 
 
 def test_shifts_that_there_are_not():
