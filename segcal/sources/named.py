@@ -37,27 +37,16 @@ Groups = tuple[tuple[int, ...], ...]  # classes of a network that become one
 
 @dataclass(frozen=True)
 class NamedNetwork:
-    """A network by name, with all that is stated about it, to be opened on images.
-
-    Attributes:
-        network: the network, with what makes its inputs.
-        class_names: of the network, after classes were joined; none if it does not say them.
-        joined: the classes of the network that become one, for each class; None for all as it is.
-        label_map: YAML file from labels of the data to classes of the network.
-        amp: whether to run the network in bfloat16 (CPU) or float16 (GPU).
-        group: images of which names belong together; see `Source`.
-        data: options of `DataConfig`.
-        running: options of `NetworkSource`.
-    """
+    """A network by name, with all that is stated about it, to be opened on images."""
 
     network: Network
-    class_names: tuple[str, ...]
-    joined: Groups | None
-    label_map: Path | None
-    amp: bool
-    group: str
-    data: Mapping[str, Any]
-    running: Mapping[str, Any]
+    class_names: tuple[str, ...]  # after classes were joined; none if the network has no names
+    joined: Groups | None  # the classes of the network that become each class, if any do
+    label_map: Path | None  # YAML file from labels of the data to classes of the network
+    amp: bool  # run in bfloat16 (CPU) or float16 (GPU)
+    group: str  # see `Source`
+    data: Mapping[str, Any]  # options of `DataConfig`
+    running: Mapping[str, Any]  # options of `NetworkSource`
 
     def on(self, text: str) -> NamedSource:
         """The network on a data set; see `parse_data`."""
@@ -100,15 +89,10 @@ class NamedNetwork:
 
 
 class NamedSource(NetworkSource):
-    """A network by name on the test part of a data set; see `open_network`.
-
-    Attributes:
-        by_name: the network.
-        fit_source: the hold-out that was stated.
-    """
+    """A network by name on the test part of a data set; see `open_network`."""
 
     score_sums: dict[str, float]
-    fit_source: NamedSource | None = None
+    fit_source: NamedSource | None = None  # the hold-out that was stated
 
     def __init__(
         self, by_name: NamedNetwork, splits: Splits, config: DataConfig | None = None
@@ -178,10 +162,19 @@ class NamedSource(NetworkSource):
 
 
 def _finished(values: Tensor, outputs: Outputs, joined: Groups | None) -> Tensor:
-    """Logits, or probabilities of outputs that are none, of the classes that are evaluated."""
+    """Logits, or probabilities of outputs that are none, of the classes that are evaluated.
+
+    The probabilities of classes that are joined are added; logits stay logits.
+    """
     if outputs == "scores":
         values = scores_to_probs(values.clamp_min(0))
-    return values if joined is None else _joined(values, joined, probs=outputs != "logits")
+    if joined is None:
+        return values
+    groups = [values[:, list(group)] for group in joined]
+    if outputs == "logits":
+        return torch.stack([group.logsumexp(1) for group in groups], 1)
+    sums = torch.stack([group.sum(1) for group in groups], 1)
+    return sums / sums.sum(1, keepdim=True).clamp_min(torch.finfo(sums.dtype).tiny)
 
 
 class _LogitModule(nn.Module):
@@ -202,14 +195,6 @@ class _LogitModule(nn.Module):
         if self.outputs == "logits":
             return values
         return values.clamp_min(torch.finfo(values.dtype).tiny).log()
-
-
-def _joined(values: Tensor, groups: Groups, *, probs: bool) -> Tensor:
-    """(N, G, *S) sums of the probabilities of each group of classes; of logits as logits."""
-    if not probs:
-        return torch.stack([values[:, list(group)].logsumexp(1) for group in groups], 1)
-    joined = torch.stack([values[:, list(group)].sum(1) for group in groups], 1)
-    return joined / joined.sum(1, keepdim=True).clamp_min(torch.finfo(joined.dtype).tiny)
 
 
 def read_groups(path: Path, class_names: Sequence[str]) -> tuple[tuple[str, ...], Groups]:
@@ -355,17 +340,12 @@ def open_network(
     return source
 
 
-def cut(
-    source: NamedSource, fraction: float, *, group: str | None = None, seed: int = 0
-) -> tuple[NamedSource, NamedSource]:
+def cut(source: NamedSource, fraction: float) -> tuple[NamedSource, NamedSource]:
     """Cut a share of the images off as hold-out, at random: (hold-out, rest).
 
-    Images in whose names the regular expression `group`, by default that of the source, finds the
-    same text stay together, as frames of one video or slices of one patient must; the share is then
-    one of groups.
+    Images of one group stay together, as frames of one video or slices of one patient must; the
+    share is then one of groups.
     """
-    source = copy.copy(source)
-    source.group = group or source.group
     units: dict[str, list[int]] = {}
     for index, unit in enumerate(source.groups_of(source.names) or source.names):
         units.setdefault(unit, []).append(index)
@@ -374,7 +354,7 @@ def cut(
         raise ValueError(
             f"a hold-out of {fraction:g} of {len(units)} images or groups leaves one side empty"
         )
-    order = np.random.default_rng(seed).permutation(len(units))
+    order = np.random.default_rng(0).permutation(len(units))
     members = list(units.values())
     sides = [sorted(i for u in part for i in members[u]) for part in (order[:size], order[size:])]
     held, rest = (source.only(side) for side in sides)

@@ -114,9 +114,8 @@ class LoaderSource(Source):
     def with_views(self, tta: str = "", mc_dropout: int = 0) -> LoaderSource:
         """The same source, whose predictions are the mean over views of the network.
 
-        Args:
-            tta: test-time augmentation: flip, scale:0.75,1.25 or flip,scale:0.75,1.25.
-            mc_dropout: samples with the dropout layers at work; 0 for none.
+        These are `tta`, flip, scale:0.75,1.25 or flip,scale:0.75,1.25, and so many passes with the
+        dropout layers at work.
         """
         part = copy.copy(self)
         part._views, part._viewed = views(self.model, tta, mc_dropout), (tta, mc_dropout)
@@ -181,13 +180,11 @@ class LoaderSource(Source):
 
 
 class NetworkSource(LoaderSource):
-    """A network on a split of a data set, with its hold-out and its shifts.
+    """A network on a split (test or holdout) of a data set, with its hold-out and its shifts.
 
     Args:
         model: (N, 3, H, W) images to (N, C, *S) logits; moved to the device, in eval mode.
-        splits: the data set.
         config: how `splits` were made, for shifts; None if that is not known.
-        split: test or holdout.
         batch_size: images at a time; one where images differ in size.
         key: a digest of the network: its weights and settings.
     """
@@ -300,16 +297,9 @@ class NetworkSource(LoaderSource):
 class RunSource(NetworkSource):
     """A trained run: its network on a split of its data.
 
-    Args:
-        folder: of the run, with config.yaml and the weights.
-        split: test or holdout.
-        weights: best or last.
-        batch_size: images at a time; by default, as for `workers`, as in training.
-        skip_bad: leave images that cannot be used out; a run may say so itself.
-        group: see `Source`.
-
-    Attributes:
-        record: the log line of the epoch that the weights are from; None if it was not evaluated.
+    The folder has config.yaml and the weights, best or last. `batch_size` and `workers` are by
+    default those of the training. `skip_bad` leaves out images that cannot be used; a run may say
+    so itself. `record` is the log line of the epoch that the weights are from, if it has one.
     """
 
     def __init__(
@@ -381,11 +371,7 @@ def _read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def check_history(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The records of a log, one per epoch.
-
-    Raises:
-        TypeError, ValueError or OverflowError: they hold something else than numbers.
-    """
+    """The records of a log, one per epoch; an error unless they hold numbers."""
     for record in records:
         for value in record.values():
             if value is not None and not isinstance(value, int | float):

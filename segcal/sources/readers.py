@@ -33,22 +33,15 @@ Outputs = Literal["auto", "logits", "probs", "scores"]
 class Network:
     """A network, and what turns an image into its input.
 
-    Attributes:
-        module: (N, 3, h, w) inputs to (N, C, *) outputs, as `segcal.evaluate` takes them.
-        prepare: (H, W, 3) uint8 RGB to the (3, h, w) input.
-        class_names: C names, if the network knows them.
-        outputs: what the module gives: logits, probs, or scores of 0 to 1 that need not sum to 1;
-            auto looks at them.
-        pad_to: both sides of an input must be multiples of this.
-        key: a digest of the weights.
+    The outputs are logits, probs, or scores of 0 to 1 that need not sum to 1; auto looks at them.
     """
 
-    module: nn.Module
-    prepare: Callable[[np.ndarray], Tensor]
-    class_names: tuple[str, ...] = ()
+    module: nn.Module  # (N, 3, h, w) inputs to (N, C, *) outputs, as `segcal.evaluate` takes them
+    prepare: Callable[[np.ndarray], Tensor]  # (H, W, 3) uint8 RGB to the (3, h, w) input
+    class_names: tuple[str, ...] = ()  # if the network knows them
     outputs: Outputs = "auto"
-    pad_to: int = 1
-    key: str = ""
+    pad_to: int = 1  # both sides of an input must be multiples of this
+    key: str = ""  # a digest of weights and file, from `read_network`
 
 
 @dataclass(frozen=True)
@@ -80,12 +73,11 @@ def torchvision_network(name: str, num_classes: int, given: Normalise | None) ->
         options = {"weights_backbone": None} if hasattr(models.segmentation, name) else {}
         module = models.get_model(name, weights=None, num_classes=num_classes, **options)
         module.load_state_dict(read_weights(Path(weights)))
-        return Network(module, given or Normalise(), key=file_digest(Path(weights)))
+        return Network(module, given or Normalise())
     chosen = known[weights] if weights else known.DEFAULT
     module = models.get_model(name, weights=chosen)
-    preset = chosen.transforms()
     names = tuple(map(str, chosen.meta["categories"]))
-    return Network(module, given or _Preset(preset), names, key=_weights_digest(module))
+    return Network(module, given or _Preset(chosen.transforms()), names)
 
 
 @dataclass(frozen=True)
@@ -114,14 +106,12 @@ def transformers_network(name: str, num_classes: int, given: Normalise | None) -
     universal = config.model_type in UNIVERSAL
     kind = AutoModelForUniversalSegmentation if universal else AutoModelForSemanticSegmentation
     model = kind.from_pretrained(name)
-    prepare: Callable[[np.ndarray], Tensor]
-    if given is None:
+    prepare: Callable[[np.ndarray], Tensor] | None = given
+    if prepare is None:
         processor = AutoImageProcessor.from_pretrained(name, use_fast=True)
         if getattr(processor, "do_split_image", False):  # EoMT cuts images into several inputs
             processor.do_split_image, processor.do_pad = False, False
         prepare = _Processor(processor)
-    else:
-        prepare = given
     tasks = None
     if config.model_type == "oneformer":
         from transformers import AutoProcessor
@@ -130,14 +120,9 @@ def transformers_network(name: str, num_classes: int, given: Normalise | None) -
         image = np.zeros((64, 64, 3), np.uint8)
         tasks = full(images=image, task_inputs=["semantic"], return_tensors="pt")["task_inputs"]
     names = tuple(config.id2label[c] for c in sorted(config.id2label))
-    module = _UniversalHead(model, tasks) if universal else model
-    return Network(
-        module,
-        prepare,
-        names,
-        outputs="scores" if universal else "logits",
-        key=_weights_digest(model),
-    )
+    if universal:
+        return Network(_UniversalHead(model, tasks), prepare, names, "scores")
+    return Network(model, prepare, names, "logits")
 
 
 @dataclass(frozen=True)
@@ -189,7 +174,7 @@ def smp_network(name: str, num_classes: int, given: Normalise | None) -> Network
             scale = 255 if params["input_range"] == [0, 255] else 1
             mean, std = ([x / scale for x in params[key]] for key in ("mean", "std"))
             normalise = Normalise(mean, std)
-    return Network(model, given or normalise, pad_to=32, key=_weights_digest(model))
+    return Network(model, given or normalise, pad_to=32)
 
 
 def timm_network(name: str, num_classes: int, given: Normalise | None) -> Network:
@@ -205,18 +190,22 @@ def timm_network(name: str, num_classes: int, given: Normalise | None) -> Networ
     config = timm.data.resolve_model_data_config(model)
     height, width = config["input_size"][1:]
     normalise = Normalise(config["mean"], config["std"], (height, width))
-    return Network(model, given or normalise, outputs="logits", key=_weights_digest(model))
+    return Network(model, given or normalise, outputs="logits")
 
 
 def onnx_network(name: str, num_classes: int, given: Normalise | None) -> Network:
     """FILE.onnx, whose first input is (N, 3, h, w)."""
     module = _OnnxModule(Path(name))
-    sides = module.session.get_inputs()[0].shape[2:]
-    fixed = len(sides) == 2 and all(isinstance(side, int) for side in sides)
+    return Network(module, _to_size(given, module.session.get_inputs()[0].shape[2:]))
+
+
+def _to_size(given: Normalise | None, sides: Sequence[Any]) -> Normalise:
+    """How images become inputs of a traced network, which may take one size alone."""
     prepare = given or Normalise()
+    fixed = len(sides) == 2 and all(isinstance(side, int) for side in sides)
     if fixed and prepare.size is None:
-        prepare = replace(prepare, size=(sides[0], sides[1]))
-    return Network(module, prepare, key=file_digest(Path(name)))
+        return replace(prepare, size=(sides[0], sides[1]))
+    return prepare
 
 
 class _OnnxModule(nn.Module):
@@ -247,11 +236,8 @@ def exported_network(name: str, num_classes: int, given: Normalise | None) -> Ne
     if not shapes:
         raise ValueError(f"{name} takes no images (N, 3, h, w)")
     size, _, *sides = shapes[-1]  # parameters come first among the placeholders
-    prepare = given or Normalise()
-    if all(isinstance(side, int) for side in sides) and prepare.size is None:
-        prepare = replace(prepare, size=(sides[0], sides[1]))
     module = _ExportedModule(program.module(), size if isinstance(size, int) else None)
-    return Network(module, prepare, key=file_digest(Path(name)))
+    return Network(module, _to_size(given, sides))
 
 
 class _ExportedModule(nn.Module):
@@ -279,7 +265,7 @@ def code_network(name: str, num_classes: int, given: Normalise | None) -> Networ
             f"{name} must return a torch.nn.Module, or a module and a function from an RGB image "
             f"to its input, but returned {type(module).__name__}"
         )
-    return Network(module, prepare, key=_weights_digest(module))
+    return Network(module, prepare)
 
 
 Reader = Callable[[str, int, "Normalise | None"], Network]
@@ -313,12 +299,10 @@ def name_of(spec: str) -> str:
 
 
 def read_network(spec: str, num_classes: int, given: Normalise | None = None) -> Network:
-    """The network that a text names.
+    """The network that a text names; see `is_network`.
 
-    Args:
-        spec: see `is_network`.
-        num_classes: of the data, for weights in files that do not say it.
-        given: how images become inputs; None for the network's own way.
+    `num_classes` are those of the data, for weights in files that do not say it; `given` says how
+    images become inputs, if not in the network's own way.
     """
     found = _reader(spec)
     if found is None:
@@ -334,7 +318,7 @@ def read_network(spec: str, num_classes: int, given: Normalise | None = None) ->
     level = hub.level
     hub.setLevel(logging.ERROR)  # else it logs each of its retries
     try:
-        return read(name, num_classes, given)
+        network = read(name, num_classes, given)
     except ModuleNotFoundError as error:
         raise ValueError(
             f"{spec} needs the package {error.name}: pip install {error.name}"
@@ -349,26 +333,20 @@ def read_network(spec: str, num_classes: int, given: Normalise | None = None) ->
         raise ValueError(f"{spec} cannot be opened: {' '.join(str(error).split()):.200}") from None
     finally:
         hub.setLevel(level)
-
-
-def _weights_digest(module: nn.Module) -> str:
-    found = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
+    digest = hashlib.sha256(file_digest(path).encode() if of_file else b"")
+    for key, tensor in sorted(network.module.state_dict().items()):
         if isinstance(tensor, Tensor):
-            found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            found.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()
+            digest.update(f"{key} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data)
+    network.key = digest.hexdigest()
+    return network
 
 
 class Tiled(nn.Module):
     """A network on square tiles of a large image, whose outputs are blended where they overlap.
 
-    Weights of a tile fall linearly to its borders, so that no seam shows.
-
-    Args:
-        module: (N, 3, h, w) to (N, C, h, w), or to outputs that are resized to that.
-        tile: side of a tile.
-        overlap: pixels that neighbours share, less than half of `tile`.
+    Weights of a tile fall linearly to its borders, so that no seam shows. Neighbours share
+    `overlap` pixels, at most half of the side `tile`.
     """
 
     def __init__(self, module: nn.Module, tile: int, overlap: int) -> None:
@@ -386,7 +364,11 @@ class Tiled(nn.Module):
                 place = (..., slice(top, top + self.tile), slice(left, left + self.tile))
                 piece = images[place]
                 found = resize(logits_of(self.module(piece)), piece.shape[-2:])
-                ramps = [self._ramp(side, found) for side in piece.shape[-2:]]
+                ramps = []
+                for side in piece.shape[-2:]:
+                    distance = torch.arange(1, side + 1).to(found)  # to the border
+                    distance = torch.minimum(distance, distance.flip(0))
+                    ramps.append(distance.clamp(max=max(self.overlap, 1)))
                 weight = ramps[0][:, None] * ramps[1]
                 if total is None:
                     total = found.new_zeros(*found.shape[:2], height, width)
@@ -397,9 +379,4 @@ class Tiled(nn.Module):
 
     def _starts(self, side: int) -> list[int]:
         last = max(side - self.tile, 0)
-        step = self.tile - self.overlap
-        return [*range(0, last, step), last]
-
-    def _ramp(self, side: int, like: Tensor) -> Tensor:
-        distance = torch.arange(1, side + 1, device=like.device, dtype=like.dtype)
-        return torch.minimum(distance, distance.flip(0)).clamp(max=max(self.overlap, 1))
+        return [*range(0, last, self.tile - self.overlap), last]

@@ -344,15 +344,17 @@ def test_a_hold_out_by_name_by_share_and_by_group(root, tmp_path):
     share = open_network(f"{glue}:bare", f"masks:{root}", holdout_fraction=0.25, workers=0)
     assert len(share.holdout().names) == 1 and len(share.names) == 3
     assert not set(share.names) & set(share.holdout().names)
-    held, rest = cut(stated, 0.5, group="seq.")
-    assert {name[:4] for name in held.names}.isdisjoint(name[:4] for name in rest.names)
     with pytest.raises(ValueError, match="empty"):
         cut(stated, 0.01)
+    stated.group = "seq."
+    held, rest = cut(stated, 0.5)
+    assert {name[:4] for name in held.names}.isdisjoint(name[:4] for name in rest.names)
     whole = open_network(f"{glue}:bare", f"masks:{root}", group="seq.", workers=0)
     report = segcal.evaluate_source(whole, overlays="none").reports["none"]
     assert report.images.groups == len({name[:4] for name in whole.names})
+    stated.group = "("
     with pytest.raises(ValueError, match="regular expression"):
-        cut(stated, 0.5, group="(")
+        cut(stated, 0.5)
     unstated = open_network(f"{glue}:bare", f"masks:{root}", workers=0)
     with pytest.raises(ValueError, match="--holdout"):  # it may have been trained on the data's own
         segcal.evaluate_source(unstated, posthoc=("ts",))
