@@ -50,7 +50,9 @@ def main(arguments: Sequence[str] | None = None, *, command: str = "", prog: str
         message, status = _explain(error)
         if len(words) < len(typed):
             traceback.print_exc()
-        print(f"segcal: error: {' '.join(message.split())}{_process()}", file=sys.stderr)
+        several = int(os.environ.get("WORLD_SIZE", 1)) > 1
+        where = f" (process {os.environ.get('RANK', '0')})" if several else ""
+        print(f"segcal: error: {' '.join(message.split())}{where}", file=sys.stderr)
         return status
 
 
@@ -73,12 +75,12 @@ def _run(words: Sequence[str], name: str, prog: str) -> int:
     parser = Parser(prog, module.__doc__ or "")
     module.add_arguments(parser)
     options = parser.parse(words)
-    if getattr(options, "units", "paper") == "paper":
-        return module.run(options) or 0
-    from segcal.metrics.scores import in_percent
+    if getattr(options, "units", "paper") == "percent":
+        from segcal.metrics.scores import in_percent
 
-    with in_percent():
-        return module.run(options) or 0
+        with in_percent():
+            return module.run(options) or 0
+    return module.run(options) or 0
 
 
 def _explain(error: Exception) -> tuple[str, int]:
@@ -99,12 +101,6 @@ def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, RuntimeError) and lost:
         return f"another process of this run ended; its own error says why ({detail})", 1
     raise error
-
-
-def _process() -> str:
-    """Which of several processes speaks."""
-    several = int(os.environ.get("WORLD_SIZE", 1)) > 1
-    return f" (process {os.environ.get('RANK', '0')})" if several else ""
 
 
 def _prepare_streams() -> None:

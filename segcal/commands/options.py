@@ -69,7 +69,7 @@ def at_least(low: int) -> Callable[[str], int]:
             raise ValueError(f"{text} is no whole number of at least {low}")
         return int(text)
 
-    return checked(number)
+    return number
 
 
 def size(text: str) -> tuple[int, int]:
@@ -102,13 +102,6 @@ def moved(text: str) -> tuple[Path, Path]:
     return Path(new), Path(old or new)
 
 
-def share(text: str) -> float:
-    """A number that is not below 0."""
-    if not 0 <= float(text) < float("inf"):
-        raise ValueError(f"{text} is no number of at least 0")
-    return float(text)
-
-
 def condition(text: str) -> Any:
     """A `Condition`."""
     from segcal.metrics.conditions import Condition  # loads torch
@@ -120,17 +113,16 @@ def condition(text: str) -> Any:
 KINDS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("DIR", "ROOT", "RUN", "FILE", "FILE.md", "STATE", "REPORT"), Path),
     **dict.fromkeys(("A,B", "REGIONS", "PROTOCOLS", "TARGETS", "FILES", "miss=A"), names),
-    **dict.fromkeys(("METHOD", "METHODS"), checked(method_names)),
-    **dict.fromkeys(("F", "T"), float),
+    **dict.fromkeys(("METHOD", "METHODS"), method_names),
+    **dict.fromkeys(("F", "T", "SHARE"), float),
     "N": at_least(1),
     "COUNT": at_least(0),
     "LABEL": int,
-    "HxW": checked(size),
-    "R,G,B": checked(numbers),
-    "K/N": checked(shard),
-    "OLD=DIR": checked(moved),
-    "SHARE": checked(share),
-    "CONDITION": checked(condition),
+    "HxW": size,
+    "R,G,B": numbers,
+    "K/N": shard,
+    "OLD=DIR": moved,
+    "CONDITION": condition,
 }
 
 
@@ -151,13 +143,14 @@ def add_options(parser: argparse._ActionsContainer, table: Mapping[str, str]) ->
         if word is None:
             parser.add_argument(flag, action="store_true", help=text)
             continue
-        more: dict[str, Any] = {"help": text, "type": KINDS.get(word, str), "metavar": word}
+        kind = KINDS.get(word, str)
+        more: dict[str, Any] = {"help": text, "type": checked(kind), "metavar": word}
         if "|" in word:
             more |= {"choices": word.split("|"), "metavar": None}
-        if KINDS.get(word) in (names, KINDS["METHODS"]):
+        if kind in (names, method_names):
             more["default"] = ()
         if default is not None:
-            more |= {"default": more["type"](default), "help": f"{text}; default: {default}"}
+            more |= {"default": kind(default), "help": f"{text}; default: {default}"}
         if many == " ...":
             more |= {"nargs": "+", "default": ()}
         elif many == " *":

@@ -125,6 +125,11 @@ class DataSet:
     embedded: bool = False  # it comes with the installed packages, and needs no files
     val: Literal["holdout", "test"] = "test"  # the part here that its publisher calls val
 
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """All options of `DataConfig` that it takes."""
+        return (*_COMMON, *_OF_TASK[self.task], *self.options)
+
     def read(self, config: DataConfig) -> RawDataset:
         """Find and read it."""
         module, _, function = self.place.partition(".")
@@ -198,7 +203,7 @@ def find(config: DataConfig) -> DataSet:
         )
     entry = DATASETS[config.name]
     for name in settings.changed(config):
-        if name not in (*_COMMON, *_OF_TASK[entry.task], *entry.options):
+        if name not in entry.taken:
             raise ValueError(
                 f"data.{name}: expected it to be unset for {config.name}, which is {entry.task}; "
                 f"it is for {takers(name)}"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,7 +11,7 @@ import numpy as np
 
 from segcal.data.options import DataConfig
 from segcal.data.samples import ArrayPart, RawDataset
-from segcal.files import one_line, visible
+from segcal.files import visible
 
 FOLDERS = {"train": "20news-bydate-train", "test": "20news-bydate-test"}
 PADDING = ""  # the word of number 0
@@ -33,8 +30,6 @@ def newsgroups(config: DataConfig) -> RawDataset:
         )
     root = Path(config.root)
     folders = {part: root / name for part, name in FOLDERS.items()}
-    if config.download and not all(folder.is_dir() for folder in folders.values()):
-        _download(root)
     for folder in folders.values():
         if not folder.is_dir():
             raise ValueError(
@@ -92,28 +87,3 @@ def _read(folder: Path, class_names: Sequence[str]) -> list[tuple[str, int, str]
             header, _, text = path.read_text(encoding="latin-1").partition("\n\n")
             found.append((f"{name}/{path.name}", label, text or header))
     return found
-
-
-def _download(root: Path) -> None:
-    """Fetch with scikit-learn, and keep plain text: its own cache is a pickle."""
-    from sklearn.datasets import fetch_20newsgroups
-
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=root) as folder:
-        for part, name in FOLDERS.items():
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # it warns of every retry
-                    bunch = fetch_20newsgroups(data_home=folder, subset=part, shuffle=False)
-            except OSError as error:
-                raise ValueError(
-                    f"Expected to fetch 20 Newsgroups into {root}, but {one_line(error)}; "
-                    f"data/README.md says where to put it by hand"
-                ) from error
-            for file, text, label in zip(bunch.filenames, bunch.data, bunch.target, strict=True):
-                path = Path(folder, name, bunch.target_names[label], Path(file).name)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(text.encode("latin-1"))
-        for name in FOLDERS.values():
-            if not (root / name).is_dir():
-                os.replace(Path(folder, name), root / name)

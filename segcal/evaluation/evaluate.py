@@ -91,8 +91,9 @@ def evaluate(
 
     def transformed(logits: Tensor, images: Tensor | None) -> Tensor:
         assert transform is not None
-        reads = (logits, images) if isinstance(transform, Calibrator) else (logits,)
-        return transform(*reads)
+        if isinstance(transform, Calibrator):
+            return transform(logits, images)
+        return transform(logits)
 
     with eval_mode(model) as network:
         source = LoaderSource(
@@ -203,13 +204,7 @@ class Evaluation:
         """Write reports, states, calibrators, tables and the page; see `segcal.evaluation.folder`.
 
         What is in the folder is replaced when all is written. Under torch.distributed only the
-        first process writes.
-
-        Args:
-            folder: made if missing.
-
-        Returns:
-            The path of the page.
+        first process writes. Returns the path of the page.
         """
         from segcal.evaluation.folder import save
 

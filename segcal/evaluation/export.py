@@ -25,11 +25,6 @@ class Calibrated(nn.Module):
     """Images (N, channels, *) to calibrated probabilities (N, C, *S).
 
     Coarse logits of segmentation are first resized to the images, as they are for evaluation.
-
-    Args:
-        model: to logits, alone or as `segcal.evaluate` takes them.
-        calibrator: fitted on such logits; None leaves the probabilities as they are.
-        multilabel: the logits are of C sigmoid outputs.
     """
 
     def __init__(
@@ -51,12 +46,7 @@ class Calibrated(nn.Module):
 
 
 class Pooled(nn.Module):
-    """Images (N, channels, *) to the logits (N, C, *S) of the mean of several networks.
-
-    Args:
-        members: networks, each with its calibrator; their sizes must be equal.
-        pool: take the mean of probabilities, or of logits.
-    """
+    """Images (N, channels, *) to the logits (N, C, *S) of the mean of several networks."""
 
     def __init__(self, members: Sequence[Calibrated], pool: Pool = "probs") -> None:
         super().__init__()
@@ -88,12 +78,13 @@ def export(
     """Write `Calibrated(model, calibrator)` for any batch size, and check it against PyTorch.
 
     Args:
-        model: any module, as for `Calibrated`; put in eval mode for this and left as it was found.
-        calibrator: as for `Calibrated`.
+        model: any module to logits, alone or as `segcal.evaluate` takes them; put in eval mode for
+            this and left as it was found.
+        calibrator: fitted on such logits; None leaves the probabilities as they are.
         example: (N, channels, *) images as the model takes them; their size is the file's. Real
             images test more of the network than noise does.
         path: ending in .pt2 for torch.export, or in .onnx, which needs the extra `segcal[onnx]`.
-        multilabel: as for `Calibrated`.
+        multilabel: the logits are of C sigmoid outputs.
         tolerance: the largest difference to PyTorch's probabilities on the example.
 
     Returns:
@@ -144,15 +135,9 @@ def export_source(
 ) -> tuple[float, tuple[int, ...]]:
     """Write the network of a source, or `Members` as one that pools them, as `export` does.
 
-    Args:
-        source: a network on a data set, whose first image is the example.
-        path: as for `export`.
-        posthoc: the short name of a post-hoc method to fit on the source's hold-out; "" for none.
-        size: (h, w) that the example is resized to.
-        tolerance: as for `export`.
-
-    Returns:
-        The largest difference that was found, and the shape of the example.
+    The example is the source's first image, resized to `size` (h, w). `posthoc` is the short name
+    of a post-hoc method to fit on the source's hold-out. Returns the largest difference that was
+    found, and the shape of the example.
     """
     networks = []
     for one in source.members if isinstance(source, Members) else (source,):
@@ -160,9 +145,9 @@ def export_source(
             raise ValueError(f"{one.name} is no single network, which could be exported")
         networks.append(one)
     first = networks[0]
-    example = first.samples[0][0]  # (3, H, W)
+    images = first.samples[0][0][None]  # (1, 3, H, W)
     for other in networks[1:]:
-        if not torch.equal(other.samples[0][0], example):
+        if not torch.equal(other.samples[0][0], images[0]):
             raise ValueError(
                 f"{first.name} and {other.name} make different inputs of one image, so they "
                 "cannot be in one file"
@@ -180,10 +165,9 @@ def export_source(
         if (holdout := source.holdout()) is None:
             raise ValueError("--posthoc needs images to fit on: say --holdout NAME:ROOT[:SPLIT]")
         calibrator = fit([posthoc], holdout)[posthoc].cpu()
-    if size is not None and example.ndim != 3:
-        raise ValueError("--size is for images, but this network reads text")
-    images = example[None]
     if size is not None:
+        if images.ndim != 4:
+            raise ValueError("--size is for images, but this network reads text")
         images = interpolate(images, size, mode="bilinear")
     checks: dict[str, Any] = {"multilabel": multilabel, "tolerance": tolerance}
     return export(network.cpu(), calibrator, images, path, **checks), tuple(images.shape)

@@ -124,7 +124,7 @@ def save(evaluation: Evaluation, folder: Path) -> Path:
                 one.save(new / place(method) / name)
         if evaluation.object_overlay is not None:
             (new / GALLERY).write_bytes(evaluation.object_overlay)
-        write_pages(evaluation.rows(), new, evaluation.name, [evaluation])
+        write_pages(new, evaluation.name, [evaluation])
         about = {
             "name": evaluation.name,
             "methods": evaluation.methods,
@@ -203,11 +203,9 @@ def _results(folder: Path) -> set[Path]:
     return found - {Path(REPORT)}
 
 
-def write_pages(
-    rows: Sequence[PageRow], folder: Path, title: str, evaluations: Sequence[Evaluation]
-) -> None:
-    """Write page, tables and figures of some rows into `folder`."""
-    named = _by_name(rows)
+def write_pages(folder: Path, title: str, evaluations: Sequence[Evaluation]) -> None:
+    """Write page, tables and figures into `folder`."""
+    named = _rows(evaluations)
     reports = {name: row.report for name, row in named.items()}
     text = _markdown(named)
     if any(len(evaluation.methods) > 1 for evaluation in evaluations):
@@ -220,12 +218,14 @@ def write_pages(
         text = "\n".join(table.markdown() for table in tables.shift_tables(shifted))
         (folder / "shift.md").write_text(text, encoding="utf-8")
         (folder / "shift.csv").write_text(tables.shift_csv(shifted), encoding="utf-8")
-    history = rows[0].history if len(rows) == 1 else ()
-    write_figures(reports, folder / "figures", history=history)
+    rows = list(named.values())
+    write_figures(reports, folder / "figures", history=rows[0].history if len(rows) == 1 else ())
     write_page(rows, folder / PAGE, title=title, comparison=compare(evaluations))
 
 
-def _by_name(rows: Sequence[PageRow]) -> dict[str, PageRow]:
+def _rows(evaluations: Sequence[Evaluation]) -> dict[str, PageRow]:
+    """The rows of all evaluations by name; repeated names get a number."""
+    rows = [row for evaluation in evaluations for row in evaluation.rows()]
     return dict(zip(tables.tell_apart([row.name for row in rows]), rows, strict=True))
 
 
@@ -242,9 +242,9 @@ def write_model_card(evaluations: Sequence[Evaluation], path: str | Path) -> Non
     if distributed.rank() != 0:
         return
     path = Path(path)
-    named = _by_name([row for evaluation in evaluations for row in evaluation.rows()])
-    reports = [row.report for row in named.values()]
-    shown = dict(zip(named, reports, strict=True)) if len(reports) > 1 else reports[0]
+    named = _rows(evaluations)
+    reports = {name: row.report for name, row in named.items()}
+    shown = reports if len(reports) > 1 else next(iter(reports.values()))
     figure = path.with_suffix(".png")
     with atomic_write(figure, "wb") as file:
         file.write(figure_png(lambda: reliability_diagram(shown)))
@@ -263,8 +263,7 @@ def write_comparison(
     folder = Path(folder)
     if distributed.rank() == 0:
         with _replacing(folder, pages_alone=True) as new:
-            rows = [row for evaluation in evaluations for row in evaluation.rows()]
-            write_pages(rows, new, title, evaluations)
+            write_pages(new, title, evaluations)
     return folder / PAGE
 
 
@@ -326,12 +325,18 @@ def load_evaluation(path: str | Path) -> Evaluation:
             else:
                 reports[key] = found
         gallery = folder / GALLERY
+        known = [method for method in methods if method in reports]
+
+        def beside(name: str, load: Callable[[Path], T]) -> dict[str, T]:
+            files = {method: folder / place(method) / name for method in known}
+            return {method: load(file) for method, file in files.items() if file.is_file()}
+
         return Evaluation(
             name=str(about["name"]),
             reports=reports,
-            calibrators=_each(folder, CALIBRATOR, reports, load_calibrator),
-            profiles=_each(folder, PROFILE, reports, HoldoutProfile.load),
-            object_calibrators=_each(folder, OBJECTS, reports, load_calibrator),
+            calibrators=beside(CALIBRATOR, load_calibrator),
+            profiles=beside(PROFILE, HoldoutProfile.load),
+            object_calibrators=beside(OBJECTS, load_calibrator),
             object_overlay=gallery.read_bytes() if report.objects and gallery.is_file() else None,
             meters=_States({key: parts[key] / STATE for key in reports}),
             overlays={
@@ -346,14 +351,6 @@ def load_evaluation(path: str | Path) -> Evaluation:
         )
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{path} is not a report of segcal: {error!r}") from None
-
-
-def _each(
-    folder: Path, name: str, reports: Mapping[Key, Report], load: Callable[[Path], T]
-) -> dict[str, T]:
-    """By method, what the file of this name holds, where there is one."""
-    files = {key: folder / place(key) / name for key in reports if isinstance(key, str)}
-    return {key: load(file) for key, file in files.items() if file.is_file()}
 
 
 class _States(Mapping[Key, CalibrationMeter]):

@@ -1,11 +1,9 @@
 """20 Newsgroups: words, numbers, folders, and a run from messages to report."""
 
-import socket
 
 import numpy as np
 import pytest
 import torch
-from sklearn.utils import Bunch
 
 import segcal
 from segcal.cli import main
@@ -105,39 +103,6 @@ def test_a_group_without_messages(tmp_path):
         path.unlink()
     with pytest.raises(ValueError, match=r"Expected messages in .*sci.space, but got none"):
         build(tmp_path)
-
-
-def test_download_leaves_plain_folders(tmp_path, monkeypatch):
-    """As scikit-learn gives them: decoded, with the names of the files they were in."""
-
-    def fetch(*, data_home, subset, shuffle):
-        assert not shuffle
-        return Bunch(
-            data=[f"From: {subset}\n\ncaf\xe9 {subset}", "Subject: a\n\nmoon"],
-            target=np.array([1, 0]),
-            target_names=["alt.atheism", "rec.autos"],
-            filenames=np.array([f"/x/{subset}/rec.autos/7", f"/x/{subset}/alt.atheism/9"]),
-        )
-
-    monkeypatch.setattr("sklearn.datasets.fetch_20newsgroups", fetch)
-    data = build(tmp_path, download=True)
-    assert data.test.names == ["alt.atheism/9", "rec.autos/7"] and "moon" in data.words
-    written = tmp_path / "20news-bydate-test" / "rec.autos" / "7"
-    assert written.read_bytes() == b"From: test\n\ncaf\xe9 test"
-    assert {p.name for p in tmp_path.iterdir()} == {"20news-bydate-train", "20news-bydate-test"}
-    monkeypatch.setattr("sklearn.datasets.fetch_20newsgroups", None)
-    assert build(tmp_path, download=True).words == data.words  # fetched once
-
-
-def test_download_without_a_network(tmp_path, monkeypatch):
-    def no_network(*args, **kwargs):
-        raise socket.gaierror("Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", no_network)
-    monkeypatch.setattr("time.sleep", lambda _: None)
-    with pytest.raises(ValueError, match=r"Expected to fetch 20 Newsgroups .*data/README.md") as e:
-        build(tmp_path, download=True)
-    assert "\n" not in str(e.value) and not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
