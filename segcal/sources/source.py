@@ -72,8 +72,9 @@ class Batch:
         if self.kind == "top1":
             raise ValueError("this needs the probabilities of all classes, not the top one alone")
         wide = self.values.to(torch.promote_types(self.values.dtype, torch.float32))
-        if self.multilabel:
-            return wide.double().logit(torch.finfo(torch.float64).eps).to(wide)
+        if self.multilabel:  # 1 may be rounded: it is half way from there to what is below 1
+            rest = max(torch.finfo(self.values.dtype).eps / 8, 2**-53)
+            return wide.double().clamp(2**-52, 1 - rest).logit().to(wide)
         return wide.clamp_min(torch.finfo(wide.dtype).tiny).log()
 
     @property

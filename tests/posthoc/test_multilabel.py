@@ -10,6 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import segcal
 from segcal.posthoc import CALIBRATORS, METHODS, temperature
+from segcal.sources.source import Batch
 from tests.support.ranks import run_on_ranks
 
 MULTILABEL = [name for name, method in METHODS.items() if method.multilabel]
@@ -133,6 +134,31 @@ def test_one_output_is_the_binary_problem(name):
     z = batches[0][0]
     expected = softmax(torch.cat([0 * z, z], 1)).softmax(1)[:, 1:]
     torch.testing.assert_close(binary(z).sigmoid(), expected, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("name", MULTILABEL)
+def test_logits_and_their_probabilities_fit_the_same_map(name):
+    """And so do permuted batches."""
+    batches = holdout()
+    calibrator = CALIBRATORS[name](multilabel=True).fit(batches)
+    expected = torch.cat([calibrator.predict_proba(z) for z, _ in batches])
+    saved = [Batch(None, "sigmoid_probs", z.sigmoid(), y) for z, y in batches]
+    permuted = [(z.flip(0), y.flip(0)) for z, y in batches[::-1]]
+    for other in ([(batch.logits, batch.labels) for batch in saved], permuted):
+        again = CALIBRATORS[name](multilabel=True).fit(other)
+        found = torch.cat([again.predict_proba(z) for z, _ in batches])
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_probabilities_that_are_rounded_to_1_are_no_certainties():
+    logits, labels = whole(holdout(images=20))
+    halves = Batch(None, "sigmoid_probs", (3 * logits).sigmoid().half(), labels)
+    assert (halves.values == 1).float().mean() > 0.02
+    found, expected = (
+        segcal.TemperatureScaling(multilabel=True).fit(z, labels).temperature_
+        for z in (halves.logits, 3 * logits)
+    )
+    assert float(found) == pytest.approx(float(expected), rel=0.03)
 
 
 def test_others_refuse_in_a_plain_sentence():
