@@ -24,7 +24,7 @@ from segcal.data.options import DATASETS, DataConfig
 from segcal.data.samples import IMAGENET_MEAN, IMAGENET_STD, ImagePart, Samples
 from segcal.data.shift import DATA, Shift
 from segcal.data.splits import Splits
-from segcal.files import read_yaml
+from segcal.files import one_line, read_yaml
 from segcal.pixels import look_like_scores, resolve_ignore_index, scores_to_probs
 from segcal.sources.network import NetworkSource
 from segcal.sources.readers import Network, Normalise, Outputs, Tiled, name_of, read_network
@@ -60,11 +60,7 @@ class NamedNetwork:
             samples = replace(samples, part=mapped(samples.part, table))
             ignored, palette = IGNORED, None
         elif len(wanted) != splits.num_classes:
-            raise ValueError(
-                f"the network has {len(wanted)} classes and {config.name} has "
-                f"{splits.num_classes}: --label-map maps the labels of the data, --classes joins "
-                "classes of the network"
-            )
+            raise _other_classes(len(wanted), splits.num_classes)
         splits = replace(
             splits,
             test=replace(samples, prepare=self.network.prepare),
@@ -86,6 +82,13 @@ class NamedNetwork:
         ignored = resolve_ignore_index(self.data["ignore_index"], len(names))
         splits = Splits(none, none, none, len(names), names, ignored, None, False)
         return NamedSource(self, splits).on_images(folder, skip_bad=self.data["skip_bad"])
+
+
+def _other_classes(found: int, wanted: int) -> ValueError:
+    return ValueError(
+        f"the network has {found} classes, and the data {wanted}: --label-map maps the labels of "
+        "the data, --classes joins classes of the network"
+    )
 
 
 class NamedSource(NetworkSource):
@@ -129,14 +132,30 @@ class NamedSource(NetworkSource):
         """What the network makes of a batch; scores become probabilities by their sum."""
         kind = "cuda" if self.device.type == "cuda" else "cpu"
         half = torch.float16 if kind == "cuda" else torch.bfloat16
-        with torch.autocast(kind, half, enabled=self.by_name.amp):
-            batch = super().predict(inputs, labels, names)
-        values, outputs = batch.values, self._outputs(batch.values)
+        try:
+            with torch.autocast(kind, half, enabled=self.by_name.amp):
+                batch = super().predict(inputs, labels, names)
+        except (ValueError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # of code that others wrote, so of any kind
+            raise ValueError(
+                f"{self.name} cannot use inputs of shape {tuple(inputs.shape)}: "
+                f"{one_line(error):.300} ({type(error).__name__})"
+            ) from error
+        values, joined = batch.values, self.by_name.joined
+        if joined is None and values.shape[1] != self.num_classes:
+            raise _other_classes(values.shape[1], self.num_classes)
+        if joined is not None and max(map(max, joined)) >= values.shape[1]:
+            raise ValueError(
+                f"--classes: {self.name} has the classes 0 to {values.shape[1] - 1}, and "
+                f"{max(map(max, joined))} is none of them"
+            )
+        outputs = self._outputs(values)
         if outputs == "scores":
             sums = values.clamp_min(0).sum(1).flatten(1).mean(1).tolist()
             self.score_sums.update(zip(names or (), sums, strict=False))
         named: Kind = "logits" if outputs == "logits" else "probs"
-        return replace(batch, kind=named, values=_finished(values, outputs, self.by_name.joined))
+        return replace(batch, kind=named, values=_finished(values, outputs, joined))
 
     def logit_module(self) -> nn.Module:
         """The network with all that this source does to its outputs, as one module."""
@@ -296,12 +315,11 @@ def open_network(
     given = None
     if input_size is not None or mean is not None or std is not None:
         given = Normalise(mean or IMAGENET_MEAN, std or IMAGENET_STD, input_size)
+    if holdout is not None and holdout_fraction is not None:
+        raise ValueError("state --holdout or --holdout-fraction, but not both")
     if (data_spec is None) == (images is None):
         raise ValueError(f"{spec} needs a data set, or a folder of images without labels")
-    count = num_classes or 0
-    if data_spec is not None:
-        count = data.build(parse_data(data_spec, **stated)[0]).num_classes
-    network = read_network(spec, count, given)
+    network = read_network(spec, given)
     if outputs is not None:
         network.outputs = outputs
     if tile is not None:

@@ -9,8 +9,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import runpy
-from collections.abc import Callable, Sequence
+import sys
+import traceback
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.error import URLError
@@ -22,6 +26,7 @@ from torch import Tensor, nn
 
 from segcal.data.samples import IMAGENET_MEAN, IMAGENET_STD
 from segcal.data.transforms import normalise
+from segcal.files import one_line
 from segcal.models.weights import read_weights
 from segcal.sources.source import file_digest, logits_of, resize
 
@@ -60,24 +65,41 @@ class Normalise:
         return normalise(image, self.mean, self.std)
 
 
-# Readers of a spec: (what follows the colon, number of classes of the data, input) -> Network.
+# Readers of a spec: (what follows the colon, input) -> Network.
 
 
-def torchvision_network(name: str, num_classes: int, given: Normalise | None) -> Network:
+def torchvision_network(name: str, given: Normalise | None) -> Network:
     """NAME[@WEIGHTS]: WEIGHTS is a name of torchvision's, or a file of a state dict."""
     from torchvision import models
 
     name, _, weights = name.partition("@")
     known = models.get_model_weights(name)
     if weights and Path(weights).is_file():
-        options = {"weights_backbone": None} if hasattr(models.segmentation, name) else {}
-        module = models.get_model(name, weights=None, num_classes=num_classes, **options)
-        module.load_state_dict(read_weights(Path(weights)))
+        state, options = read_weights(Path(weights)), {}
+        if hasattr(models.segmentation, name):
+            auxiliary = any(key.startswith("aux_classifier.") for key in state)
+            options = {"weights_backbone": None, "aux_loss": auxiliary or None}
+        module = _filled(partial(models.get_model, name, weights=None, **options), state)
         return Network(module, given or Normalise())
+    if weights and weights not in known.__members__:
+        raise ValueError(
+            f"{weights} is no file, and no weights of {name}: choose from "
+            f"{', '.join(known.__members__)}"
+        )
     chosen = known[weights] if weights else known.DEFAULT
     module = models.get_model(name, weights=chosen)
     names = tuple(map(str, chosen.meta["categories"]))
     return Network(module, given or _Preset(chosen.transforms()), names)
+
+
+def _filled(build: Callable[..., nn.Module], state: Mapping[str, Tensor]) -> nn.Module:
+    """What `build` makes, with the weights of a file, for as many classes as they have."""
+    with torch.device("meta"):
+        usual = build().state_dict()
+    other = [len(w) for key, w in state.items() if key in usual and w.shape != usual[key].shape]
+    module = build(num_classes=other[0]) if other else build()
+    module.load_state_dict(state)
+    return module
 
 
 @dataclass(frozen=True)
@@ -90,7 +112,7 @@ class _Preset:
         return self.transforms(torch.from_numpy(image.copy()).movedim(2, 0))
 
 
-def transformers_network(name: str, num_classes: int, given: Normalise | None) -> Network:
+def transformers_network(name: str, given: Normalise | None) -> Network:
     """ORG/NAME or FOLDER of transformers, with the image processor of the checkpoint."""
     from transformers import (
         AutoConfig,
@@ -107,12 +129,7 @@ def transformers_network(name: str, num_classes: int, given: Normalise | None) -
     kind = AutoModelForUniversalSegmentation if universal else AutoModelForSemanticSegmentation
     model = kind.from_pretrained(name)
     prepare: Callable[[np.ndarray], Tensor] | None = given
-    if prepare is None:
-        processor = AutoImageProcessor.from_pretrained(name, use_fast=True)
-        if getattr(processor, "do_split_image", False):  # EoMT cuts images into several inputs
-            processor.do_split_image, processor.do_pad = False, False
-        prepare = _Processor(processor)
-    tasks = None
+    tasks, pad_to = None, 1
     if config.model_type == "oneformer":
         from transformers import AutoProcessor
 
@@ -120,9 +137,18 @@ def transformers_network(name: str, num_classes: int, given: Normalise | None) -
         image = np.zeros((64, 64, 3), np.uint8)
         tasks = full(images=image, task_inputs=["semantic"], return_tensors="pt")["task_inputs"]
     names = tuple(config.id2label[c] for c in sorted(config.id2label))
-    if universal:
-        return Network(_UniversalHead(model, tasks), prepare, names, "scores")
-    return Network(model, prepare, names, "logits")
+    module = _UniversalHead(model, tasks) if universal else model
+    if prepare is None:
+        processor = AutoImageProcessor.from_pretrained(name, use_fast=True)
+        if getattr(processor, "do_split_image", False):  # EoMT takes squares of one size only
+            module = Tiled(module, processor.size["shortest_edge"], 0)
+            processor.do_split_image = False
+        elif config.model_type.startswith("eomt") and processor.do_pad:
+            pad_to = processor.size["longest_edge"]
+            processor.do_pad = False
+        processor.do_center_crop = False  # labels are of whole images
+        prepare = _Processor(processor)
+    return Network(module, prepare, names, "scores" if universal else "logits", pad_to)
 
 
 @dataclass(frozen=True)
@@ -132,7 +158,7 @@ class _Processor:
     processor: Any
 
     def __call__(self, image: np.ndarray) -> Tensor:
-        values: Tensor = self.processor(images=image, return_tensors="pt")["pixel_values"][0]
+        values: Tensor = self.processor(images=image.copy(), return_tensors="pt")["pixel_values"][0]
         return values
 
 
@@ -157,11 +183,14 @@ class _UniversalHead(nn.Module):
         return torch.einsum("nqc,nqhw->nchw", classes, found.masks_queries_logits.sigmoid())
 
 
-def smp_network(name: str, num_classes: int, given: Normalise | None) -> Network:
+def smp_network(name: str, given: Normalise | None) -> Network:
     """ORG/NAME or FOLDER of segmentation_models_pytorch's `save_pretrained`."""
     import segmentation_models_pytorch as smp
 
-    model = smp.from_pretrained(name)
+    try:
+        model = smp.from_pretrained(name)
+    except KeyError:
+        raise ValueError(f"smp:{name} was not saved by segmentation_models_pytorch") from None
     config = getattr(model, "config", None) or {}
     normalise = Normalise()
     if config.get("encoder_weights"):
@@ -177,14 +206,13 @@ def smp_network(name: str, num_classes: int, given: Normalise | None) -> Network
     return Network(model, given or normalise, pad_to=32)
 
 
-def timm_network(name: str, num_classes: int, given: Normalise | None) -> Network:
+def timm_network(name: str, given: Normalise | None) -> Network:
     """NAME[@FILE]: a classification network of timm, with its own weights or those of a file."""
     import timm
 
     name, _, file = name.partition("@")
     if file:
-        model = timm.create_model(name, num_classes=num_classes)
-        model.load_state_dict(read_weights(Path(file)))
+        model = _filled(partial(timm.create_model, name), read_weights(Path(file)))
     else:
         model = timm.create_model(name, pretrained=True)
     config = timm.data.resolve_model_data_config(model)
@@ -193,7 +221,7 @@ def timm_network(name: str, num_classes: int, given: Normalise | None) -> Networ
     return Network(model, given or normalise, outputs="logits")
 
 
-def onnx_network(name: str, num_classes: int, given: Normalise | None) -> Network:
+def onnx_network(name: str, given: Normalise | None) -> Network:
     """FILE.onnx, whose first input is (N, 3, h, w)."""
     module = _OnnxModule(Path(name))
     return Network(module, _to_size(given, module.session.get_inputs()[0].shape[2:]))
@@ -219,14 +247,18 @@ class _OnnxModule(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            raise ValueError("an ONNX file runs in onnxruntime, so torch cannot export it again")
         name, size = self.session.get_inputs()[0].name, self.session.get_inputs()[0].shape[0]
         pieces = images.split(size) if isinstance(size, int) else [images]  # traced for a size
         found = [self.session.run(None, {name: piece.cpu().numpy()})[0] for piece in pieces]
         return torch.from_numpy(np.concatenate(found)).to(images.device)
 
 
-def exported_network(name: str, num_classes: int, given: Normalise | None) -> Network:
+def exported_network(name: str, given: Normalise | None) -> Network:
     """FILE.pt2 of torch.export, whose only input is (N, 3, h, w)."""
+    if not zipfile.is_zipfile(name):  # else torch logs a page
+        raise ValueError(f"{name} is no file of torch.export.save")
     program = torch.export.load(name)
     shapes = [
         node.meta["val"].shape
@@ -248,27 +280,62 @@ class _ExportedModule(nn.Module):
         self.exported, self.size = [exported], size  # in a list it is no submodule
 
     def forward(self, images: Tensor) -> Tensor:
+        if self.size and torch.compiler.is_compiling():
+            raise ValueError(
+                f"the file takes batches of {self.size}: export it again with a dynamic batch"
+            )
         pieces = images.split(self.size) if self.size else [images]  # traced for a size
         return torch.cat([logits_of(self.exported[0](piece)) for piece in pieces])
 
 
-def code_network(name: str, num_classes: int, given: Normalise | None) -> Network:
-    """FILE.py:FUNCTION: the function returns a module, or a module and its `prepare`."""
+def code_network(name: str, given: Normalise | None) -> Network:
+    """FILE.py:FUNCTION: the function returns a module, or a module and its `prepare`.
+
+    As `python FILE.py` would, the file may import others of its folder.
+    """
     file, _, function = name.rpartition(":")
-    found = runpy.run_path(file)
+    folder = str(Path(file).resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        found = runpy.run_path(file)
+        made = found[function]() if function in found else None
+    except Exception as error:
+        places = [at for at in traceback.extract_tb(error.__traceback__) if at.filename == file]
+        line = f", line {places[-1].lineno}" if places else ""
+        raise ValueError(
+            f"{name} cannot be opened: {one_line(error)} ({type(error).__name__}{line})"
+        ) from error
     if function not in found:
         raise ValueError(f"{file} has no function {function}")
-    made = found[function]()
-    module, prepare = made if isinstance(made, tuple) else (made, given or Normalise())
+    module, prepare = made if isinstance(made, tuple) else (made, None)
     if not isinstance(module, nn.Module):
         raise ValueError(
             f"{name} must return a torch.nn.Module, or a module and a function from an RGB image "
             f"to its input, but returned {type(module).__name__}"
         )
-    return Network(module, prepare)
+    own = Normalise() if prepare is None else _OwnInput(name, prepare)
+    return Network(module, given or own)
 
 
-Reader = Callable[[str, int, "Normalise | None"], Network]
+@dataclass(frozen=True)
+class _OwnInput:
+    """The function from an image to its input in a user's file."""
+
+    name: str
+    prepare: Callable[[np.ndarray], Tensor]
+
+    def __call__(self, image: np.ndarray) -> Tensor:
+        try:
+            return self.prepare(image)
+        except Exception as error:
+            raise ValueError(
+                f"{self.name} makes no input of an image of shape {image.shape}: "
+                f"{one_line(error):.300} ({type(error).__name__})"
+            ) from error
+
+
+Reader = Callable[[str, "Normalise | None"], Network]
 READERS: dict[str, Reader] = {
     "torchvision": torchvision_network,
     "hf": transformers_network,
@@ -298,11 +365,10 @@ def name_of(spec: str) -> str:
     return Path(spec.partition("@")[0]).name.rpartition(":")[2]
 
 
-def read_network(spec: str, num_classes: int, given: Normalise | None = None) -> Network:
+def read_network(spec: str, given: Normalise | None = None) -> Network:
     """The network that a text names; see `is_network`.
 
-    `num_classes` are those of the data, for weights in files that do not say it; `given` says how
-    images become inputs, if not in the network's own way.
+    `given` says how images become inputs, if not in the network's own way.
     """
     found = _reader(spec)
     if found is None:
@@ -318,7 +384,7 @@ def read_network(spec: str, num_classes: int, given: Normalise | None = None) ->
     level = hub.level
     hub.setLevel(logging.ERROR)  # else it logs each of its retries
     try:
-        network = read(name, num_classes, given)
+        network = read(name, given)
     except ModuleNotFoundError as error:
         raise ValueError(
             f"{spec} needs the package {error.name}: pip install {error.name}"
@@ -329,8 +395,12 @@ def read_network(spec: str, num_classes: int, given: Normalise | None = None) ->
             f"{spec} is not on this machine, and cannot be downloaded: get its files where there "
             f"is a network, and name them by their path ({reason:.160})"
         ) from None
-    except (KeyError, RuntimeError) as error:
-        raise ValueError(f"{spec} cannot be opened: {' '.join(str(error).split()):.200}") from None
+    except ValueError:
+        raise
+    except Exception as error:  # of whatever package reads it
+        raise ValueError(
+            f"{spec} cannot be opened: {one_line(error):.200} ({type(error).__name__})"
+        ) from error
     finally:
         hub.setLevel(level)
     digest = hashlib.sha256(file_digest(path).encode() if of_file else b"")

@@ -12,6 +12,7 @@ from torch import nn
 import segcal
 from segcal.sources.named import cut, open_network, parse_data
 from segcal.sources.readers import READERS, Normalise, Tiled, is_network
+from tests.support.ranks import run_on_ranks
 
 CLASSES, SIZE = 3, (32, 48)  # of masks and images (H, W)
 
@@ -77,6 +78,19 @@ def with_input():
 
 def wrong():
     return "a network"
+
+def broken():
+    from beside import CLASSES
+    return small_network(absent=CLASSES)
+
+def many():
+    return small_network(5)
+
+def other_input():
+    return small_network(), torch.from_numpy
+
+def no_input():
+    return small_network(), lambda rgb: rgb["nothing"]
 """
 
 
@@ -98,6 +112,16 @@ def test_code(root, tmp_path):
         open_network(f"{glue}:wrong", f"masks:{root}")
     with pytest.raises(ValueError, match="no function"):
         open_network(f"{glue}:absent", f"masks:{root}")
+    (tmp_path / "beside.py").write_text("CLASSES = 3\n")
+    with pytest.raises(ValueError, match="'absent' .*TypeError, line 16"):
+        open_network(f"{glue}:broken", f"masks:{root}")
+    for name, word in (
+        ("many", "--classes"),
+        ("other_input", "cannot use inputs of shape"),
+        ("no_input", "makes no input"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            next(iter(open_network(f"{glue}:{name}", f"masks:{root}", workers=0)))
 
 
 def test_exported_files(root, tmp_path):
@@ -193,6 +217,11 @@ def test_transformers_segformer(root, tmp_path):
 
     source = assert_same_scores(f"hf:{tmp_path / 'segformer'}", root, model, prepare)
     assert source.class_names == ("road", "car", "sky")
+    # Processors made for classification crop the middle out: labels are of whole images.
+    processor.do_center_crop, processor.crop_size = True, {"height": 32, "width": 32}
+    processor.save_pretrained(tmp_path / "segformer")
+    processor.do_center_crop = False
+    assert_same_scores(f"hf:{tmp_path / 'segformer'}", root, model, prepare)
 
 
 SIDE = {"height": 64, "width": 64}
@@ -225,16 +254,25 @@ def mask2former(folder):
     return Mask2FormerForUniversalSegmentation(config), processor, {}
 
 
-def eomt(folder):
-    from transformers import EomtConfig, EomtForUniversalSegmentation, EomtImageProcessor
+def maskformer(folder):
+    from transformers import (
+        DetrConfig,
+        MaskFormerConfig,
+        MaskFormerForInstanceSegmentation,
+        MaskFormerImageProcessor,
+    )
 
-    config = EomtConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=64, patch_size=16,
-        num_queries=5, num_blocks=1, num_upscale_blocks=1, mlp_ratio=2, id2label=NAMES,
+    decoder = DetrConfig(
+        d_model=32, num_queries=5, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16,
     )  # fmt: skip
-    processor = EomtImageProcessor(size=SIDE, do_split_image=False, do_pad=False)
+    config = MaskFormerConfig(
+        backbone_config=swin(), decoder_config=decoder, fpn_feature_size=32, mask_feature_size=32,
+        id2label=NAMES,
+    )  # fmt: skip
+    processor = MaskFormerImageProcessor(size=SIDE, ignore_index=255)
     processor.save_pretrained(folder)
-    return EomtForUniversalSegmentation(config), processor, {}
+    return MaskFormerForInstanceSegmentation(config), processor, {}
 
 
 def oneformer(folder):
@@ -268,7 +306,7 @@ def oneformer(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [mask2former, eomt, oneformer])
+@pytest.mark.parametrize("make", [mask2former, maskformer, oneformer])
 def test_a_mask_classifier_gives_scores(root, tmp_path, make):
     """Its scores are divided by their sum; a softmax of them would be nearly uniform."""
     torch.manual_seed(0)
@@ -304,6 +342,37 @@ def test_a_mask_classifier_gives_scores(root, tmp_path, make):
     assert [*source.score_sums.values()] == pytest.approx(sums, rel=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("longest", "how"), [(None, "do_split_image"), (32, "do_pad")])
+def test_eomt_sees_squares(root, tmp_path, longest, how):
+    """Its processor splits or pads an image; its own merging is the reference."""
+    from transformers import EomtConfig, EomtForUniversalSegmentation, EomtImageProcessor
+
+    torch.manual_seed(0)
+    config = EomtConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=8,
+        num_queries=5, num_blocks=1, num_upscale_blocks=1, mlp_ratio=2, id2label=NAMES,
+    )  # fmt: skip
+    model = EomtForUniversalSegmentation(config).eval()
+    model.save_pretrained(tmp_path)
+    size = {"shortest_edge": 32, "longest_edge": longest}
+    processor = EomtImageProcessor(size=size, image_mean=[0, 0, 0], **{how: True})
+    processor.save_pretrained(tmp_path)
+    source = open_network(f"hf:{tmp_path}", f"masks:{root}", workers=0)
+    inputs = processor(images=source.image(0), return_tensors="pt")
+    with torch.no_grad():
+        found = model(inputs["pixel_values"])
+    classes = found.class_queries_logits.softmax(-1)[..., :-1]
+    scores = torch.einsum("nqc,nqhw->nchw", classes, found.masks_queries_logits.sigmoid())
+    scores = nn.functional.interpolate(scores, (32, 32), mode="bilinear")
+    if how == "do_pad":
+        (whole,) = processor.unpad_image(scores, [SIZE], size)
+    else:
+        assert len(scores) == 2
+        (whole,) = processor.merge_image_patches(scores, inputs["patch_offsets"], [SIZE], size)
+    torch.testing.assert_close(source[0].values[0], whole / whole.sum(0), atol=1e-5, rtol=0)
+
+
 def test_outputs_are_probabilities_where_they_sum_to_one(root, tmp_path, caplog):
     glue = tmp_path / "glue.py"
     glue.write_text(
@@ -327,11 +396,14 @@ def test_classes_are_joined_by_adding_probabilities(root, tmp_path):
         "    return small_network(5)\n"
     )
     (tmp_path / "merge.yaml").write_text("road: [0, 3]\ncar: 1\nsky: [2, 4]\n")
-    whole = open_network(f"{glue}:five", f"masks:{root}", workers=0)
     joined = open_network(
         f"{glue}:five", f"masks:{root}", workers=0, classes=tmp_path / "merge.yaml"
     )
-    old, new = whole[0].probs, joined[0].probs
+    with torch.no_grad():
+        old = nn.functional.interpolate(
+            small_network(5)(joined.samples[0][0][None]), SIZE, mode="bilinear"
+        )
+    old, new = old.softmax(1), joined[0].probs
     assert torch.allclose(new[:, 0], old[:, 0] + old[:, 3], atol=1e-6)
     assert torch.allclose(new[:, 1], old[:, 1], atol=1e-6)
 
@@ -349,6 +421,9 @@ def test_a_hold_out_by_name_by_share_and_by_group(root, tmp_path):
     stated.group = "seq."
     held, rest = cut(stated, 0.5)
     assert {name[:4] for name in held.names}.isdisjoint(name[:4] for name in rest.names)
+    with pytest.raises(ValueError, match="not both"):
+        both = {"holdout": f"masks:{root}:val", "holdout_fraction": 0.25}
+        open_network(f"{glue}:bare", f"masks:{root}", **both)
     whole = open_network(f"{glue}:bare", f"masks:{root}", group="seq.", workers=0)
     report = segcal.evaluate_source(whole, overlays="none").reports["none"]
     assert report.images.groups == len({name[:4] for name in whole.names})
@@ -369,6 +444,25 @@ def test_shifts_change_the_image_before_the_network(root, tmp_path):
     )
     assert result.reports["none", "contrast:5"].nll != result.reports["none"].nll
     assert result.reports["none", result.shifts[1]].protocol.images == 2
+
+
+def on_rank(rank, spec, root):
+    source = open_network(spec, f"masks:{root}", holdout=f"masks:{root}:val", workers=0)
+    result = segcal.evaluate_source(
+        source, posthoc=("ts",), shifts=("contrast:5",), overlays="none", resamples=0
+    )
+    return {key: (found.nll, found.protocol.pixels) for key, found in result.reports.items()}
+
+
+@pytest.mark.slow
+def test_two_ranks_give_the_scores_of_one(root, tmp_path):
+    (tmp_path / "glue.py").write_text(GLUE)
+    alone = on_rank(0, f"{tmp_path / 'glue.py'}:with_input", root)
+    assert len(alone) == 4  # with and without a temperature, clean and shifted
+    for found in run_on_ranks(on_rank, f"{tmp_path / 'glue.py'}:with_input", root):
+        assert found.keys() == alone.keys()
+        for key, (nll, pixels) in found.items():
+            assert pixels == alone[key][1] and nll == pytest.approx(alone[key][0], rel=1e-4)
 
 
 def test_tiles_are_the_whole_where_the_network_is_local():
@@ -404,16 +498,22 @@ def test_what_names_data():
         ("absent.py:f", "no file"),
         ("magic:net", "names no network"),
         ("torchvision:no_such_network", "no_such_network"),
+        ("text.pt2", "no file of torch.export"),
+        ("text.onnx", "cannot be opened"),
+        ("torchvision:fcn_resnet50@NONE", "choose from COCO"),
     ],
 )
-def test_a_bad_name_is_one_line(root, spec, word):
+def test_a_bad_name_is_one_line(root, tmp_path, monkeypatch, spec, word):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.pt2").write_text("no program")
+    (tmp_path / "text.onnx").write_text("no program")
     with pytest.raises(ValueError, match=word) as caught:
         open_network(spec, f"masks:{root}")
     assert "\n" not in str(caught.value)
 
 
 def test_without_a_network_there_is_one_line(root, monkeypatch, caplog):
-    def retry(name, num_classes, given):
+    def retry(name, given):
         logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s")
         raise OSError("cannot connect")
 
