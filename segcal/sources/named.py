@@ -353,6 +353,12 @@ def open_network(
         source.fit_source = held
     elif holdout is not None:
         source.fit_source = by_name.on(holdout)
+        if source.fit_source.samples.fingerprint() == source.samples.fingerprint():
+            log.warning(
+                "the hold-out %s has the images that are evaluated, so what is fitted looks better "
+                "than it is: name others, such as NAME:ROOT:val",
+                holdout,
+            )
     held_out = holdout if holdout_fraction is None else f"{holdout_fraction:g} of the data"
     source.config = f"model: {spec}\ndata: {data_spec}\nholdout: {held_out or 'null'}\n"
     return source

@@ -5,8 +5,10 @@ import pytest
 from PIL import Image
 
 from segcal import data
+from segcal.cli import main
 from segcal.data.benchmarks import CAMVID_CLASSES, CITYSCAPES_CLASSES, mapped, read_label_map
 from segcal.data.samples import ArrayPart
+from segcal.sources import open_source
 
 
 def picture(path, size=(6, 4)):
@@ -41,12 +43,27 @@ def test_camvid(tmp_path):
     assert [len(s) for s in (splits.train, splits.holdout, splits.test)] == [2, 2, 2]
 
 
-def test_cityscapes_ids_become_train_ids(tmp_path):
+def cityscapes(root, size=(6, 4)):
     for part in ("train", "val"):
         for number in range(2):
-            stem = f"ulm_{number:06}_000019"
-            picture(tmp_path / "leftImg8bit" / part / "ulm" / f"{stem}_leftImg8bit.png")
-            mask(tmp_path / "gtFine" / part / "ulm" / f"{stem}_gtFine_labelIds.png", [7, 26, 33, 4])
+            image = root / "leftImg8bit" / part / "ulm" / f"ulm_{number:06}_000019_leftImg8bit.png"
+            labels = root / "gtFine" / part / "ulm" / f"ulm_{number:06}_000019_gtFine_labelIds.png"
+            picture(image, size)
+            mask(labels, [7, 26, 33, 4], size)
+
+
+def test_segcal_train_takes_it_by_name(tmp_path):
+    cityscapes(tmp_path / "data", (24, 16))
+    words = ["train", "--data.name", "cityscapes", "--data.root", str(tmp_path / "data")]
+    words += ["--data.crop_size", "16", "--data.base_size", "16", "--data.holdout", "0.5"]
+    words += ["--epochs", "1", "--batch_size", "1", "--workers", "0", "--device", "cpu"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    run = open_source(tmp_path / "run")
+    assert run.class_names == CITYSCAPES_CLASSES and len(run.names) == 2
+
+
+def test_cityscapes_ids_become_train_ids(tmp_path):
+    cityscapes(tmp_path)
     splits = opened("cityscapes", tmp_path)
     wanted = [splits.class_names.index(name) for name in ("road", "car", "bicycle")]
     assert first_labels(splits.test, 4) == [*wanted, 255]

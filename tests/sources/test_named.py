@@ -408,7 +408,7 @@ def test_classes_are_joined_by_adding_probabilities(root, tmp_path):
     assert torch.allclose(new[:, 1], old[:, 1], atol=1e-6)
 
 
-def test_a_hold_out_by_name_by_share_and_by_group(root, tmp_path):
+def test_a_hold_out_by_name_by_share_and_by_group(root, tmp_path, caplog):
     glue = tmp_path / "glue.py"
     glue.write_text(GLUE)
     stated = open_network(f"{glue}:bare", f"masks:{root}", holdout=f"masks:{root}:val", workers=0)
@@ -424,6 +424,9 @@ def test_a_hold_out_by_name_by_share_and_by_group(root, tmp_path):
     with pytest.raises(ValueError, match="not both"):
         both = {"holdout": f"masks:{root}:val", "holdout_fraction": 0.25}
         open_network(f"{glue}:bare", f"masks:{root}", **both)
+    assert not caplog.text
+    open_network(f"{glue}:bare", f"masks:{root}", holdout=f"masks:{root}:test")
+    assert "images that are evaluated" in caplog.text
     whole = open_network(f"{glue}:bare", f"masks:{root}", group="seq.", workers=0)
     report = segcal.evaluate_source(whole, overlays="none").reports["none"]
     assert report.images.groups == len({name[:4] for name in whole.names})
