@@ -254,9 +254,10 @@ def unit_sums(sums: ImageArrays) -> ImageArrays:
 def looks_like_sequence(names: Sequence[str]) -> bool:
     """Whether most names are a common stem and a counter of regular steps, as frames of a video.
 
-    `0016E5_07959.png, 0016E5_07989.png, …` and `patient3_slice_01, patient3_slice_02, …` do;
-    `2007_000032, 2007_000129, …` of VOC, plain numbers, and one stem that is numbered from 0 or 1
-    on (`img000, img001, …`), as any folder of images may be, do not.
+    `0016E5_07959.png, 0016E5_07989.png, …`, `patient3_slice_01, patient3_slice_02, …` and
+    `frame_0001.png, frame_0002.png, …` do; `2007_000032, 2007_000129, …` of VOC, plain numbers, and
+    another stem that is numbered from 0 or 1 on (`img000, img001, …`), as any folder of images may
+    be, do not.
     """
     counters = defaultdict(list)
     for name in names:
@@ -269,9 +270,10 @@ def looks_like_sequence(names: Sequence[str]) -> bool:
         if len(numbers) > 2 and 2 * max(steps.values()) > len(numbers):
             regular += len(numbers)
     if len(counters) == 1 and regular and min(numbers) < 2:
-        ours = next(iter(counters))[0] in ("train-", "holdout-", "test-")  # names of the scenes
+        stem = next(iter(counters))[0]
+        ours = stem in ("train-", "holdout-", "test-")  # names of the scenes
         if ours or max(numbers) <= len(names):
-            return False
+            return bool(re.search("frame|slice|video|scan|seq", stem, re.IGNORECASE))
     return 2 * regular > len(names)
 
 

@@ -239,6 +239,7 @@ def test_names_of_a_sequence():
     assert not looks_like_sequence([f"test-{n:04d}" for n in range(0, 600, 3)])  # data.limit
     assert not looks_like_sequence([f"img{n:03d}" for n in range(50)])
     assert looks_like_sequence([f"img{n:03d}" for n in range(0, 50, 2)])
+    assert looks_like_sequence([f"frame_{n:04d}.png" for n in range(1, 51)])
     assert not looks_like_sequence(["a.png", "b.png", "c1.png"]) and not looks_like_sequence([])
 
 
