@@ -16,6 +16,7 @@ import secrets
 import tokenize
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.util import register_after_fork
@@ -347,7 +348,10 @@ _MAX_DEPTH = 32  # of lists and mappings inside each other
 
 
 class _Loader(yaml.SafeLoader):
-    """yaml.SafeLoader without aliases, by which a few bytes can stand for gigabytes."""
+    """yaml.SafeLoader without aliases, by which a few bytes can stand for gigabytes.
+
+    It also refuses a key that stands twice, of which the last would count.
+    """
 
     depth = 0
 
@@ -359,6 +363,11 @@ class _Loader(yaml.SafeLoader):
             raise ValueError(f"lists and mappings are nested more than {_MAX_DEPTH} deep")
         node = super().compose_node(parent, index)
         self.depth -= 1
+        if isinstance(node, yaml.MappingNode):
+            keys = Counter((key.tag, str(key.value)) for key, _ in node.value)
+            for (_, key), number in keys.items():
+                if number > 1:
+                    raise ValueError(f"{key} stands there {number} times")
         return node
 
 

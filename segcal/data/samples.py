@@ -367,7 +367,7 @@ class Batches(DataLoader[Batch]):
     ) -> None:
         super().__init__(
             dataset,
-            num_workers=workers,
+            num_workers=min(workers, max(len(dataset), 1)),  # type: ignore[arg-type]
             pin_memory=pin,
             worker_init_fn=_ignore_ctrl_c,
             # A generator of its own, so that a new loader takes no numbers from the run's.

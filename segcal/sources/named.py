@@ -152,6 +152,8 @@ class NamedSource(NetworkSource):
             )
         outputs = self._outputs(values)
         if outputs == "scores":
+            if bool((values < -0.01).any()):
+                raise ValueError(f"scores are at least 0, but {self.name} gives {values.min():.3g}")
             sums = values.clamp_min(0).sum(1).flatten(1).mean(1).tolist()
             self.score_sums.update(zip(names or (), sums, strict=False))
         named: Kind = "logits" if outputs == "logits" else "probs"
@@ -312,6 +314,8 @@ def open_network(
     if outputs not in (None, *get_args(Outputs)):
         raise ValueError(f"outputs must be one of {get_args(Outputs)}, but is {outputs!r}")
     stated = {"skip_bad": skip_bad, "num_classes": num_classes, "ignore_index": ignore_index}
+    if std is not None and min(std) <= 0:
+        raise ValueError("std (--std) must be above 0: images are divided by it")
     given = None
     if input_size is not None or mean is not None or std is not None:
         given = Normalise(mean or IMAGENET_MEAN, std or IMAGENET_STD, input_size)

@@ -12,6 +12,7 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)
 )
 HOSTILE = {
+    "twice": ("a: 1\nb: {c: 1, d: 2, c: 3}\n", "2 times"),
     "alias": ("a: &x 1\nb: *x\n", "alias"),
     "bomb": (BOMB, "alias"),
     "recursive": ("&a [*a]", "alias"),

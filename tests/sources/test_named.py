@@ -379,6 +379,7 @@ def test_outputs_are_probabilities_where_they_sum_to_one(root, tmp_path, caplog)
         "from torch import nn\nfrom tests.sources.test_named import small_network\n"
         "def probs():\n    return nn.Sequential(small_network(), nn.Softmax(1))\n"
         "def scores():\n    return nn.Sequential(small_network(), nn.Sigmoid())\n"
+        "def logits():\n    return small_network()\n"
     )
     logits = open_network(f"{glue}:probs", f"masks:{root}", workers=0, outputs="logits")[0]
     probs = open_network(f"{glue}:probs", f"masks:{root}", workers=0)[0]
@@ -387,6 +388,10 @@ def test_outputs_are_probabilities_where_they_sum_to_one(root, tmp_path, caplog)
     assert "--outputs scores" in caplog.text
     scores = open_network(f"{glue}:scores", f"masks:{root}", workers=0, outputs="scores")[0]
     assert torch.allclose(scores.values.sum(1), torch.ones(1, *SIZE))
+    with pytest.raises(ValueError, match="at least 0"):
+        open_network(f"{glue}:logits", f"masks:{root}", workers=0, outputs="scores")[0]
+    with pytest.raises(ValueError, match="above 0"):
+        open_network(f"{glue}:scores", f"masks:{root}", std=(0.5, 0.0, 0.5))
 
 
 def test_classes_are_joined_by_adding_probabilities(root, tmp_path):
