@@ -139,7 +139,7 @@ def transformers_network(name: str, given: Normalise | None) -> Network:
     names = tuple(config.id2label[c] for c in sorted(config.id2label))
     module = _UniversalHead(model, tasks) if universal else model
     if prepare is None:
-        processor = AutoImageProcessor.from_pretrained(name, use_fast=True)
+        processor = AutoImageProcessor.from_pretrained(name)
         if getattr(processor, "do_split_image", False):  # EoMT takes squares of one size only
             module = Tiled(module, processor.size["shortest_edge"], 0)
             processor.do_split_image = False
