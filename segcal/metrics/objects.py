@@ -76,27 +76,21 @@ class ObjectRule:
     calibrate: str = ""
 
     def __post_init__(self) -> None:
+        folders = [folder for folder in (*self.labels, *self.maps) if not Path(folder).is_dir()]
+        wrong = {
+            f"expected classes, but got {self.classes}": min(self.classes, default=-1) < 0,
+            f"the least size must be at least 1, but is {self.min_size}": self.min_size < 1,
+            f"the IoU must be above 0 and at most 1, but is {self.iou}": not 0 < self.iou <= 1,
+            "the score needs predicted maps": self.confidence == "score" and not self.maps,
+            f"there is no folder of instance maps at {', '.join(map(str, folders))}": folders,
+        }
         known = {"match": MATCHES, "confidence": CONFIDENCES, "calibrate": ("", *CALIBRATORS)}
         for name, words in known.items():
-            if getattr(self, name) not in words:
-                raise ValueError(
-                    f"The {name} of objects is {getattr(self, name)!r}, but must be one of "
-                    f"{', '.join(filter(None, words))}"
-                )
-        folders = [folder for folder in (*self.labels, *self.maps) if not Path(folder).is_dir()]
-        wrong = ""
-        if not self.classes or min(self.classes) < 0:
-            wrong = f"Expected classes, but got {self.classes}"
-        elif self.min_size < 1:
-            wrong = f"The least size must be at least 1, but is {self.min_size}"
-        elif not 0 < self.iou <= 1:
-            wrong = f"The IoU must be above 0 and at most 1, but is {self.iou}"
-        elif self.confidence == "score" and not self.maps:
-            wrong = "The score needs predicted maps"
-        elif folders:
-            wrong = f"There is no folder of instance maps at {folders[0]}"
-        if wrong:
-            raise ValueError(f"{wrong} (objects)")
+            word, choices = getattr(self, name), ", ".join(filter(None, words))
+            wrong[f"{name} must be one of {choices}, but is {word!r}"] = word not in words
+        for problem, is_so in wrong.items():
+            if is_so:
+                raise ValueError(f"objects: {problem}")
 
     @classmethod
     def parse(cls, text: str, **options: Any) -> ObjectRule:
@@ -116,7 +110,7 @@ class ObjectRule:
 
 # One object: `rank` is the confidence of a predicted one, and the size of a true one.
 OBJECT = np.dtype(
-    [("image", "i4"), ("of_class", "i4"), ("number", "i4"), ("size", "i8"), ("real", "?")]
+    [("unit", "i4"), ("of_class", "i4"), ("number", "i4"), ("size", "i8"), ("real", "?")]
     + [("rank", "f8")]
 )
 
@@ -171,48 +165,45 @@ def match_objects(
     `scores` (M,) are of the predicted objects 1..M, for the confidence "score". The results are
     (n,) predicted and (m,) true objects, of the dtype `OBJECT`.
     """
-    p, t = predicted.ravel(), truth.ravel()
-    at = np.flatnonzero(p > 0)
-    ids, inside = p[at].astype(np.int64), t[at]
-    size, true_size = np.bincount(ids), np.bincount(t[t > 0], minlength=1)
-    mine, theirs = (np.zeros(np.count_nonzero(sizes), OBJECT) for sizes in (size, true_size))
-    for rows, sizes in ((mine, size), (theirs, true_size)):
-        rows["number"] = np.flatnonzero(sizes)
-        rows["size"] = rows["rank"] = sizes[sizes > 0]
+    at = np.flatnonzero(predicted > 0)
+    ids, under = predicted.ravel()[at].astype(np.int64), truth.ravel()[at]
+    # Sizes and so on of the objects 0, 1, …, of which some may not be there
+    size, true_size = np.bincount(ids), np.bincount(truth[truth > 0], minlength=1)
+    p = probability.ravel()[at]
     if rule.confidence == "score":
         assert scores is not None
-        mine["rank"] = scores[mine["number"] - 1]
+        sure = np.concatenate([[0.0], scores[: max(len(size) - 1, 0)]])
     elif rule.confidence == "min":
-        least = np.ones(len(size))
-        np.minimum.at(least, ids, probability.ravel()[at])
-        mine["rank"] = least[mine["number"]]
+        sure = np.ones(len(size))
+        np.minimum.at(sure, ids, p)
     else:
-        places, owner, count = at, ids, size
-        if rule.confidence == "border":
-            kept = _on_border(predicted).ravel()[at]
-            places, owner = at[kept], ids[kept]
-            count = np.bincount(owner)
-        total = np.bincount(owner, probability.ravel()[places])
-        mine["rank"] = np.clip((total / np.maximum(count, 1))[mine["number"]], 0, 1)
-    both = np.flatnonzero(inside > 0)
-    width = len(true_size)  # pairs that overlap are one number: i * width + j
-    pairs, common = np.unique(ids[both] * width + inside[both], return_counts=True)
+        kept = _on_border(predicted).ravel()[at] if rule.confidence == "border" else slice(None)
+        count = np.bincount(ids[kept], minlength=len(size))
+        sure = np.bincount(ids[kept], p[kept], len(size)) / np.maximum(count, 1)
+    both = under > 0  # pairs that overlap are one number: i * width + j
+    width = len(true_size)
+    pairs, common = np.unique(ids[both] * width + under[both], return_counts=True)
     i, j = np.divmod(pairs, width)
     iou = common / (size[i] + true_size[j] - common)
-    if rule.match == "iou":
-        kept = iou >= rule.iou
-    elif rule.match == "centre":
-        kept = np.isin(pairs, _centred(predicted, truth, ids, at, size))
-    else:
-        kept = iou > 0
-    i, j = (np.searchsorted(r["number"], x[kept]) for r, x in ((mine, i), (theirs, j)))
-    order = np.lexsort((theirs["size"][j], mine["size"][i], -mine["rank"][i], -iou[kept]))
-    real, found = np.zeros(len(mine), bool), np.zeros(len(theirs), bool)
+    if rule.match != "overlap":
+        centred = rule.match == "centre"
+        kept = _holds_centre(predicted, truth, size, i, j) if centred else iou >= rule.iou
+        i, j, iou = i[kept], j[kept], iou[kept]
+    order = np.lexsort((true_size[j], size[i], -sure[i], -iou))
+    real, found = np.zeros(len(size), bool), np.zeros(width, bool)
     for a, b in zip(i[order].tolist(), j[order].tolist(), strict=True):
         if not (real[a] or found[b]):
             real[a] = found[b] = True
-    mine["real"], theirs["real"] = real, found
-    return mine, theirs
+    return _rows(size, sure.clip(0, 1), real), _rows(true_size, true_size, found)
+
+
+def _rows(size: Array, rank: Array, real: Array) -> Array:
+    """The objects whose size is not 0, of the dtype `OBJECT`."""
+    number = np.flatnonzero(size)
+    rows = np.zeros(len(number), OBJECT)
+    rows["number"] = number
+    rows["size"], rows["rank"], rows["real"] = size[number], rank[number], real[number]
+    return rows
 
 
 def _on_border(ids: Array) -> Array:
@@ -223,15 +214,14 @@ def _on_border(ids: Array) -> Array:
     return np.logical_or.reduce([each[inner] != ids for each in turned])
 
 
-def _centred(predicted: Array, truth: Array, ids: Array, at: Array, size: Array) -> Array:
-    """The pairs i * width + j of a predicted object and the true one that holds its centre."""
-    width = int(truth.max()) + 1
-    where = np.unravel_index(at, predicted.shape)
-    centre = [np.bincount(ids, x, minlength=len(size)) / np.maximum(size, 1) for x in where]
+def _holds_centre(predicted: Array, truth: Array, size: Array, i: Array, j: Array) -> Array:
+    """Whether the true object j holds the centre of the predicted object i, of each pair."""
+    places = np.nonzero(predicted > 0)
+    ids = predicted[places]
+    centre = [np.bincount(ids, x, len(size))[i] / size[i] for x in places]
     # A centre between two pixels lies in both, so that a flip changes nothing.
     ends = [[np.ceil(c - 0.5).astype(int), np.floor(c + 0.5).astype(int)] for c in centre]
-    held = [truth[corner] for corner in product(*ends)]
-    return np.concatenate([np.arange(len(size)) * width + j for j in held])
+    return np.any([truth[corner] == j for corner in product(*ends)], 0)
 
 
 class ObjectCounter:
@@ -255,9 +245,8 @@ class ObjectCounter:
             )
         self.rule, self._multilabel = rule, multilabel
         self._ignore_index = resolve_ignore_index(ignore_index, 2 if multilabel else num_classes)
-        self._units: list[str] = []  # of each image: its name, or that of its group
-        self._predicted: list[Array] = [np.zeros(0, OBJECT)]
-        self._true: list[Array] = [np.zeros(0, OBJECT)]
+        # Of each image: its name or that of its group, its predicted objects, and its true ones
+        self._images: list[tuple[str, Array, Array]] = []
         self.false: list[Crop] = []
         self.missed: list[Crop] = []
 
@@ -277,65 +266,60 @@ class ObjectCounter:
             raise ValueError("objects need masks or volumes, not one label per image")
         if names is None and (self.rule.labels or self.rule.maps):
             raise ValueError("instance maps are found by name, but the images have no names")
-        arrays = probs.float().cpu().numpy(), labels.cpu().numpy()
-        for n, (p, y) in enumerate(zip(*arrays, strict=True)):
-            image = len(self._units)
-            name = f"{distributed.rank()}:{image}" if names is None else names[n]
-            self._units.append(name if groups is None else groups[n])
+        for n, (p, y) in enumerate(
+            zip(probs.float().cpu().numpy(), labels.cpu().numpy(), strict=True)
+        ):
+            name = f"{distributed.rank()}:{len(self._images)}" if names is None else names[n]
             truth_map, _ = _read_map(self.rule.labels, name, p.shape[1:])
             map_, scores = _read_map(self.rule.maps, name, p.shape[1:])
             if self.rule.confidence == "score" and scores is None:
                 raise BadFile(f"the predicted instance map of {name} has no scores")
+            rows = []
             for c in self.rule.classes:
-                of_class = y[c] if self._multilabel else y
-                valid, mask = of_class != self._ignore_index, p[c] > 0.5
-                if not self._multilabel:  # the first of the largest
+                if self._multilabel:
+                    mask, label, true = p[c] > 0.5, y[c], y[c] == 1
+                else:  # the first of the largest; several times as fast as argmax
                     mask = p[c] > p[:c].max(0, initial=-1)
                     mask &= p[c] >= p[c + 1 :].max(0, initial=-1)
-                truth = true_objects(of_class == (1 if self._multilabel else c), valid, truth_map)
+                    label, true = y, y == c
+                valid = label != self._ignore_index
                 predicted = predicted_objects(mask, valid, map_)
+                truth = true_objects(true, valid, truth_map)
                 if self.rule.min_size > 1:
-                    truth, predicted = (
+                    predicted, truth = (
                         ids * (np.bincount(ids.ravel()) >= self.rule.min_size)[ids]
-                        for ids in (truth, predicted)
+                        for ids in (predicted, truth)
                     )
-                mine, theirs = match_objects(predicted, truth, p[c], self.rule, scores)
-                for objects in (mine, theirs):
-                    objects["image"], objects["of_class"] = image, c
-                self._predicted.append(mine)
-                self._true.append(theirs)
-                _keep(self.false, mine, name, predicted, predicted, truth)
-                _keep(self.missed, theirs, name, truth, predicted, truth)
+                rows.append(match_objects(predicted, truth, p[c], self.rule, scores))
+                for each in rows[-1]:
+                    each["of_class"] = c
+                _keep(self.false, rows[-1][0], name, predicted, predicted, truth)
+                _keep(self.missed, rows[-1][1], name, truth, predicted, truth)
+            mine, theirs = map(np.concatenate, zip(*rows, strict=True))
+            self._images.append((name if groups is None else groups[n], mine, theirs))
 
     def sync(self) -> None:
         """Gather the objects of all ranks."""
         if not distributed.is_distributed():
             return
-        own = self._units, *self._rows(), self.false, self.missed
         parts: list[Any] = [None] * distributed.world_size()
-        dist.all_gather_object(parts, own)
-        self._units, self._predicted, self._true, self.false, self.missed = [], [], [], [], []
-        for units, predicted, true, false, missed in parts:
-            for rows in (predicted, true):
-                rows["image"] += len(self._units)
-            self._units += units
-            self._predicted.append(predicted)
-            self._true.append(true)
+        dist.all_gather_object(parts, (self._images, self.false, self.missed))
+        self._images, self.false, self.missed = [], [], []
+        for images, false, missed in parts:
+            self._images += images
             self.false += false
             self.missed += missed
-        for kept in (self.false, self.missed):
-            kept.sort(key=lambda crop: -crop.rank)
-            del kept[GALLERY:]
+        _shorten(self.false)
+        _shorten(self.missed)
 
     def by_unit(self) -> list[tuple[Array, Array]]:
         """(n,) confidences of the predicted objects and whether they are real, of each unit.
 
         A unit is an image, or the images of a group.
         """
-        rows, _ = self._rows()
-        unit = self._unit[rows["image"]]
-        order = np.argsort(unit, kind="stable")
-        parts = np.split(rows[order], np.flatnonzero(np.diff(unit[order])) + 1)
+        rows, _, _ = self._rows()
+        rows = rows[np.argsort(rows["unit"], kind="stable")]
+        parts = np.split(rows, np.flatnonzero(np.diff(rows["unit"])) + 1)
         return [(part["rank"], part["real"]) for part in parts if len(part)]
 
     def compute(
@@ -351,31 +335,29 @@ class ObjectCounter:
         `confidence` is the map that calibrates (n,) confidences, if there is one, and `name` what
         the report calls it. Images are drawn `resamples` times for the intervals of ECE and AUROC.
         """
-        predicted, true = self._rows(confidence)
-        groups: list[tuple[str, str, float, float]] = []  # those of a field above one and up to one
+        predicted, true, units = self._rows(confidence)
+        groups: dict[str, tuple[str, float, float]] = {}  # a field, above one number, up to another
         if len(self.rule.classes) > 1:
-            groups += [(f"class {c}", "of_class", c - 1, c) for c in self.rule.classes]
+            groups |= {f"class {c}": ("of_class", c - 1, c) for c in self.rule.classes}
         if len(true):
-            size = np.quantile(true["size"], (1 / 3, 2 / 3), method="lower").astype(int)
-            low, high = size.tolist()
-            groups += [
-                (f"up to {low} pixels", "size", 0, low),
-                (f"{low + 1} to {high} pixels", "size", low, high),
-                (f"above {high} pixels", "size", high, np.inf),
-            ]
+            thirds = np.quantile(true["size"], (1 / 3, 2 / 3), method="lower").astype(int)
+            low, high = thirds.tolist()
+            groups[f"up to {low} pixels"] = "size", 0, low
+            groups[f"{low + 1} to {high} pixels"] = "size", low, high
+            groups[f"above {high} pixels"] = "size", high, np.inf
         parts = []
-        for text, field, least, most in groups:
+        for text, (field, least, most) in groups.items():
             some, of = (x[(x[field] > least) & (x[field] <= most)] for x in (predicted, true))
             if len(some) or len(of):
-                parts.append(_scores(text, some, of, self._unit, num_bins))
+                parts.append(_scores(text, some, of, units, num_bins))
         edges = fine_edges().numpy()
         place = np.searchsorted(edges[1:-1], predicted["rank"])
         weights = predicted["real"], ~predicted["real"], predicted["rank"]
         return ObjectReport(
             calibration=name,
             rule=str(self.rule),
-            images=len(self._units),
-            whole=_scores("all", predicted, true, self._unit, num_bins, resamples),
+            images=len(self._images),
+            whole=_scores("all", predicted, true, units, num_bins, resamples),
             parts=tuple(parts),
             fine=FineHistogram(edges, *(np.bincount(place, w, len(edges) - 1) for w in weights)),
         )
@@ -392,78 +374,69 @@ class ObjectCounter:
         `accuracy` is the precision of the accepted objects, and `coverage` the recall: the share of
         the true objects that they find.
         """
-        predicted, true = self._rows(confidence)
+        predicted, true, units = self._rows(confidence)
         above = np.inf if threshold is None else threshold
         taken = predicted[predicted["rank"] > above]
         right, kept, truth = (
-            _by_unit(self._unit, rows) for rows in (taken[taken["real"]], taken, true)
+            np.bincount(rows["unit"], minlength=units)
+            for rows in (taken[taken["real"]], taken, true)
         )
         precision, recall = holdout.above(above)
-        known = recall, precision
         return operating_point(
-            target, threshold, holdout.images, known, (right, truth), (right, kept)
+            target, threshold, holdout.images, (recall, precision), (right, truth), (right, kept)
         )
 
-    @property
-    def _unit(self) -> Array:
-        """(I,) the number of the unit of each image."""
-        return np.unique(np.array(self._units), return_inverse=True)[1]
-
-    def _rows(self, confidence: Callable[[Array], Array] | None = None) -> tuple[Array, Array]:
-        self._predicted = [np.concatenate(self._predicted)]
-        self._true = [np.concatenate(self._true)]
-        predicted = self._predicted[0].copy()
+    def _rows(self, confidence: Callable[[Array], Array] | None = None) -> tuple[Array, Array, int]:
+        """All predicted and all true objects, and the number of units that they are of."""
+        names = [name for name, _, _ in self._images]
+        kinds, unit = np.unique(np.array(names, str), return_inverse=True)
+        found = []
+        for kind in (1, 2):
+            parts = [image[kind] for image in self._images]
+            found.append(np.concatenate([np.zeros(0, OBJECT), *parts]))
+            found[-1]["unit"] = np.repeat(unit, [len(part) for part in parts])
         if confidence is not None:
-            predicted["rank"] = confidence(predicted["rank"])
-        return predicted, self._true[0]
-
-
-def _by_unit(unit: Array, rows: Array, weights: Array | None = None) -> Array:
-    """(U,) the number of objects in the images of each unit, or their sum of weights."""
-    return np.bincount(unit[rows["image"]], weights, int(unit.max(initial=-1)) + 1)
+            found[0]["rank"] = confidence(found[0]["rank"])
+        return found[0], found[1], len(kinds)
 
 
 def _scores(
-    name: str, predicted: Array, true: Array, unit: Array, num_bins: int, resamples: int = 0
+    name: str, predicted: Array, true: Array, units: int, num_bins: int, resamples: int = 0
 ) -> ObjectScores:
-    """The scores of some objects; (I,) `unit` tells the images of different groups apart."""
-    real, sure = predicted["real"].astype(float), predicted["rank"]
+    """The scores of some objects of so many units."""
+    unit, real, sure = predicted["unit"], predicted["real"].astype(float), predicted["rank"]
     edges = np.linspace(0, 1, num_bins + 1)
     place = np.searchsorted(edges[1:-1], sure)  # bins (lo, hi]
-    bins = [np.bincount(place, w, num_bins) for w in (None, real, sure)]
     rank = np.unique(sure, return_inverse=True)[1]
-    count, hits = _by_unit(unit, predicted), _by_unit(unit, predicted, real)
+    count, hits, wrong = (np.bincount(unit, w, units) for w in (None, real, (sure - real) ** 2))
     sums = {
         "precision": (hits, count),
-        "recall": (_by_unit(unit, true, true["real"]), _by_unit(unit, true)),
-        "brier": (_by_unit(unit, predicted, (sure - real) ** 2), count),
+        "recall": tuple(np.bincount(true["unit"], w, units) for w in (true["real"], None)),
+        "brier": (wrong, count),
     }
     intervals = {score: fraction_interval(*each) for score, each in sums.items()}
     held = np.flatnonzero(count)
     if resamples and len(held) > 1:
-        of_unit = unit[predicted["image"]]
-        gap = np.bincount(of_unit * num_bins + place, sure - real, len(count) * num_bins)
+        gap = np.bincount(unit * num_bins + place, sure - real, units * num_bins)
         gap, n, h = gap.reshape(-1, num_bins)[held], count[held], hits[held]
         one = {"class_gap": gap, "class_pixels": n, "intersection": h, "predicted": n, "truth": n}
         model = ImageScores(
             {"top_gap": gap, "pixels": n, "hits": h, **{k: x[:, None] for k, x in one.items()}}
         )
         intervals["ece"] = combine([model], [1.0], resamples=resamples, seed=0)["ece"].interval
-        areas = []
-        for block in resampled_weights(len(count), resamples, 0):
-            for weights in block:
-                weight = weights[of_unit]
-                drawn = (np.bincount(rank, weight * w) for w in (real, 1 - real))
-                areas.append(auroc(*drawn))
+        areas = [
+            auroc(*(np.bincount(rank, weights[unit] * w) for w in (real, 1 - real)))
+            for block in resampled_weights(units, resamples, 0)
+            for weights in block
+        ]
         if np.isfinite(areas).all():
-            low, high = np.quantile(areas, [0.025, 0.975]).tolist()
-            intervals["auroc"] = Interval(low, high)
+            intervals["auroc"] = Interval(*np.quantile(areas, [0.025, 0.975]).tolist())
     return ObjectScores(
         name=name,
         truth=len(true),
         found=int(true["real"].sum()),
-        top=BinTable(edges, *bins),
-        brier=float(ratio(sums["brier"][0].sum(), len(predicted))),
+        top=BinTable(edges, *(np.bincount(place, w, num_bins) for w in (None, real, sure))),
+        brier=float(ratio(wrong.sum(), len(predicted))),
         auroc=auroc(np.bincount(rank, real), np.bincount(rank, 1 - real)),
         intervals={score: each for score, each in intervals.items() if each is not None},
     )
@@ -475,17 +448,24 @@ def _keep(
     """Add the objects of an image that are not real to those drawn, if they are of higher rank."""
     least = kept[-1].rank if len(kept) == GALLERY else -1.0
     objects = objects[~objects["real"] & (objects["rank"] > least)]
-    for one in objects[np.argsort(-objects["rank"], kind="stable")][:GALLERY]:
-        where, plane = np.nonzero(ids == one["number"]), None
+    objects = objects[np.argsort(-objects["rank"], kind="stable")][:GALLERY]
+    boxes = ndimage.find_objects(ids) if len(objects) else []
+    for one in objects:
+        number, around, plane = int(one["number"]), boxes[one["number"] - 1], None
         if ids.ndim == 3:  # the plane with most of it
-            plane = int(np.bincount(where[0]).argmax())
-            where = tuple(x[where[0] == plane] for x in where[1:])
-        side = max(48, *(2 * int(np.ptp(x)) for x in where))
-        starts = [int(x.min() + x.max() - side) // 2 for x in where]
-        starts = [max(0, min(s, n - side)) for s, n in zip(starts, ids.shape[-2:], strict=True)]
+            plane = around[0].start + int((ids[around] == number).sum((1, 2)).argmax())
+        side = max(48, *(2 * (part.stop - part.start) for part in around[-2:]))
+        starts = [
+            max(0, min((part.start + part.stop - side) // 2, n - side))
+            for part, n in zip(around[-2:], ids.shape[-2:], strict=True)
+        ]
         box = slice(starts[0], starts[0] + side), slice(starts[1], starts[1] + side)
         seen = ((each if plane is None else each[plane])[box].copy() for each in (predicted, truth))
-        kept.append(Crop(float(one["rank"]), name, one["number"], plane, box, *seen))
+        kept.append(Crop(float(one["rank"]), name, number, plane, box, *seen))
+    _shorten(kept)
+
+
+def _shorten(kept: list[Crop]) -> None:
     kept.sort(key=lambda crop: -crop.rank)
     del kept[GALLERY:]
 
@@ -508,12 +488,11 @@ def _read_map(
     elif path.suffix == ".npy":
         ids = read_npy(path)
     else:
-        ids = Nifti(path).read() if path.name.endswith((".nii", ".nii.gz")) else read_mask(path)
+        ids = read_mask(path) if path.suffix == ".png" else Nifti(path).read()
     if ids.shape != shape:
         raise BadFile(f"{path}: the instance map has the shape {ids.shape}, the labels {shape}")
-    if ids.dtype.kind == "f" and (ids == ids.round()).all():  # as NIfTI may hold them
-        ids = ids.astype(np.int64)
-    if ids.dtype.kind not in "biu" or ids.min() < 0 or ids.max() >= _LARGEST:
+    whole = ids.dtype.kind in "biuf" and (ids == ids.round()).all()  # NIfTI may hold floats
+    if not whole or ids.min() < 0 or ids.max() >= _LARGEST:
         raise BadFile(f"{path}: an instance map holds whole numbers from 0 to {_LARGEST - 1}")
     most = int(ids.max())
     if scores is not None and (

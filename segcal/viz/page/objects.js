@@ -69,7 +69,8 @@ if (byId("object-table")) {
         slider.value = stops.indexOf(point.threshold);
         draw();
       };
-      const text = `${point.target.replace("object-", "")}: ${showThreshold(point.threshold)}`;
+      const after = point.model.calibration === "none" ? "" : `, ${point.model.calibration}`;
+      const text = `${point.target.replace("object-", "")}${after}: ${showThreshold(point.threshold)}`;
       return make("button", { type: "button", onclick: go, title: point.verdict }, swatch(point.model), text);
     })
   );
