@@ -131,10 +131,8 @@ def compare(
         drift = expected.drift
         assert drift is not None
         row |= {"drift": int(drift.alarm)}
-        each = (
-            expected.bins / expected.each.pixels[:, None],
-            expected.each.predicted / expected.each.pixels[:, None],
-        )
+        pixels = expected.sums["pixels"][:, None]
+        each = expected.sums["bins"] / pixels, expected.class_shares
         clean.setdefault(method, (meter.names, *each))
         row |= alarm_rates(clean[method], (meter.names, *each), profiles[method])
         row |= {"distance": float(drift.distances[0]), "by_chance": float(drift.limits[0])}

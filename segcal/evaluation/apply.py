@@ -6,10 +6,10 @@ import copy
 import json
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,8 +33,15 @@ from segcal.viz.page.numbers import data_uri, webp
 from segcal.viz.style import OVER, class_palette
 from segcal.viz.tables import tell_apart
 
-Output = Literal["probs", "mask", "confidence", "accept", "sets", "uncertainty", "overlay"]
-OUTPUTS: tuple[Output, ...] = get_args(Output)
+OUTPUTS = {
+    "probs": "probs/NAME.npz of float32 probabilities (C, *S)",
+    "mask": "predictions/NAME_pred.png of class indices; of a sigmoid output 1 where p ≥ 1/2",
+    "confidence": "predictions/NAME_conf.png of max_c p_c; of a sigmoid output of p or 1 - p",
+    "accept": "accept/NAME.png, 255 where the operating point accepts a pixel, else 0",
+    "sets": "sets/NAME.npz of `sets`, bool (C, *S): the classes that a class set holds",
+    "uncertainty": "uncertainty/NAME.png of H(p) / log C, where H is the entropy",
+    "overlay": "overlay/NAME.png: the classes on the image, paler where confidence is lower",
+}
 SUMMARY, PAGE = "expected.json", "report.html"
 _PAIR = "predictions"  # folder of masks and confidence, which `segcal eval --predictions` reads
 _RECORDS = "done"  # folder of a JSON file for each image whose files are written
@@ -66,24 +73,9 @@ def apply(
         calibrator: fitted on a hold-out of the same network; None for the network as it is.
         out: folder, made if missing. `write` names the files in it; expected.csv, expected.json
             and report.html say what `Expected` knows.
-        write: which of
-
-            - probs: probs/NAME.npz of float32 probabilities (C, *S), which
-              `segcal eval --predictions` reads once there are labels.
-            - mask: predictions/NAME_pred.png of class indices, 8-bit; 16-bit beyond 256 classes.
-            - confidence: predictions/NAME_conf.png, 16-bit, of 65535 · max_c p_c. With the masks
-              beside them, `segcal eval --predictions` reads these files too.
-            - accept: accept/NAME.png, 255 where the operating point accepts a pixel, else 0.
-            - sets: sets/NAME.npz with the key `sets`, bool (C, *S): the classes that a class set
-              holds.
-            - uncertainty: uncertainty/NAME.png, 16-bit, of 65535 · H(p) / log C, H the entropy.
-            - overlay: overlay/NAME.png, the classes on the image, paler where the confidence is
-              lower.
-
-            Of volumes, mask/NAME.nii.gz, confidence/NAME.nii.gz and so on have the affine of the
-            input, and fractions in float32; there are no overlays. Of sigmoid outputs there are
-            mask/CLASS/NAME.png (1 where p ≥ 1/2, else 0), confidence/CLASS/NAME.png (of p or 1 − p,
-            whichever is larger) and so on; there are no class sets and overlays.
+        write: which of `OUTPUTS`. Fractions are PNG files of 16 bits, of 65535 · value. Of volumes
+            there are NIfTI files with the affine of the input, and no overlays. Of sigmoid outputs
+            there is a folder for each class, and no sets and overlays.
         profile: holdout.json, which `segcal eval` writes beside the calibrator; without it there is
             no operating point, no class set, no ATC and no drift.
         operate: which of the operating points in it, such as accuracy=0.99; the first by default.
@@ -101,12 +93,11 @@ def apply(
     with locked(out, wait=False) if first else nullcontext():
         if first:
             remove_leftovers(out)
+            _write_manifests(source, out, write)
         plan = [_written(source, out, (segcal.__version__, learned(calibrator), levels))]
         if distributed.is_distributed():  # the others shall not see what is written meanwhile
             dist.broadcast_object_list(plan)
         records = plan[0]
-        if first:
-            _write_manifests(source, out, write)
         todo = [
             i for i, name in enumerate(source.names) if not {*write} <= {*records[name]["written"]}
         ]
@@ -121,7 +112,9 @@ def apply(
             sums = prediction_sums(probs, multilabel=source.multilabel)
             top = sums.pop("top")
             for name, level in (("above", levels.atc), ("accepted", levels.threshold)):
-                sums[name] = (top > (math.inf if level is None else level)).sum(1)
+                sums[name] = sums["confidence"] * math.nan  # where there is no threshold
+                if level is not None:
+                    sums[name] = (top > level).sum(1)
             for row, name in enumerate(batch.names or ()):
                 record = records[name]
                 files = _write(out, _stem(name), probs[row], write, left, number[name], levels)
@@ -136,13 +129,9 @@ def apply(
         known = {name: record for name, record in known.items() if record}
         if not known:
             raise ValueError(f"none of the images of {source.name} could be used")
-        sums_of = {key: np.array([record[key] for record in known.values()]) for key in _SUMS}
-        for key, level in (("above", levels.atc), ("accepted", levels.threshold)):
-            if level is None:
-                sums_of[key] = np.full(len(known), math.nan)
         skipped = [*source.skipped, *(name for name in records if name not in known)]
         expected = Expected.of(
-            sums_of,
+            {key: np.array([record[key] for record in known.values()]) for key in _SUMS},
             names=tuple(known),
             class_names=tuple(source.class_names),
             operate=levels.target if levels.threshold is not None else "",
@@ -155,8 +144,9 @@ def apply(
             for path, text in ((TABLE, expected.to_csv()), (SUMMARY, expected.to_json())):
                 with atomic_write(out / path) as file:
                     file.write(text)
+            title = f"{source.name}: images without labels"
             gallery = _gallery(source, calibrator, expected)
-            expected.write_page(out / PAGE, f"{source.name}: images without labels", gallery)
+            expected.write_page(out / PAGE, title, gallery, _palette(source))
     return expected
 
 
@@ -177,10 +167,8 @@ def _levels(
     levels = Levels()
     if profile is not None:
         levels = Levels(profile.atc_threshold, *profile.point(operate), profile.lam(miss))
-    for kind, level, option in (
-        ("accept", levels.threshold, "--operate"),
-        ("sets", levels.lam, "--conformal"),
-    ):
+    needed = {"accept": ("--operate", levels.threshold), "sets": ("--conformal", levels.lam)}
+    for kind, (option, level) in needed.items():
         if kind in write and level is None:
             raise ValueError(
                 f"{kind} needs the holdout.json of a segcal eval with {option}, in which the "
@@ -234,6 +222,10 @@ def _record(out: Path, name: str) -> Path:
     return out / _RECORDS / f"{_stem(name)}.json"
 
 
+def _palette(source: Source) -> np.ndarray:
+    return class_palette(source.num_classes) if source.palette is None else source.palette
+
+
 def _written(source: Source, out: Path, settings: Any) -> dict[str, dict[str, Any]]:
     """By image, the key of its record, and the files by kind that an earlier call wrote."""
     records = {}
@@ -269,7 +261,7 @@ def _gallery(source: Source, calibrator: Calibrator | None, expected: Expected) 
         if batch.values.ndim > 3:
             p = batch.calibrated(calibrator).probs[0].float().cpu().numpy()
             caption = f"{expected.names[i]}: {expected.reasons[i]}"
-            gallery[caption] = _panel(p, source.image(index), source.palette)
+            gallery[caption] = _panel(p, source.image(index), _palette(source))
     return gallery
 
 
@@ -304,60 +296,53 @@ def _write(
 ) -> dict[str, list[str]]:
     """Write the files of the image at `index`, from its (C, *S) probabilities; places by kind."""
     p = probs.float().cpu().numpy()
-    parts = {name: p}
+    whole, parts = {name: p}, {name: p}
     if source.multilabel:  # each class is a problem of two
         folders = tell_apart([file_name(of) for of in source.class_names])
         parts = {f"{of}/{name}": np.stack([1 - q, q]) for of, q in zip(folders, p, strict=True)}
-
-    def mask(q: np.ndarray) -> np.ndarray:
-        chosen = q[1] >= q[0] if source.multilabel else q.argmax(0)
-        return chosen.astype(np.uint8 if len(q) <= 256 else np.uint16)
-
-    makers: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-        "probs": lambda q: q,
-        "sets": lambda q: q >= 1 - (levels.lam or 0.0),
-        "mask": mask,
-        "confidence": lambda q: q.max(0),
-        "accept": lambda q: (
-            np.uint8(255) * (q.max(0).astype(np.float64) > (levels.threshold or 0.0))
-        ),
-        "uncertainty": lambda q: entropy(torch.from_numpy(q)[None])[0].numpy() / math.log(len(q)),
-        "overlay": lambda q: _painted(q, source.image(index), source.palette),
-    }
     keys = {"probs": "sigmoid_probs" if source.multilabel else "probs", "sets": "sets"}
     files: dict[str, list[str]] = {}
     for kind in write:
         files[kind] = []
-        for stem, q in ({name: p} if kind in keys else parts).items():
+        for stem, q in (whole if kind in keys else parts).items():
             place = f"{kind}/{stem}"
             if p.ndim < 4 and not source.multilabel and kind in ("mask", "confidence"):
                 place = f"{_PAIR}/{stem}_{'pred' if kind == 'mask' else 'conf'}"
-            ending = "npz" if kind in keys else "nii.gz" if p.ndim == 4 else "png"
-            files[kind].append(f"{place}.{ending}")
-            _write_array(out / files[kind][-1], makers[kind](q), keys.get(kind), source, index)
+            path = out / f"{place}.{'npz' if kind in keys else 'nii.gz' if p.ndim == 4 else 'png'}"
+            values = _values(kind, q, source, index, levels)
+            if path.suffix == ".gz":
+                affine = source.affine(index)
+                write_nifti(path, values, np.eye(4) if affine is None else affine)
+            else:
+                with atomic_write(path, "wb") as file:
+                    if kind in keys:
+                        save = np.savez_compressed if kind == "sets" else np.savez
+                        save(file, allow_pickle=False, **{keys[kind]: values})
+                    else:
+                        if values.dtype.kind == "f":
+                            values = (_SIXTEEN_BITS * values.clip(0, 1)).round().astype(np.uint16)
+                        Image.fromarray(values).save(file, format="png")
+            files[kind].append(path.relative_to(out).as_posix())
     return files
 
 
-def _write_array(
-    path: Path, values: np.ndarray, key: str | None, source: Source, index: int
-) -> None:
-    """Write an npz, PNG or NIfTI file; fractions in a PNG have 16 bits."""
-    if path.suffix == ".gz":
-        affine = source.affine(index)
-        write_nifti(path, values, np.eye(4) if affine is None else affine)
-        return
-    with atomic_write(path, "wb") as file:
-        if key is not None:
-            arrays: dict[str, Any] = {key: values}
-            save = np.savez_compressed if key == "sets" else np.savez
-            save(file, allow_pickle=False, **arrays)
-            return
-        if values.dtype.kind == "f":
-            values = (_SIXTEEN_BITS * values.clip(0, 1)).round().astype(np.uint16)
-        Image.fromarray(values).save(file, format="png")
+def _values(kind: str, p: np.ndarray, source: Source, index: int, levels: Levels) -> np.ndarray:
+    """What a file of (C, *S) probabilities holds; of a sigmoid output, C is 2."""
+    if kind == "sets":
+        return p >= 1 - (levels.lam or 0.0)
+    if kind == "mask":
+        chosen = p[1] >= p[0] if source.multilabel else p.argmax(0)
+        return chosen.astype(np.uint8 if len(p) <= 256 else np.uint16)
+    if kind == "confidence":
+        return p.max(0)
+    if kind == "accept":
+        return np.uint8(255) * (p.max(0).astype(np.float64) > (levels.threshold or 0.0))
+    if kind == "uncertainty":
+        return entropy(torch.from_numpy(p)[None])[0].numpy() / math.log(len(p))
+    return _painted(p, source.image(index), _palette(source)) if kind == "overlay" else p
 
 
-def _panel(probs: np.ndarray, image: np.ndarray | None, palette: np.ndarray | None) -> str:
+def _panel(probs: np.ndarray, image: np.ndarray | None, palette: np.ndarray) -> str:
     """The data URI of an image, its classes, and where the confidence is low.
 
     Of (C, D, H, W) probabilities of a volume it is the plane with the lowest mean confidence.
@@ -365,32 +350,28 @@ def _panel(probs: np.ndarray, image: np.ndarray | None, palette: np.ndarray | No
     if probs.ndim == 4:
         worst = int(probs.max(0).mean((1, 2)).argmin())
         probs, image = probs[:, worst], None if image is None else grey(image[worst])
-    if image is not None and image.ndim == 2:
-        image = np.repeat(image[..., None], 3, 2)
-    height, width = probs.shape[1:]
-    size = (_WIDTH, max(round(_WIDTH * height / width), 1))
-    ground = np.full((height, width, 3), 236, np.uint8)
-    if image is not None:
-        ground = np.asarray(Image.fromarray(image).resize((width, height)))
+    ground = _ground(probs, image)
     doubt = np.minimum(2 * (1 - probs.max(0)), 1)[..., None]
     pale = 0.5 * ground.mean(2, keepdims=True) + 0.5 * 255
     low = (1 - doubt) * pale + doubt * np.array(ImageColor.getrgb(OVER))
-    panels = [_painted(probs, ground, palette), low.round().astype(np.uint8)]
+    panels = [_painted(probs, image, palette), low.round().astype(np.uint8)]
     panels = panels if image is None else [ground, *panels]
-    shown = Image.new("RGB", (len(panels) * (_WIDTH + 8) - 8, size[1]), "white")
+    height = max(round(_WIDTH * ground.shape[0] / ground.shape[1]), 1)
+    shown = Image.new("RGB", (len(panels) * (_WIDTH + 8) - 8, height), "white")
     for place, panel in enumerate(panels):
-        shown.paste(Image.fromarray(panel).resize(size), (place * (_WIDTH + 8), 0))
+        shown.paste(Image.fromarray(panel).resize((_WIDTH, height)), (place * (_WIDTH + 8), 0))
     return data_uri(webp(shown, 85), "image/webp")
 
 
-def _painted(
-    probs: np.ndarray, image: np.ndarray | None, palette: np.ndarray | None = None
-) -> np.ndarray:
+def _painted(probs: np.ndarray, image: np.ndarray | None, palette: np.ndarray) -> np.ndarray:
     """(H, W, 3) uint8: the predicted classes on an image, paler where the confidence is lower."""
-    palette = class_palette(len(probs)) if palette is None else palette
-    ground = np.full((*probs.shape[1:], 3), 236, np.uint8)
-    if image is not None:
-        ground = np.asarray(Image.fromarray(image).resize(probs.shape[:0:-1]))
     opacity = _OPACITY * probs.max(0)[..., None]
-    mixed = (1 - opacity) * ground + opacity * palette[probs.argmax(0)]
+    mixed = (1 - opacity) * _ground(probs, image) + opacity * palette[probs.argmax(0)]
     return mixed.round().astype(np.uint8)
+
+
+def _ground(probs: np.ndarray, image: np.ndarray | None) -> np.ndarray:
+    """(H, W, 3) uint8: the image in the size of (C, H, W) probabilities, or plain grey."""
+    if image is None:
+        return np.full((*probs.shape[1:], 3), 236, np.uint8)
+    return np.asarray(Image.fromarray(image).convert("RGB").resize(probs.shape[:0:-1]))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +31,7 @@ from segcal.viz.page.numbers import data_uri
 from segcal.viz.plots import compared_shares, figure_png
 from segcal.viz.tables import Cell, Table, csv_text, score_cell
 
-_ACCURACY, _IOU = SCORES["accuracy"], SCORES["class_iou"]
+_ACCURACY, _IOU, _DICE = SCORES["accuracy"], SCORES["class_iou"], SCORES["dice"]
 TABLE = "expected.csv"
 _LISTED = 500  # images in the table of the page
 _LOW = 0.5  # expected IoU
@@ -40,135 +40,101 @@ _MANY = 2.0  # times the usual share of pixels below the threshold
 
 @dataclass(frozen=True, eq=False)
 class Promise:
-    """What probabilities promise, from sums over pixels: of images (M,), or of all together ().
+    """What probabilities promise for each of M images (M,), or for all together ().
 
-    Properties follow the formulas above. They are NaN where a class is predicted nowhere, and
-    where there is no threshold.
-
-    Attributes:
-        pixels: (…) pixels; of C sigmoid outputs, C times as many.
-        confidence: (…) sums over pixels of max_c p_c.
-        predicted: (…, C) n_{ŷ=c}.
-        inside: (…, C) Σ_{ŷ=c} p_c.
-        outside: (…, C) Σ_{ŷ≠c} p_c.
-        above: (…) pixels above the threshold of ATC; NaN without one.
-        accepted: (…) pixels above the threshold of the operating point; NaN without one.
+    They are NaN where a class is predicted nowhere, and where there is no threshold.
     """
 
-    pixels: Array
-    confidence: Array
-    predicted: Array
-    inside: Array
-    outside: Array
-    above: Array
-    accepted: Array
+    accuracy: Array  # (…) expected accuracy
+    atc: Array  # (…) accuracy as ATC expects it
+    coverage: Array  # (…) share of the pixels that the operating point accepts
+    class_iou: Array  # (…, C) expected IoU
+    class_dice: Array  # (…, C) expected Dice
+    miou: Array  # (…) mean expected IoU of the classes that are predicted
+    dice: Array  # (…) mean expected Dice of the classes that are predicted
 
-    @property
-    def accuracy(self) -> Array:
-        """(…) expected accuracy."""
-        return self.confidence / self.pixels
+    @classmethod
+    def of(cls, sums: Mapping[str, Array]) -> Promise:
+        """From sums over pixels, as `metrics.drift.prediction_sums` names them.
 
-    @property
-    def atc(self) -> Array:
-        """(…) accuracy as ATC expects it."""
-        return self.above / self.pixels
-
-    @property
-    def coverage(self) -> Array:
-        """(…) share of the pixels that the operating point accepts."""
-        return self.accepted / self.pixels
-
-    @property
-    def class_iou(self) -> Array:
-        """(…, C) expected IoU."""
-        empty = np.full(np.shape(self.inside), np.nan)
-        union = self.predicted + self.outside
-        return np.divide(self.inside, union, out=empty, where=self.predicted > 0)
-
-    @property
-    def class_dice(self) -> Array:
-        """(…, C) expected Dice."""
-        return _dice(self.class_iou)
-
-    @property
-    def miou(self) -> Array:
-        """(…) mean expected IoU of the classes that are predicted."""
-        return mean_of_known(self.class_iou)
-
-    @property
-    def dice(self) -> Array:
-        """(…) mean expected Dice of the classes that are predicted."""
-        return mean_of_known(self.class_dice)
+        Besides, `above` and `accepted` are the pixels above the threshold of ATC and of the
+        operating point; NaN without one.
+        """
+        union, there = sums["predicted"] + sums["outside"], sums["predicted"] > 0
+        iou = np.divide(sums["inside"], union, out=np.full(np.shape(union), np.nan), where=there)
+        dice = _dice(iou)
+        return Promise(
+            accuracy=sums["confidence"] / sums["pixels"],
+            atc=sums["above"] / sums["pixels"],
+            coverage=sums["accepted"] / sums["pixels"],
+            class_iou=iou,
+            class_dice=dice,
+            miou=mean_of_known(iou),
+            dice=mean_of_known(dice),
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Expected(Promise):
-    """What calibrated probabilities promise for all of M images together.
+    """What calibrated probabilities promise for all of M images together."""
 
-    Attributes:
-        names: of the images.
-        class_names: C names.
-        each: the same of each image, (M,).
-        bins: (M, B) pixels by confidence, as in `HoldoutProfile`.
-        operate: the operating point, such as accuracy=0.99; empty without one.
-        profile: of the hold-out, if it is known.
-        multilabel: whether the outputs are sigmoids.
-        reused: how many of the images had been written before.
-        skipped: names of images that were left out.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the images
     class_names: tuple[str, ...]
-    each: Promise
-    bins: Array
-    operate: str = ""
-    profile: HoldoutProfile | None = None
-    multilabel: bool = False
-    reused: int = 0
-    skipped: tuple[str, ...] = ()
+    sums: Mapping[str, Array]  # the sums of each image, (M, …); see `Promise.of`
+    operate: str = ""  # the operating point, such as accuracy=0.99
+    profile: HoldoutProfile | None = None  # of the hold-out, if it is known
+    multilabel: bool = False  # whether the outputs are sigmoids
+    reused: int = 0  # how many of the images had been written before
+    skipped: tuple[str, ...] = ()  # names of images that were left out
 
     @classmethod
     def of(cls, sums: Mapping[str, Array], **more: Any) -> Expected:
-        """From the sums of each image, by the names of the attributes of `Promise`, and `bins`."""
-        bins = sums["bins"]
-        each = Promise(**{field.name: sums[field.name] for field in fields(Promise)})
-        return cls(
-            **{name: values.sum(0) for name, values in vars(each).items()},
-            each=each,
-            bins=bins,
-            **more,
-        )
+        """From the sums of each image."""
+        total = {name: values.sum(0) for name, values in sums.items()}
+        return cls(**vars(Promise.of(total)), sums=sums, **more)
+
+    @cached_property
+    def each(self) -> Promise:
+        """The same of each image, (M,)."""
+        return Promise.of(self.sums)
+
+    @cached_property
+    def class_shares(self) -> Array:
+        """(M, C) share of the pixels of each image that are predicted as each class."""
+        share = len(self.class_names) if self.multilabel else 1
+        return share * self.sums["predicted"] / self.sums["pixels"][:, None]
 
     @cached_property
     def drift(self) -> Drift | None:
         """How unlike the hold-out the images are; None where no hold-out is known."""
         if self.profile is None:
             return None
-        share = len(self.class_names) if self.multilabel else 1
-        pixels = self.each.pixels[:, None]
-        classes = self.each.predicted / (pixels / share)
-        return measure_drift(self.profile, self.bins / pixels, classes)
+        confidence = self.sums["bins"] / self.sums["pixels"][:, None]
+        return measure_drift(self.profile, confidence, self.class_shares)
 
     @cached_property
     def intervals(self) -> dict[str, Interval]:
         """95 % intervals over images: accuracy, atc, miou, dice, and iou:CLASS, dice:CLASS."""
-        each = self.each
-        sums: dict[str, tuple[Array, Array]] = {"accuracy": (each.confidence, each.pixels)}
+        sums = self.sums
+        fractions = {"accuracy": (sums["confidence"], sums["pixels"])}
         if not math.isnan(self.atc):
-            sums["atc"] = each.above, each.pixels
-        union = each.predicted + each.outside
-        for c in np.flatnonzero(self.predicted):
-            sums[f"iou:{self.class_names[c]}"] = each.inside[:, c], union[:, c]
-        found = {name: fraction_interval(*pair) for name, pair in sums.items()}
-        known = {name: interval for name, interval in found.items() if interval is not None}
-        for name, interval in [*known.items()]:
+            fractions["atc"] = sums["above"], sums["pixels"]
+        union = sums["predicted"] + sums["outside"]
+        for c in np.flatnonzero(np.isfinite(self.class_iou)):
+            fractions[f"iou:{self.class_names[c]}"] = sums["inside"][:, c], union[:, c]
+        known = {}
+        for name, fraction in fractions.items():
+            interval = fraction_interval(*fraction)
+            if interval is None:
+                continue
+            known[name] = interval
             if name.startswith("iou:"):
                 low, high = _dice(np.array([interval.low, interval.high])).tolist()
                 known[f"dice:{name[4:]}"] = Interval(low, high, interval.level)
         if len(self.names) > 1 and not math.isnan(self.miou):
-            names = [field.name for field in fields(Promise)]
-            without = Promise(*(getattr(self, name) - getattr(each, name) for name in names))
-            for name in ("miou", "dice"):  # jackknife: over all images but one
+            # Jackknife: what is expected of all images but one.
+            without = Promise.of({name: values.sum(0) - values for name, values in sums.items()})
+            for name in ("miou", "dice"):
                 value = float(getattr(self, name))
                 down, up = t_margins((value - getattr(without, name))[None], plain=True)[:, 0]
                 known[name] = Interval(max(value - down, 0.0), min(value + up, 1.0), LEVEL)
@@ -201,10 +167,12 @@ class Expected(Promise):
                 kinds = np.array(["confidence", "classes"])[self.drift.unlike[:, i]]
                 parts.append(f"unlike the hold-out in {' and '.join(kinds)}")
             if below[i] > _MANY * usual:
-                parts.append(f"{below[i]:.1%} of the pixels below the threshold")
-            if iou[i, weakest] < _LOW or not parts:
-                value = "none" if np.isinf(iou[i, weakest]) else f"{iou[i, weakest]:.1%}"
-                parts.append(f"expected IoU of {self.class_names[weakest]} {value}")
+                parts.append(f"{_ACCURACY.brief(float(below[i]))} of the pixels below the threshold")
+            if np.isinf(iou[i, weakest]):
+                parts.append("no class is predicted")
+            elif iou[i, weakest] < _LOW or not parts:
+                value = _ACCURACY.brief(float(iou[i, weakest]))
+                parts.append(f"expected IoU of {self.class_names[weakest]} is {value}")
             found.append("; ".join(parts))
         return found
 
@@ -213,19 +181,21 @@ class Expected(Promise):
 
     def describe(self) -> str:
         """The same in a few lines, for a terminal."""
+        main = []
+        for name, text in (("accuracy", "accuracy"), ("atc", "by ATC"), ("miou", "mIoU")):
+            if not math.isnan(getattr(self, name)):
+                cell = score_cell(_ACCURACY, getattr(self, name), self.intervals.get(name))
+                main.append(f"{text} {cell.text} % {cell.note}".strip())
         order = np.argsort(self.class_iou, kind="stable")[: np.isfinite(self.class_iou).sum()]
-        classes = ", ".join(f"{self.class_names[c]} {self.class_iou[c]:.1%}" for c in order[:8])
-        main = [f"accuracy {self.accuracy:.2%}{self._ends('accuracy')}"]
-        main += [] if math.isnan(self.atc) else [f"by ATC {self.atc:.2%}{self._ends('atc')}"]
-        main += [f"mIoU {self.miou:.2%}{self._ends('miou')}"]
-        main += [f"Dice {self.dice:.2%}{self._ends('dice')}"]
+        classes = [f"{self.class_names[c]} {_ACCURACY.brief(self.class_iou[c])}" for c in order[:8]]
         lines = [
             f"expected of {len(self.names)} images, as far as the calibration holds for them: "
             f"{', '.join(main)}",
-            f"lowest expected IoU: {classes}",
+            f"lowest expected IoU: {', '.join(classes)}",
         ]
         if self.operate:
-            lines.append(f"accepted at {self.operate}: {self.coverage:.1%} of the pixels")
+            share = _ACCURACY.brief(float(self.coverage))
+            lines.append(f"accepted at {self.operate}: {share} of the pixels")
         first = [f"{self.names[i]} ({self.reasons[i]})" for i in self.review[:3]]
         lines.append(f"review first: {', '.join(first)}")
         return "\n".join([*lines, *([f"drift: {self.describe_drift()}"] if self.drift else [])])
@@ -236,19 +206,13 @@ class Expected(Promise):
             return ""
         drift = self.drift
         kinds = zip(("confidence", "classes"), drift.distances, drift.limits, strict=True)
-        far = ", in ".join(
-            f"{kind} {d:.3f} (by chance up to {limit:.3f})" for kind, d, limit in kinds
-        )
+        far = [f"{kind} {d:.3f} (by chance up to {limit:.3f})" for kind, d, limit in kinds]
         return (
             f"the images together are {'unlike' if drift.alarm else 'like'} the hold-out: the "
-            f"distance in {far}. {int(drift.unlike.any(0).sum())} of {len(self.names)} images are "
-            f"unlike it by themselves; by chance about {drift.image_rate * len(self.names):.0f} "
-            "would be"
+            f"distance in {', in '.join(far)}. {int(drift.unlike.any(0).sum())} of "
+            f"{len(self.names)} images are unlike it by themselves; by chance about "
+            f"{drift.image_rate * len(self.names):.0f} would be"
         )
-
-    def _ends(self, name: str) -> str:
-        found = self.intervals.get(name)
-        return "" if found is None else f" ({100 * found.low:.2f} to {100 * found.high:.2f})"
 
     # Files ---------------------------------------------------------------------------------------
 
@@ -257,79 +221,81 @@ class Expected(Promise):
         headings = ["image", "pixels", "expected_accuracy", "atc", "expected_miou", "expected_dice"]
         headings += ["accepted", "drift_confidence", "drift_classes", "reason"]
         headings += [f"expected_iou:{name}" for name in self.class_names]
-        far = [math.nan] * 2 if self.drift is None else [*self.drift.distances]
-        rows = [["(all images)", *self._shares(self), *far, "", *self.class_iou]]
-        shares, iou = self._shares(self.each), self.each.class_iou
+        each, pixels = self.each, self.sums["pixels"]
+        columns = np.stack([pixels, each.accuracy, each.atc, each.miou, each.dice, each.coverage])
+        total = [pixels.sum(), self.accuracy, self.atc, self.miou, self.dice, self.coverage]
+        far, of_set = np.full((2, len(pixels)), math.nan), [math.nan] * 2
+        if self.drift is not None:
+            far, of_set = self.drift.image_distances, self.drift.distances.tolist()
+        rows = [["(all images)", *total, *of_set, "", *self.class_iou]]
         for i in self.review:
-            if self.drift is not None:
-                far = [*self.drift.image_distances[:, i]]
-            mine = [share[i] for share in shares]
-            rows.append([self.names[i], *mine, *far, self.reasons[i], *iou[i]])
+            mine = [*columns[:, i], *far[:, i]]
+            rows.append([self.names[i], *mine, self.reasons[i], *each.class_iou[i]])
         return csv_text(headings, rows)
-
-    @staticmethod
-    def _shares(of: Promise) -> list[Array]:
-        return [of.pixels, of.accuracy, of.atc, of.miou, of.dice, of.coverage]
 
     def to_json(self) -> str:
         """What is expected of all images together, with intervals, and the drift."""
         drift = self.drift
-        found = {
+        found: dict[str, Any] = {
             "images": len(self.names),
-            "pixels": int(self.pixels),
+            "pixels": int(self.sums["pixels"].sum()),
             **{name: getattr(self, name) for name in ("accuracy", "atc", "miou", "dice")},
             "class_iou": dict(zip(self.class_names, self.class_iou.tolist(), strict=True)),
             "class_dice": dict(zip(self.class_names, self.class_dice.tolist(), strict=True)),
             "intervals": self.intervals,
             "operate": self.operate,
             "accepted": self.coverage,
-            "drift": None
-            if drift is None
-            else {
-                "alarm": drift.alarm,
-                "distances": drift.distances,
-                "limits": drift.limits,
-                "unlike_images": [self.names[i] for i in np.flatnonzero(drift.unlike.any(0))],
-            },
+            "drift": None,
         }
+        if drift is not None:
+            unlike = [self.names[i] for i in np.flatnonzero(drift.unlike.any(0))]
+            distances = {"distances": drift.distances, "limits": drift.limits}
+            found["drift"] = {"alarm": drift.alarm, **distances, "unlike_images": unlike}
         return json.dumps(to_plain(found), indent=1, allow_nan=False) + "\n"
 
     def class_table(self) -> Table:
         """Expected IoU and Dice by class, and its share of the pixels here and on the hold-out."""
-        share = self.predicted / self.pixels
-        share = share * (len(self.class_names) if self.multilabel else 1)
-        known = None if self.profile is None else self.profile.classes.mean(0)
+        headings = ["class", f"expected {_IOU.heading}", f"expected {_DICE.heading}"]
+        headings.append("share of the pixels (%)")
+        shares = [self.class_shares.mean(0)]
+        if self.profile is not None:
+            headings.append("share on the hold-out (%)")
+            shares.append(self.profile.classes.mean(0))
         rows = []
         for c, name in enumerate(self.class_names):
             iou, dice = (self.intervals.get(f"{kind}:{name}") for kind in ("iou", "dice"))
             cells = [score_cell(_IOU, self.class_iou[c], iou)]
-            cells += [score_cell(_IOU, self.class_dice[c], dice), score_cell(_ACCURACY, share[c])]
-            cells += [] if known is None else [score_cell(_ACCURACY, known[c])]
-            rows.append((name, cells))
-        scores = [f"expected {SCORES[name].heading}" for name in ("class_iou", "dice")]
-        headings = ["class", *scores, "share of the pixels (%)"]
-        headings += [] if known is None else ["share on the hold-out (%)"]
+            cells += [score_cell(_IOU, self.class_dice[c], dice)]
+            rows.append((name, cells + [score_cell(_ACCURACY, share[c]) for share in shares]))
         return Table("Expected by class", headings, rows)
 
     def review_table(self) -> Table:
         """The images, the one to look at first on top, with the reason."""
-        each = self.each
         accuracy, miou = (f"expected {SCORES[name].heading}" for name in ("accuracy", "miou"))
-        headings = ["image", accuracy, "by ATC (%)", miou, "reason"]
+        columns = {accuracy: self.each.accuracy, "by ATC (%)": self.each.atc, miou: self.each.miou}
         if self.operate:
-            headings.insert(4, f"accepted at {self.operate} (%)")
+            columns[f"accepted at {self.operate} (%)"] = self.each.coverage
         rows = []
         for i in self.review[:_LISTED]:
-            shares = [each.accuracy, each.atc, each.miou, *([each.coverage] * bool(self.operate))]
-            cells = [score_cell(_ACCURACY, share[i]) for share in shares]
+            cells = [score_cell(_ACCURACY, values[i]) for values in columns.values()]
             rows.append((self.names[i], [*cells, Cell(self.reasons[i])]))
         notes = [f"{TABLE} lists all {len(self.names)} images."] * (len(rows) < len(self.names))
-        return Table("Images to review", headings, rows, notes)
+        return Table("Images to review", ["image", *columns, "reason"], rows, notes)
 
-    def write_page(self, path: Path, title: str, gallery: Mapping[str, str]) -> None:
-        """Write the page; the gallery has data URIs of pictures to review, by caption."""
+    def write_page(
+        self, path: Path, title: str, gallery: Mapping[str, str], palette: Array
+    ) -> None:
+        """Write the page.
+
+        Args:
+            path: its file.
+            title: its heading.
+            gallery: data URIs of pictures to review, by caption.
+            palette: (C, 3) the colours of the classes in them.
+        """
+        accuracy, miou = (_ACCURACY.brief(float(x)) for x in (self.accuracy, self.miou))
         headline = [
-            Phrase(f"Expected accuracy {self.accuracy:.1%}, expected mIoU {self.miou:.1%}", "even"),
+            Phrase(f"Expected accuracy {accuracy}, expected mIoU {miou}", "even"),
             Phrase(f" of {len(self.names):,} images, as far as the calibration holds for them."),
         ]
         tiles = {
@@ -343,29 +309,23 @@ class Expected(Promise):
             )
             if not math.isnan(getattr(self, name))
         }
-        sections = [
-            Section(
-                "classes",
-                "Classes",
-                "What calibrated confidence promises for each predicted class. In brackets, 95 % "
-                "intervals over images. Choose a heading to sort.",
-                [self.class_table()],
-            )
-        ]
+        lead = (
+            "What calibrated confidence promises for each predicted class. In brackets, 95 % "
+            "intervals over images. Choose a heading to sort."
+        )
+        sections = [Section("classes", "Classes", lead, [self.class_table()])]
         if self.drift is not None and self.profile is not None:
-            kind = "over" if self.drift.alarm else "even"
-            unlike = "unlike" if self.drift.alarm else "like"
+            kind, unlike = ("over", "unlike") if self.drift.alarm else ("even", "like")
             headline += [Phrase(" They are "), Phrase(f"{unlike} the hold-out", kind), Phrase(".")]
             edges = [f"{100 * edge:.4g}" for edge in CONFIDENCE_EDGES]
             bins = [f"{low} to {high} %" for low, high in pairwise(edges)]
+            confidence = self.sums["bins"] / self.sums["pixels"][:, None]
             figures = {}
-            for caption, names, shares in (
-                ("Pixels by confidence", bins, [self.bins, self.profile.confidence]),
-                ("Pixels by class", self.class_names, [self.each.predicted, self.profile.classes]),
+            for caption, names, here, known in (
+                ("Pixels by confidence", bins, confidence, self.profile.confidence),
+                ("Pixels by class", self.class_names, self.class_shares, self.profile.classes),
             ):
-                # Of each image alike, as in the distances.
-                means = [(x / x.sum(1, keepdims=True).clip(1e-9)).mean(0) for x in shares]
-                bars = dict(zip(("these images", "hold-out"), means, strict=True))
+                bars = {"these images": here.mean(0), "hold-out": known.mean(0)}
                 draw = partial(compared_shares, bars, names, "pixels (%)")
                 figures[caption] = data_uri(figure_png(draw, dpi=110), "image/png")
             lead = f"T{self.describe_drift()[1:]}."
@@ -375,7 +335,9 @@ class Expected(Promise):
                 "The first images to review: the image, the predicted classes, paler where the "
                 "confidence is lower, and in red where it is low."
             )
-            sections.append(Section("gallery", "Gallery", lead, (), gallery))
+            there = np.flatnonzero(np.isfinite(self.class_iou))
+            key = {self.class_names[c]: f"rgb{tuple(palette[c].tolist())}" for c in there}
+            sections.append(Section("gallery", "Gallery", lead, (), gallery, key))
         lead = (
             "Images unlike the hold-out come first, as no expectation holds for them; then those "
             "with the lowest expected accuracy. The reason names the weakest class."

@@ -92,28 +92,17 @@ class ProfileCounts(ImageCounts):
 
 @dataclass(frozen=True, eq=False)
 class HoldoutProfile:
-    """What `apply` needs to know of the hold-out of a calibrator; a small JSON file.
+    """What `apply` needs to know of the hold-out of a calibrator; a small JSON file."""
 
-    Attributes:
-        images: n, those that are kept below; at most 1000, evenly chosen.
-        accuracy: of the labelled pixels.
-        atc_threshold: of ATC.
-        operating_points: thresholds of confidence by target, such as "accuracy=0.99"; NaN where
-            none reaches it.
-        class_sets: λ by promised miss rate, such as "0.1".
-        confidence: (n, B) shares of the pixels of an image by confidence.
-        classes: (n, C) shares of its pixels that are predicted as each class.
-        class_names: C names, or none.
-    """
-
-    images: int
-    accuracy: float
+    images: int  # n, those that are kept below; at most 1000, evenly chosen
+    accuracy: float  # of the labelled pixels
     atc_threshold: float
+    # Thresholds of confidence by target, such as "accuracy=0.99"; NaN where none reaches it
     operating_points: Mapping[str, float]
-    class_sets: Mapping[str, float]
-    confidence: Array
-    classes: Array
-    class_names: tuple[str, ...] = ()
+    class_sets: Mapping[str, float]  # λ by promised miss rate, such as "0.1"
+    confidence: Array  # (n, B) shares of the pixels of an image by confidence
+    classes: Array  # (n, C) shares of its pixels that are predicted as each class
+    class_names: tuple[str, ...] = ()  # C names, or none
 
     @classmethod
     def of(
@@ -182,46 +171,33 @@ class HoldoutProfile:
 
         The threshold is None if there is no operating point, or the hold-out does not reach it.
         """
-        if target is None and not self.operating_points:
-            return "", None
-        name, threshold = _chosen(self.operating_points, target, "--operate")
-        return name, None if math.isnan(threshold) else threshold
+        return _chosen(self.operating_points, target, "--operate")
 
     def lam(self, miss: str | None = None) -> float | None:
         """λ of the class sets of a miss rate, the first if none is named; None without any."""
-        if miss is None and not self.class_sets:
-            return None
         return _chosen(self.class_sets, miss, "--conformal")[1]
 
 
-def _chosen(known: Mapping[str, float], name: str | None, option: str) -> tuple[str, float]:
-    name = next(iter(known)) if name is None else name
-    if name not in known:
+def _chosen(known: Mapping[str, float], name: str | None, option: str) -> tuple[str, float | None]:
+    name = next(iter(known), "") if name is None else name
+    if name and name not in known:
         raise ValueError(
             f"{name} was not chosen on the hold-out, only {', '.join(known) or 'nothing'}: "
             f"name it in {option} of segcal eval"
         )
-    return name, known[name]
+    value = known.get(name, math.nan)
+    return name, None if math.isnan(value) else value
 
 
 @dataclass(frozen=True, eq=False)
 class Drift:
-    """How unlike the hold-out M images are; of two distances, by confidence and by class.
+    """How unlike the hold-out M images are; of two distances, by confidence and by class."""
 
-    Attributes:
-        distances: (2,) of all images together.
-        limits: (2,) what they reach by chance.
-        image_distances: (2, M).
-        image_limits: (2,).
-        image_rate: the share of the hold-out's images beyond a limit; more than `RATE` if they are
-            few.
-    """
-
-    distances: Array
-    limits: Array
-    image_distances: Array
-    image_limits: Array
-    image_rate: float
+    distances: Array  # (2,) of all images together
+    limits: Array  # (2,) what they reach by chance
+    image_distances: Array  # (2, M)
+    image_limits: Array  # (2,)
+    image_rate: float  # share of the hold-out's images beyond a limit: > `RATE` if they are few
 
     @property
     def alarm(self) -> bool:

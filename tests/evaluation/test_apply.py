@@ -133,7 +133,7 @@ def test_a_perfectly_certain_and_a_known_image(tmp_path):
     text = segcal.apply(source, None, tmp_path / "text", "mask,confidence")
     assert text.accuracy == found.accuracy == pytest.approx((1 + 0.8 + 0.6 + 0.5) / 4)
     assert found.class_iou == pytest.approx([2.3 / (3 + 0.4), 0.6 / (1 + 0.7)])
-    assert "accuracy 72.50%" in repr(found) and "array" not in repr(found)
+    assert "accuracy 72.50 %" in repr(found) and "array" not in repr(found)
     mask = np.asarray(Image.open(tmp_path / "out" / "predictions" / "a_pred.png"))
     assert mask.tolist() == [[0, 0], [1, 0]] and mask.dtype == np.uint8
     confidence = np.asarray(Image.open(tmp_path / "out" / "predictions" / "a_conf.png"))
@@ -273,7 +273,7 @@ def test_what_the_holdout_decides(root, evaluated, tmp_path):
     for i, name in enumerate(found.names):
         p = np.load(tmp_path / "probs" / f"{name}.npz")["probs"]
         accept = np.asarray(Image.open(tmp_path / "accept" / f"{name}.png"))
-        assert (accept == 255).sum() == found.each.accepted[i] == (p.max(0) > threshold).sum()
+        assert (accept == 255).sum() == found.sums["accepted"][i] == (p.max(0) > threshold).sum()
         assert np.array_equal(np.load(tmp_path / "sets" / f"{name}.npz")["sets"], p >= 1 - lam)
     with pytest.raises(ValueError, match="--operate"):
         segcal.apply(unlabelled(root), calibrator, tmp_path, ["accept"])

@@ -140,6 +140,7 @@ class Section(NamedTuple):
     lead: str  # a sentence or two
     tables: Sequence[Table] = ()
     figures: Mapping[str, str] = {}  # data URIs of pictures by caption
+    key: Mapping[str, str] = {}  # what the colours of the pictures mean: CSS colours by name
 
 
 def write_sections(
