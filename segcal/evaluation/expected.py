@@ -167,7 +167,8 @@ class Expected(Promise):
                 kinds = np.array(["confidence", "classes"])[self.drift.unlike[:, i]]
                 parts.append(f"unlike the hold-out in {' and '.join(kinds)}")
             if below[i] > _MANY * usual:
-                parts.append(f"{_ACCURACY.brief(float(below[i]))} of the pixels below the threshold")
+                share = _ACCURACY.brief(float(below[i]))
+                parts.append(f"{share} of the pixels below the threshold")
             if np.isinf(iou[i, weakest]):
                 parts.append("no class is predicted")
             elif iou[i, weakest] < _LOW or not parts:
