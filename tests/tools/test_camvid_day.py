@@ -44,6 +44,12 @@ def test_sequences_become_parts_and_blocks_of_ten_frames(tmp_path):
     image = cv2.imread(str(tmp_path / "out/camvid_day/train/images/0016E5_00001.png"))
     assert image.shape == (2, 4, 3)
     assert (image == 20).all()
+    assert names("cvB/val") == names("camvid_other/test")
+    assert names("cvB/test") == ["0001TP_b00_008550", *names("camvid_day/test")]
+    assert cv2.imread(str(tmp_path / "out/cvB/val/masks" / "Seq05VD_b00_f00000.png"), -1).shape == (
+        4,
+        8,
+    )
 
 
 def test_a_folder_without_camvid_is_refused(tmp_path):
