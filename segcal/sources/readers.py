@@ -94,10 +94,11 @@ def torchvision_network(name: str, given: Normalise | None) -> Network:
 
 def _filled(build: Callable[..., nn.Module], state: Mapping[str, Tensor]) -> nn.Module:
     """What `build` makes, with the weights of a file, for as many classes as they have."""
-    with torch.device("meta"):
-        usual = build().state_dict()
+    module = build()
+    usual = module.state_dict()
     other = [len(w) for key, w in state.items() if key in usual and w.shape != usual[key].shape]
-    module = build(num_classes=other[0]) if other else build()
+    if other:
+        module = build(num_classes=other[0])
     module.load_state_dict(state)
     return module
 
