@@ -135,8 +135,10 @@ def compare_states(
 
 def _shifted(folder: str) -> Mapping[str, CalibrationMeter]:
     """The meters of the network as it is, or of the method of the folder, by shift."""
-    evaluation = load_evaluation(folder)
-    found = {key[1]: meter for key, meter in evaluation.meters.items() if key[0] == NONE}
+    path = Path(folder)
+    method = _described(path / STATE).get("method", NONE)
+    evaluation = load_evaluation(path if method == NONE else path.parent)
+    found = {key[1]: meter for key, meter in evaluation.meters.items() if key[0] == method}
     if not found:
         raise ValueError(f"there are no results under shift in {folder}: run segcal eval --shift")
     return found

@@ -14,6 +14,7 @@ from segcal.data.shift import Shift
 from segcal.evaluation import shifts as shifting
 from segcal.evaluation.evaluate import evaluate_source
 from segcal.evaluation.folder import load_evaluation, place
+from segcal.evaluation.states import compare_states
 from segcal.sources.network import RunSource
 
 QUICK = {"resamples": 0, "overlays": "none"}
@@ -109,10 +110,11 @@ def test_what_is_kept_is_not_made_again(seg, passes, tmp_path):
 
 
 def test_what_was_saved_is_found_again(seg, passes, tmp_path, undrawn):
-    found = evaluate_source(seg, posthoc=["ts"], shifts=["fog:1,5"], cache=tmp_path, **QUICK)
+    options = {**QUICK, "resamples": 10}
+    found = evaluate_source(seg, posthoc=["ts"], shifts=["fog:1,5"], cache=tmp_path, **options)
     found.save(tmp_path)
     passes.clear()
-    again = evaluate_source(seg, posthoc=["ts"], shifts=["fog:1,5"], cache=tmp_path, **QUICK)
+    again = evaluate_source(seg, posthoc=["ts"], shifts=["fog:1,5"], cache=tmp_path, **options)
     under_shift = [key for key in found.reports if isinstance(key, tuple)]
     assert passes == [] and again.reports.keys() == found.reports.keys()
     assert all(again.reports[key] == found.reports[key] for key in under_shift)
@@ -120,6 +122,9 @@ def test_what_was_saved_is_found_again(seg, passes, tmp_path, undrawn):
     assert kept.shifts == ["fog:1", "fog:5"] and kept.reports == found.reports
     for key, report in kept.reports.items():
         assert kept.meters[key].compute(resamples=0).ece == report.ece
+    (rows,) = compare_states([tmp_path, tmp_path / "ts"], shift=True, resamples=10).values()
+    expected = kept.reports["ts", "fog:5"].ece - kept.reports["none", "fog:5"].ece
+    assert rows["fog:5"]["ece"].value == pytest.approx(expected)
     rows = (tmp_path / "shift.csv").read_text().splitlines()
     assert len(rows) == 1 + 2 * 4
     evaluate_source(seg, **QUICK).save(tmp_path)  # without shifts: their tables go, not the cache
