@@ -8,10 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 def is_distributed() -> bool:
@@ -47,6 +50,14 @@ def total(tensor: Tensor) -> Tensor:
     tensor = tensor.to(communication_device())
     sum_(tensor)
     return tensor
+
+
+def gathered(value: T) -> list[T]:
+    """What each rank passed, in the order of the ranks. Every rank must call this."""
+    values = [value] * world_size()
+    if is_distributed():
+        dist.all_gather_object(values, value)
+    return values
 
 
 def concatenate(tensor: Tensor) -> Tensor:

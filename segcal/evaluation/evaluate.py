@@ -462,7 +462,7 @@ def _notes(source: Source, report: Report) -> list[str]:
     if report.raters is not None:
         share = SCORES["accuracy"].text
         notes.append(
-            f"All {source.raters} raters give one label to {share(report.raters.agreement)} of the "
+            f"The {source.raters} raters agree on {share(report.raters.agreement)} of the "
             f"pixels. The accuracy of one rater against the others is "
             f"{share(report.raters.ceiling)}: a network above it agrees with the raters more than "
             "they do with each other."

@@ -229,9 +229,10 @@ def _rows(evaluations: Sequence[Evaluation]) -> dict[str, PageRow]:
     return dict(zip(tables.tell_apart([row.name for row in rows]), rows, strict=True))
 
 
-def _markdown(named: Mapping[str, PageRow]) -> str:
+def _markdown(named: Mapping[str, PageRow], *, brief: bool = False) -> str:
     notes = {name: row.notes for name, row in named.items() if row.notes}
-    return tables.to_markdown({name: row.report for name, row in named.items()}, notes)
+    reports = {name: row.report for name, row in named.items()}
+    return tables.to_markdown(reports, notes, brief=brief)
 
 
 def write_model_card(evaluations: Sequence[Evaluation], path: str | Path) -> None:
@@ -249,7 +250,7 @@ def write_model_card(evaluations: Sequence[Evaluation], path: str | Path) -> Non
     with atomic_write(figure, "wb") as file:
         file.write(figure_png(lambda: reliability_diagram(shown)))
     text = f"## Calibration\n\n![Reliability diagram]({figure.name})\n\n"
-    text += _markdown(named)
+    text += _markdown(named, brief=True)
     for config in dict.fromkeys(e.config.strip() for e in evaluations if e.config):
         text += f"\n```yaml\n{config}\n```\n"
     with atomic_write(path) as file:

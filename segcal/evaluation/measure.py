@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from tqdm import tqdm
 
@@ -133,12 +132,10 @@ def measure(
             for watch in watches.get(name, ()):
                 watch.update(found, groups)
         del batch, inside, found, classes  # before the next batch is made
-    if distributed.is_distributed():  # every process shall know what any of them left out
-        parts: list[Any] = [None] * distributed.world_size()
-        dist.all_gather_object(parts, (source.skipped, source.score_sums))
-        for skipped, sums in parts:
-            source.skipped.update(skipped)
-            source.score_sums = {**source.score_sums, **sums}
+    # Every process shall know what any of them left out.
+    for skipped, sums in distributed.gathered((source.skipped, source.score_sums)):
+        source.skipped.update(skipped)
+        source.score_sums = {**source.score_sums, **sums}
     measured = {}
     for name, by_region in meters.items():
         reports = {}

@@ -38,17 +38,16 @@ def fit_objects(method: str, images: Sequence[tuple[Array, Array]]) -> Calibrato
         images: for each image the (n,) confidences of its objects, such as the IoU that SAM
             predicts for its masks, and whether each is real.
     """
+    images = [image for image in images if len(image[1])]
     real = np.concatenate([np.zeros(0, bool), *(hits for _, hits in images)])
     if real.all() or not real.any():
-        kind = "real" if len(real) and real.all() else "false"
+        kind = "real" if real.any() else "false"
         raise ValueError(
             f"objects cannot be calibrated: all {len(real)} of the hold-out are {kind}"
         )
     calibrator: Calibrator = posthoc.CALIBRATORS[method](sync=False)
     pairs = [
-        (_logits(confidence), torch.from_numpy(np.array(hits, np.int64))[None])
-        for confidence, hits in images
-        if len(hits)
+        (_logits(sure), torch.from_numpy(np.array(hits, np.int64))[None]) for sure, hits in images
     ]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -60,12 +59,7 @@ def fit_objects(method: str, images: Sequence[tuple[Array, Array]]) -> Calibrato
 
 def object_probability(calibrator: Calibrator) -> Callable[[Array], Array]:
     """The fitted map of (n,) confidences."""
-
-    def probability(confidence: Array) -> Array:
-        found: Array = calibrator.predict_proba(_logits(confidence))[0, 1].numpy()
-        return found
-
-    return probability
+    return lambda confidence: calibrator.predict_proba(_logits(confidence))[0, 1].numpy()
 
 
 def _logits(confidence: Array) -> torch.Tensor:
@@ -97,11 +91,7 @@ def object_reports(
 ) -> tuple[ObjectReport, ...]:
     """The report of the objects as they are, and after their calibrator, if there is one.
 
-    Args:
-        counter: the objects to report.
-        choice: what was chosen on the objects of a hold-out: their calibrator, and thresholds.
-        num_bins: bins of confidence.
-        resamples: resamples over the images, for intervals; 0 for none.
+    `choice` is what was chosen on the objects of a hold-out: their calibrator, and thresholds.
     """
     maps: dict[str, Callable[[Array], Array] | None] = {NONE: None}
     if choice is not None and choice.of_objects is not None:
@@ -109,13 +99,12 @@ def object_reports(
     reports = []
     for name, confidence in maps.items():
         report = counter.compute(confidence, name=name, num_bins=num_bins, resamples=resamples)
-        points = []
-        for target in choice.object_targets if choice else ():
-            assert choice is not None and choice.objects is not None
-            chosen_on = choice.objects.compute(confidence, name=name, resamples=0)
-            threshold = choose_threshold(chosen_on.fine, target)
-            points.append(counter.point(str(target), threshold, chosen_on, confidence))
-        reports.append(replace(report, points=tuple(points)))
+        if choice is not None and choice.objects is not None:
+            held = choice.objects.compute(confidence, name=name, resamples=0)
+            thresholds = {t: choose_threshold(held.fine, t) for t in choice.object_targets}
+            points = (counter.point(str(t), x, held, confidence) for t, x in thresholds.items())
+            report = replace(report, points=tuple(points))
+        reports.append(report)
     return tuple(reports)
 
 

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch.distributed as dist
 from scipy import ndimage
 from torch import Tensor
 
@@ -300,15 +299,8 @@ class ObjectCounter:
 
     def sync(self) -> None:
         """Gather the objects of all ranks."""
-        if not distributed.is_distributed():
-            return
-        parts: list[Any] = [None] * distributed.world_size()
-        dist.all_gather_object(parts, (self._images, self.false, self.missed))
-        self._images, self.false, self.missed = [], [], []
-        for images, false, missed in parts:
-            self._images += images
-            self.false += false
-            self.missed += missed
+        parts = zip(*distributed.gathered((self._images, self.false, self.missed)), strict=True)
+        self._images, self.false, self.missed = ([*chain(*each)] for each in parts)
         _shorten(self.false)
         _shorten(self.missed)
 

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import blake2b
+from itertools import chain
 
 import numpy as np
 import torch
@@ -146,30 +146,24 @@ class ImageCounts:
 
     def __init__(self) -> None:
         self._counts: list[Tensor] = []  # (N, width)
-        self._keys: list[Tensor] = []  # (N,) of the groups; 0 for an image without one
+        self._groups: list[str | None] = []  # of each image
 
     def _keep(self, counts: Tensor, groups: Sequence[str] | None) -> None:
-        keys = [0] * len(counts)
-        if groups is not None:
-            hashes = (blake2b(name.encode("utf-8", "replace"), digest_size=7) for name in groups)
-            keys = [int.from_bytes(found.digest(), "big") for found in hashes]
         self._counts.append(counts.to(self.dtype))
-        self._keys.append(torch.tensor(keys, dtype=torch.int64))
+        self._groups += [None] * len(counts) if groups is None else groups
 
-    def _joined(self, device: torch.device) -> list[Tensor]:
-        none = torch.zeros(0, self.width, dtype=self.dtype), torch.zeros(0, dtype=torch.int64)
-        kept = zip(none, (self._counts, self._keys), strict=True)
-        return [torch.cat([part.to(device) for part in (first, *rest)]) for first, rest in kept]
+    def _all(self, device: torch.device | str = "cpu") -> Tensor:
+        none = torch.zeros(0, self.width, dtype=self.dtype)
+        return torch.cat([part.to(device) for part in (none, *self._counts)])
 
     def sync(self) -> None:
         """Gather the counts of all ranks."""
-        counts, keys = self._joined(distributed.communication_device())
-        self._counts = [distributed.concatenate(counts)]
-        self._keys = [distributed.concatenate(keys)]
+        self._counts = [distributed.concatenate(self._all(distributed.communication_device()))]
+        self._groups = [*chain(*distributed.gathered(self._groups))]
 
     def counts(self) -> Array:
         """(I, width) counts of the images that have labelled pixels."""
-        counts = self._joined(torch.device("cpu"))[0].numpy()
+        counts = self._all().numpy()
         return counts[counts[:, 0] > 0]
 
     def by_group(self, values: Array) -> Array:
@@ -177,12 +171,12 @@ class ImageCounts:
 
         Groups are the units of intervals, and an image without one is a unit by itself.
         """
-        counts, keys = (part.numpy() for part in self._joined(torch.device("cpu")))
-        keys = keys[counts[:, 0] > 0]
-        own = np.where(keys == 0, -1 - np.arange(len(keys)), keys)
-        kinds, unit = np.unique(own, return_inverse=True)
-        sums = np.zeros((len(kinds), values.shape[1]))
-        np.add.at(sums, unit, values)
+        held = (self._all()[:, 0] > 0).tolist()
+        found = zip(range(len(held)), self._groups, held, strict=True)
+        units = [i if group is None else group for i, group, kept in found if kept]
+        number = {unit: n for n, unit in enumerate(dict.fromkeys(reversed(units)))}
+        sums = np.zeros((len(number), values.shape[1]))
+        np.add.at(sums, np.array([number[unit] for unit in units], np.intp), values)
         return sums
 
 

@@ -9,7 +9,6 @@ from hashlib import blake2b
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
@@ -180,11 +179,7 @@ class Holdout:
 
     def everyone(self, value: T) -> list[T]:
         """The `value` of each rank; of this one alone without `sync`."""
-        if self.ranks == 1:
-            return [value]
-        values: list[Any] = [None] * self.ranks
-        dist.all_gather_object(values, value)
-        return values
+        return [value] if self.ranks == 1 else distributed.gathered(value)
 
     def _like_probabilities(self, pixels: Pixels, low: Tensor, high: Tensor) -> bool:
         """Whether the valid pixels could all be probabilities, once rounded to half precision."""

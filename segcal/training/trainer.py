@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from segcal import distributed, settings
@@ -236,9 +235,7 @@ class Trainer:
     def save(self) -> None:
         """Write `last.pt`. Every process must call this; the first one writes."""
         self._expect_finite()
-        generators = [checkpoint.rng_state()] * distributed.world_size()
-        if distributed.is_distributed():
-            dist.all_gather_object(generators, checkpoint.rng_state())
+        generators = distributed.gathered(checkpoint.rng_state())
         if self.folder is None:
             return
         state = {

@@ -238,13 +238,17 @@ def tell_apart(names: Sequence[str]) -> list[str]:
 
 
 def to_markdown(
-    reports: Mapping[str, Report], notes: Mapping[str, Sequence[str]] | None = None
+    reports: Mapping[str, Report],
+    notes: Mapping[str, Sequence[str]] | None = None,
+    *,
+    brief: bool = False,
 ) -> str:
     """Tables with one row per report, the best in bold; then notes and the protocols.
 
-    `notes` say what else is known of a report, such as the fitted temperature.
+    `notes` say what else is known of a report, such as the fitted temperature. A `brief` text has
+    the main scores alone.
     """
-    tables = score_tables(reports)
+    tables = score_tables(reports)[: 1 if brief else None]
     parts: dict[tuple[str, ...], list[tuple[str, Sequence[Cell]]]] = {}  # by title and headings
     for name, report in reports.items():
         before = f"{name}, " if len(reports) > 1 else ""
