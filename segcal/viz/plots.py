@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,7 +93,8 @@ def new_figure(width: float, height: float, layout: Any = "constrained") -> Figu
 
 def figure_png(draw: Callable[[], Axes | Figure], *, dpi: int = 160) -> bytes:
     """What `draw` draws, in the project's style, as PNG; the same always gives the same bytes."""
-    with themed():
+    with themed(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the font lacks the script of a name
         drawn = draw()
         figure = drawn.figure if isinstance(drawn, Axes) else drawn
         assert isinstance(figure, Figure)

@@ -321,3 +321,10 @@ def test_figures_are_png_files(tmp_path):
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in one)
     two = write_figures({"a": CALIBRATED, "b": OVER_CONFIDENT}, tmp_path / "two")
     assert len(two) == 5
+
+
+@pytest.mark.filterwarnings("error")
+def test_names_in_any_script_are_drawn_without_a_warning():
+    figure = segcal.viz.plots.new_figure(2, 2)
+    figure.suptitle("图")
+    assert figure_png(lambda: figure)[:4] == b"\x89PNG"
