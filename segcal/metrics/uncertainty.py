@@ -161,6 +161,8 @@ class ErrorDetection(ImageCounts):
         units = np.zeros((0, self.width - 1))
         if resamples:
             units = self.by_group(self.counts()[:, 1:]) / raters
+            # In an order of their own: ranks and folders may bring images in any.
+            units = units[sorted(range(len(units)), key=lambda unit: units[unit].tobytes())]
         drawn = list(resampled_weights(len(units), resamples if len(units) > 1 else 0, seed))
         tables = units.reshape(len(units), len(UNCERTAINTIES), _COARSE * 2)
         found = []

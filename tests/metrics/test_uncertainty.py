@@ -141,6 +141,16 @@ def test_sigmoid_outputs_are_problems_of_two_classes():
         assert (a.correct == b.correct).all() and (a.wrong == b.wrong).all()
 
 
+def test_intervals_do_not_depend_on_the_order_of_images(batch):
+    probs, labels, spread = batch
+    found = []
+    for order in (slice(None), [*range(1, N, 2), *range(0, N, 2)]):  # of one process, of two
+        counter = ErrorDetection(C)
+        counter.update(probs[order], labels[order], {k: x[order] for k, x in spread.items()})
+        found.append(counter.compute())
+    assert [one.intervals for one in found[0]] == [other.intervals for other in found[1]]
+
+
 def test_a_group_is_one_large_image(batch):
     """Two images each, against images of twice the rows."""
     apart, together, alone = ErrorDetection(C), ErrorDetection(C), ErrorDetection(C)
