@@ -93,7 +93,6 @@ def apply(
     with locked(out, wait=False) if first else nullcontext():
         if first:
             remove_leftovers(out)
-            _write_manifests(source, out, write)
         plan = [_written(source, out, (segcal.__version__, learned(calibrator), levels))]
         if distributed.is_distributed():  # the others shall not see what is written meanwhile
             dist.broadcast_object_list(plan)
@@ -141,6 +140,7 @@ def apply(
             skipped=tuple(dict.fromkeys(skipped)),
         )
         if first:
+            _write_manifests(source, out)
             for path, text in ((TABLE, expected.to_csv()), (SUMMARY, expected.to_json())):
                 with atomic_write(out / path) as file:
                     file.write(text)
@@ -242,14 +242,13 @@ def _written(source: Source, out: Path, settings: Any) -> dict[str, dict[str, An
     return records
 
 
-def _write_manifests(source: Source, out: Path, write: Sequence[str]) -> None:
+def _write_manifests(source: Source, out: Path) -> None:
     """What `segcal eval --predictions` needs to know of the files."""
     stated = {"class_names": source.class_names, "ignore_index": source.ignore_index}
-    folders = {"probs": "probs"}
-    folders |= {} if source.multilabel else {"mask": _PAIR, "confidence": _PAIR}
-    for folder in {folders[kind] for kind in write if kind in folders}:
-        with atomic_write(out / folder / "manifest.json") as file:
-            json.dump({**stated, "axes": "zyx"}, file, indent=1)
+    for folder in ("probs", _PAIR):
+        if (out / folder).is_dir():
+            with atomic_write(out / folder / "manifest.json") as file:
+                json.dump({**stated, "axes": "zyx"}, file, indent=1)
 
 
 def _gallery(source: Source, calibrator: Calibrator | None, expected: Expected) -> dict[str, str]:

@@ -273,7 +273,9 @@ class Expected(Promise):
     def review_table(self) -> Table:
         """The images, the one to look at first on top, with the reason."""
         accuracy, miou = (f"expected {SCORES[name].heading}" for name in ("accuracy", "miou"))
-        columns = {accuracy: self.each.accuracy, "by ATC (%)": self.each.atc, miou: self.each.miou}
+        columns = {accuracy: self.each.accuracy, miou: self.each.miou}
+        if not math.isnan(self.atc):
+            columns["accuracy by ATC (%)"] = self.each.atc
         if self.operate:
             columns[f"accepted at {self.operate} (%)"] = self.each.coverage
         rows = []
@@ -339,9 +341,10 @@ class Expected(Promise):
             there = np.flatnonzero(np.isfinite(self.class_iou))
             key = {self.class_names[c]: f"rgb{tuple(palette[c].tolist())}" for c in there}
             sections.append(Section("gallery", "Gallery", lead, (), gallery, key))
+        after = ", after images unlike the hold-out, for which no expectation holds"
         lead = (
-            "Images unlike the hold-out come first, as no expectation holds for them; then those "
-            "with the lowest expected accuracy. The reason names the weakest class."
+            f"The lowest expected accuracy comes first{after if self.drift else ''}. The reason "
+            "names the weakest class."
         )
         sections.append(Section("review", "Review", lead, [self.review_table()]))
         write_sections(path, sections, title=title, headline=headline, tiles=tiles)
