@@ -174,7 +174,7 @@ class ImageCounts:
         held = (self._all()[:, 0] > 0).tolist()
         found = zip(range(len(held)), self._groups, held, strict=True)
         units = [i if group is None else group for i, group, kept in found if kept]
-        number = {unit: n for n, unit in enumerate(dict.fromkeys(reversed(units)))}
+        number = {unit: n for n, unit in enumerate(dict.fromkeys(units))}
         sums = np.zeros((len(number), values.shape[1]))
         np.add.at(sums, np.array([number[unit] for unit in units], np.intp), values)
         return sums
