@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import signal
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -365,9 +366,13 @@ class Batches(DataLoader[Batch]):
         before_each: Callable[[], object] = lambda: None,
         **options: Any,
     ) -> None:
+        workers = min(workers, max(len(dataset), 1))  # type: ignore[arg-type]
+        # As before Python 3.14: a function that prepares images need not be one that pickle knows.
+        fork = "fork" if workers and sys.platform == "linux" else None
         super().__init__(
             dataset,
-            num_workers=min(workers, max(len(dataset), 1)),  # type: ignore[arg-type]
+            num_workers=workers,
+            multiprocessing_context=fork,
             pin_memory=pin,
             worker_init_fn=_ignore_ctrl_c,
             # A generator of its own, so that a new loader takes no numbers from the run's.

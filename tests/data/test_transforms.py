@@ -1,11 +1,14 @@
 """Augmentation: image and mask move together, padding is ignored, nothing has a memory."""
 
+import multiprocessing
+import sys
+
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from segcal.data.samples import ArrayPart, Samples
+from segcal.data.samples import ArrayPart, Batches, Samples
 from segcal.data.transforms import Augmentation, Augmenter, normalise, resize_square
 
 RECIPE = Augmentation(base_size=40, scale=(0.5, 2.0), crop_size=36, flip=0.5)
@@ -110,6 +113,21 @@ def test_worker_processes_change_nothing():
         list(DataLoader(samples(), sampler=order, batch_size=2, num_workers=n)) for n in (0, 2)
     )
     assert all(equal(a, b) for a, b in zip(alone, shared, strict=True))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are never forked")
+def test_workers_read_what_cannot_be_pickled():
+    """As the functions of a FILE.py; from Python 3.14 on, workers are not forked by default."""
+
+    class Local(list):
+        pass
+
+    multiprocessing.set_start_method("spawn", force=True)
+    try:
+        (found,) = Batches(Local([torch.ones(2)]), workers=2, pin=False)
+    finally:
+        multiprocessing.set_start_method(None, force=True)
+    assert found.tolist() == [[1, 1]]
 
 
 def test_normalise_against_the_formula():
