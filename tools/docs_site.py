@@ -90,5 +90,5 @@ def page_of(notebook: dict[str, Any]) -> str:
             else:
                 text += "".join(data.get("text/plain", []))
         if text.strip():
-            parts.append(f"```text\n{_TERMINAL.sub('', text).rstrip()}\n```")
+            parts.append(f"``` {{.text .output}}\n{_TERMINAL.sub('', text).rstrip()}\n```")
     return "\n\n".join(parts) + "\n"
