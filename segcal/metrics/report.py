@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
+from numpy.typing import NDArray
 
 from segcal.files import atomic_write
 from segcal.metrics import scores
@@ -574,7 +575,7 @@ def from_plain(kind: Any, data: Any) -> Any:
         return cast(type, kind)(**values)
     if origin in (Union, types.UnionType):  # always `X | None` here
         return None if data is None else from_plain(parts[0], data)
-    if origin is np.ndarray:
+    if origin in (np.ndarray, NDArray):  # the latter from numpy 2.5 on
         return np.array(data)
     if origin is tuple and parts[-1] is Ellipsis:
         return tuple(from_plain(parts[0], item) for item in data)
