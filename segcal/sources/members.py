@@ -60,7 +60,7 @@ def pooled(batches: Iterable[Batch], pool: Pool = "probs") -> Batch:
             logits.add_(z if two_class else z.log_softmax(1))
 
     add(first)
-    first = replace(first, values=first.values[:, :0])
+    first = replace(first, values=first.values.new_zeros(0))  # a part of it would keep the whole
     count = 1
     while batch is not None:
         _check_equal(first, batch, total.shape)
@@ -221,13 +221,12 @@ class Members(Source):
                     self.skipped[self.names[index]] = str(error)
 
     def _pooled(self, batches: Iterable[Batch | None]) -> Batch:
-        def each() -> Iterator[Batch]:
-            for batch, calibrator in zip(batches, self.calibrators, strict=True):
-                if batch is None:
-                    raise ValueError("the members have different numbers of images")
-                yield batch.calibrated(calibrator)
+        def calibrated(batch: Batch | None, calibrator: Calibrator | None) -> Batch:
+            if batch is None:
+                raise ValueError("the members have different numbers of images")
+            return batch.calibrated(calibrator)
 
-        return pooled(each(), self.pool)
+        return pooled(map(calibrated, batches, self.calibrators), self.pool)
 
     def __getitem__(self, index: int) -> Batch:
         name = self.names[index]
