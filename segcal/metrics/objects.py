@@ -164,10 +164,10 @@ def match_objects(
     `scores` (M,) are of the predicted objects 1..M, for the confidence "score". The results are
     (n,) predicted and (m,) true objects, of the dtype `OBJECT`.
     """
-    at = np.flatnonzero(predicted > 0)
-    ids, under = predicted.ravel()[at].astype(np.int64), truth.ravel()[at]
+    at, t = np.flatnonzero(predicted > 0), truth.ravel()
+    ids, under = predicted.ravel()[at].astype(np.int64), t[at]
     # Sizes and so on of the objects 0, 1, …, of which some may not be there
-    size, true_size = np.bincount(ids), np.bincount(truth[truth > 0], minlength=1)
+    size, true_size = np.bincount(ids), np.bincount(t[t > 0], minlength=1)
     p = probability.ravel()[at]
     if rule.confidence == "score":
         assert scores is not None
@@ -176,10 +176,13 @@ def match_objects(
         sure = np.ones(len(size))
         np.minimum.at(sure, ids, p)
     else:
-        kept = _on_border(predicted).ravel()[at] if rule.confidence == "border" else slice(None)
-        count = np.bincount(ids[kept], minlength=len(size))
-        sure = np.bincount(ids[kept], p[kept], len(size)) / np.maximum(count, 1)
-    both = under > 0  # pairs that overlap are one number: i * width + j
+        owner, count = ids, size
+        if rule.confidence == "border":
+            kept = _on_border(predicted).ravel()[at]
+            owner, p = ids[kept], p[kept]
+            count = np.bincount(owner, minlength=len(size))
+        sure = np.bincount(owner, p, len(size)) / np.maximum(count, 1)
+    both = np.flatnonzero(under > 0)  # pairs that overlap are one number: i * width + j
     width = len(true_size)
     pairs, common = np.unique(ids[both] * width + under[both], return_counts=True)
     i, j = np.divmod(pairs, width)
