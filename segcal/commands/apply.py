@@ -28,9 +28,9 @@ OPTIONS = {
     "(npz), mask (PNG of class indices), confidence and uncertainty (16-bit PNG), accept (PNG of "
     "accepted pixels), sets (npz of class sets), overlay; volumes are NIfTI",
     "--profile FILE": "holdout.json of segcal eval; default: the one beside --calibrator",
-    "--operate TARGET": "operating point of accept, one that segcal eval --operate chose; default: "
-    "its first",
-    "--miss A": "miss rate of sets, one that segcal eval --conformal chose; default: its first",
+    "--operate TARGET": "operating point of accept, chosen by segcal eval --operate; default: the "
+    "first",
+    "--miss A": "miss rate of sets, chosen by segcal eval --conformal; default: the first",
     "--fail-on-drift": "exit with status 3 if the images are unlike the hold-out",
     "--limit N": "only N images, evenly spaced",
     "--skip-bad": "leave out files that cannot be used",
@@ -43,7 +43,7 @@ OPTIONS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The network or the predictions, the calibrator, the images, and what to write."""
     parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="of the results")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the results")
     add_options(parser, OPTIONS)
     group = parser.add_argument_group("any network", "docs/networks.md has examples.")
     add_options(group, INPUT)

@@ -1,4 +1,4 @@
-"""Evaluate runs, or predictions saved by any framework: report, diagrams, overlays, page."""
+"""Evaluate networks, runs or saved predictions: report, diagrams, overlays, page."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ OPTIONS = {
     **NETWORK,
     "--split test|holdout=test": "part of the data to evaluate a run on",
     "--limit N": "evaluate only N images, evenly spaced; post-hoc fits still use all",
-    "--shift SHIFTS *": "also evaluate runs under shifts of the test images, separated by commas: "
+    "--shift SHIFTS *": "also evaluate under shifts of the test images, separated by commas: "
     "fog:3, fog:1,3,5, all (every corruption at severity 3), all:1,3,5, rotation:45, domain:sketch",
-    "--shift-data ROOT *": "also evaluate runs on the test images of this folder, in the layout of "
-    "their data",
+    "--shift-data ROOT *": "also evaluate on the test images of this folder, in the layout of the "
+    "run's data; for --model: NAME:ROOT",
     "--posthoc METHODS": "post-hoc methods to fit on the hold-out, separated by commas: " + POSTHOC,
     "--fit-shift SHIFTS": "for --posthoc ts@shift and ts@set (and any other method @shift): "
     "changes of the hold-out to fit on; default: all:1,3. The family of a corruption that is "
@@ -98,9 +98,7 @@ MODEL = {
 VIEWS = {
     **MEMBERS,
     "--tta VIEWS": "mean over augmented images: flip, scale:0.75,1.25 or flip,scale:0.75,1.25",
-    "--mc-dropout COUNT=0": "mean over so many passes with dropout at work: of layers, of "
-    "functions, and inside nn.MultiheadAttention; not where the network asks for none in "
-    "evaluation, as transformers do inside attention",
+    "--mc-dropout COUNT=0": "mean over this many passes with dropout at work",
     "--uncertainty": "compare entropy and margin with confidence as finders of errors; where "
     "members are pooled, this and the spread of the members are always compared",
 }

@@ -23,7 +23,7 @@ OPTIONS = {
     "--tolerance T=1e-4": "largest difference to the probabilities of PyTorch on a test image",
     **NETWORK,
     **DATA,
-    "--num-classes N": "of masks without a classes.txt",
+    "--num-classes N": "number of classes, for masks without a classes.txt",
     "--ignore-index LABEL": "mask value that is not counted",
 }
 

@@ -199,7 +199,7 @@ FORMAT = {
 }
 MEMBERS = {
     "--ensemble": "all inputs are members of one ensemble: the mean of their probabilities",
-    "--pool probs|logits=probs": "what members are the mean of",
+    "--pool probs|logits=probs": "average the probabilities or the logits of the members",
     "--calibrate pooled|members=pooled": "fit --posthoc to the mean, or one method to each "
     "member (or view) before it",
 }

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 GRID = {
-    "--seeds N": "seeds of each method, for the file's",
+    "--seeds N": "seeds of each method, instead of those of the file",
     "--no-tune": "use the first value of every list of hyper-parameters instead of choosing",
     "--runs DIR *": "folder of runs to reuse: complete runs with the same settings and data are "
     "not trained again",
