@@ -199,39 +199,25 @@ def _check(options: argparse.Namespace, inputs: Sequence[Path]) -> None:
     """Raise if what was typed does not go together."""
     reports = [path for path in inputs if path.suffix == ".json"]
     fits = options.fit_predictions
-    for wrong, message in (
-        (
-            not inputs,
-            "name the folder of a run, --model SPEC or --predictions DIR; see segcal eval --help",
-        ),
-        (
-            fits and len(fits) != len(options.predictions),
-            "--fit-predictions needs one folder for each of --predictions",
-        ),
-        (options.fit_labels and not fits, "--fit-labels needs --fit-predictions"),
-        (
-            options.model and not options.data,
-            "--model needs --data NAME:ROOT, the images to evaluate it on",
-        ),
-        (
-            len(inputs) == len(reports) == 1,
-            f"{', '.join(map(str, reports))} is a report already: segcal report writes its page",
-        ),
-        (
-            options.calibrate == "members" and len(options.posthoc) != 1,
-            "--calibrate members needs one method in --posthoc",
-        ),
-        (
-            options.ensemble and reports,
-            "a report.json has no predictions, so it is no member of an ensemble",
-        ),
-        (
-            options.ensemble and fits and len(fits) < len(inputs),
-            "every member needs a hold-out: see --fit-predictions",
-        ),
-    ):
-        if wrong:
-            raise ValueError(message)
+    wrong = ""
+    if not inputs:
+        wrong = "name the folder of a run, --model SPEC or --predictions DIR; see segcal eval --help"
+    elif fits and len(fits) != len(options.predictions):
+        wrong = "--fit-predictions needs one folder for each of --predictions"
+    elif options.fit_labels and not fits:
+        wrong = "--fit-labels needs --fit-predictions"
+    elif options.model and not options.data:
+        wrong = "--model needs --data NAME:ROOT, the images to evaluate it on"
+    elif len(inputs) == len(reports) == 1:
+        wrong = f"{reports[0]} is a report already: segcal report writes its page"
+    elif options.calibrate == "members" and len(options.posthoc) != 1:
+        wrong = "--calibrate members needs one method in --posthoc"
+    elif options.ensemble and reports:
+        wrong = "a report.json has no predictions, so it is no member of an ensemble"
+    elif options.ensemble and fits and len(fits) < len(inputs):
+        wrong = "every member needs a hold-out: see --fit-predictions"
+    if wrong:
+        raise ValueError(wrong)
 
 
 def _folder(path: Path, name: str, options: argparse.Namespace) -> Path:

@@ -39,10 +39,10 @@ class Corruption:
     family: str  # noise, blur, weather or digital: corruptions of one family are alike
 
 
-def corrupt(image: np.ndarray, name: str, severity: int, *, key: str, seed: int = 0) -> np.ndarray:
+def corrupt(image: np.ndarray, name: str, severity: int, *, key: str) -> np.ndarray:
     """Corrupt one (H, W, 3) uint8 image by an entry of `CORRUPTIONS`; severity 0 changes nothing.
 
-    What is random depends on seed, key (the name of the image), name and severity alone.
+    What is random depends on key (the name of the image), name and severity alone.
     """
     if name not in CORRUPTIONS:
         raise ValueError(f"Expected a corruption out of {', '.join(CORRUPTIONS)}, but got {name!r}")
@@ -58,8 +58,8 @@ def corrupt(image: np.ndarray, name: str, severity: int, *, key: str, seed: int 
         table, scale = corruption.small, max(side / SMALL, 1.0)
     else:
         table, scale = corruption.large, side / LARGE
-    # A digest, because hash() of a string differs from process to process.
-    stated = "\0".join(map(str, (seed, key, name, severity))).encode("utf-8", "surrogatepass")
+    # A digest, because hash() of a string differs from process to process. The 0 was a seed once.
+    stated = f"0\0{key}\0{name}\0{severity}".encode("utf-8", "surrogatepass")
     rng = np.random.default_rng(int.from_bytes(hashlib.sha256(stated).digest(), "little"))
     changed = corruption.apply(image.astype(np.float32) / 255, rng, scale, *table[severity - 1])
     return np.clip(changed * 255, 0, 255).round().astype(np.uint8)

@@ -8,22 +8,22 @@ from importlib import import_module
 from typing import Any
 
 # Where each name lives. Loaded on first use, so that tables do not import matplotlib.
-_EXPORTS = {
-    **dict.fromkeys(
-        (
-            *("classwise_reliability", "confidence_histogram", "convergence"),
-            *("reliability_diagram", "risk_coverage", "severity_curve"),
-            *("write_figures", "wrong_confidence"),
-        ),
-        "plots",
+_MODULES = {
+    "plots": (
+        "classwise_reliability",
+        "confidence_histogram",
+        "convergence",
+        "reliability_diagram",
+        "risk_coverage",
+        "severity_curve",
+        "write_figures",
+        "wrong_confidence",
     ),
-    **dict.fromkeys(
-        ("Overlay", "calibration_gap", "calibration_overlay", "make_overlay"),
-        "overlay",
-    ),
-    **dict.fromkeys(("PageRow", "write_page"), "page"),
-    "class_palette": "style",
+    "overlay": ("Overlay", "calibration_gap", "calibration_overlay", "make_overlay"),
+    "page": ("PageRow", "write_page"),
+    "style": ("class_palette",),
 }
+_EXPORTS = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted(_EXPORTS)
 
 

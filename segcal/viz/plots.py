@@ -317,11 +317,11 @@ def _draw_strip(ax: Axes, tables: Sequence[BinTable], ylabel: str) -> None:
 
 
 def compared_shares(
-    shares: Mapping[str, Sequence[float]], names: Sequence[str], xlabel: str, ax: Axes | None = None
+    shares: Mapping[str, Sequence[float]], names: Sequence[str], xlabel: str
 ) -> Axes:
     """Horizontal bars: for each of the names, its share in each of `shares`, in per cent."""
     height = 0.8 / len(shares)
-    ax = _axes(ax, list(shares), height=1.2 + 0.3 * len(names))
+    ax = _axes(None, list(shares), height=1.2 + 0.3 * len(names))
     for index, (name, values) in enumerate(shares.items()):
         at = np.arange(len(names)) + (index - (len(shares) - 1) / 2) * height
         color = run_style(index)["color"]
@@ -427,10 +427,10 @@ def risk_coverage(report: Reports, ax: Axes | None = None) -> Axes:
     return _finish_risk(ax, counted(next(iter(reports.values()))), legend=len(reports) > 1)
 
 
-def risk_by_uncertainty(report: Report, ax: Axes | None = None) -> Axes:
+def risk_by_uncertainty(report: Report) -> Axes:
     """Share of wrong predictions against the share accepted, by each kind of uncertainty."""
     labels = [UNCERTAINTIES[one.name].label for one in report.detection]
-    ax = _axes(ax, labels, height=3.9)
+    ax = _axes(None, labels, height=3.9)
     for index, (label, one) in enumerate(zip(labels, report.detection, strict=True)):
         _draw_risk(ax, one, index, label)
     return _finish_risk(ax, counted(report), legend=True)

@@ -65,15 +65,15 @@ def test_distance_from_the_clean_image_rises_with_severity(name, side, photograp
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_random_by_seed_key_name_and_severity_alone(name, photographs):
+def test_random_by_key_name_and_severity_alone(name, photographs):
     image = resized(photographs, 48)[0]
     first = corrupt(image, name, 3, key="a")
-    others = [corrupt(image, name, 3, key="b"), corrupt(image, name, 3, key="a", seed=1)]
+    other = corrupt(image, name, 3, key="b")
     np.random.default_rng().random()
     np.random.seed(5)
     assert (corrupt(image, name, 3, key="a") == first).all()
     drawn = name not in ("defocus_blur", "brightness", "contrast", "jpeg", "pixelate")
-    assert all((other != first).any() == drawn for other in others)
+    assert (other != first).any() == drawn
 
 
 def in_child(arguments):
