@@ -165,7 +165,7 @@ def main() -> None:
         held = source.holdout()
     source.name = options.name or source.name
     with recorded(held, ["ts"]) as recording:
-        maps = {"none": None, **fit(["ts"], recording)}
+        maps = {"none": None, "ts": fit("ts", recording)}
         chosen = choose(recording, {"ts": maps["ts"]})
     trivial = {key: getattr(chosen["none"].report, key) for key in ("accuracy", "miou")}
     profiles = {name: c.profile for name, c in chosen.items() if c.profile is not None}

@@ -201,7 +201,7 @@ def _check(options: argparse.Namespace, inputs: Sequence[Path]) -> None:
     fits = options.fit_predictions
     wrong = ""
     if not inputs:
-        wrong = "name the folder of a run, --model SPEC or --predictions DIR; see segcal eval --help"
+        wrong = "name the folder of a run, --model SPEC or --predictions DIR: see --help"
     elif fits and len(fits) != len(options.predictions):
         wrong = "--fit-predictions needs one folder for each of --predictions"
     elif options.fit_labels and not fits:

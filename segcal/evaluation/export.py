@@ -164,7 +164,7 @@ def export_source(
     if posthoc:
         if (holdout := source.holdout()) is None:
             raise ValueError("--posthoc needs images to fit on: say --holdout NAME:ROOT[:SPLIT]")
-        calibrator = fit([posthoc], holdout)[posthoc].cpu()
+        calibrator = fit(posthoc, holdout).cpu()
     if size is not None:
         if images.ndim != 4:
             raise ValueError("--size is for images, but this network reads text")

@@ -110,27 +110,24 @@ def recorded(
         yield recording
 
 
-def fit(methods: Sequence[str], holdout: Source) -> dict[str, Calibrator]:
-    """The fitted calibrator of each post-hoc method, by its short name.
-
-    A network runs once over the hold-out. A warning of a fit is logged in one line.
-    """
-    for method in methods:
-        if method not in posthoc.METHODS:
-            raise ValueError(
-                f"{method!r} is no post-hoc method; choose from {', '.join(posthoc.METHODS)}"
-            )
-    if not methods:
-        return {}
-    with recorded(holdout, methods) as recording:
-        calibrators = fit_on(methods, [recording])
+def fit(method: str, holdout: Source) -> Calibrator:
+    """The calibrator of a post-hoc method; a network runs once over the hold-out."""
+    if method not in posthoc.METHODS:
+        raise ValueError(
+            f"{method!r} is no post-hoc method; choose from {', '.join(posthoc.METHODS)}"
+        )
+    with recorded(holdout, [method]) as recording:
+        calibrator = fit_on([method], [recording])[method]
     if holdout.skipped:
         log.warning("left out %d files of the hold-out that cannot be used", len(holdout.skipped))
-    return calibrators
+    return calibrator
 
 
 def fit_on(methods: Sequence[str], sources: Sequence[Source]) -> dict[str, Calibrator]:
-    """The same, fitted on all of several sources; what a method has after @ is not looked at."""
+    """The calibrator of each method, fitted on all of several sources that are read many times.
+
+    What a method has after @ is not looked at. A warning of a fit is logged in one line.
+    """
     options = {"ignore_index": sources[0].ignore_index, "multilabel": sources[0].multilabel}
     names = {method: method.partition("@")[0] for method in methods}
     found = {method: posthoc.CALIBRATORS[name](**options) for method, name in names.items()}
@@ -150,10 +147,10 @@ def calibrate_members(source: Source, method: str, holdouts: Sequence[Source] = 
     """
     calibrators: list[Calibrator] = []
     own: Sequence[Source | None] = holdouts or [member.holdout() for member in source.members]
-    for member, fit_on in zip(source.members, own, strict=False):
-        if fit_on is None:
+    for member, holdout in zip(source.members, own, strict=False):
+        if holdout is None:
             raise ValueError(f"{member.name} has no hold-out to fit a calibrator on")
-        calibrators += fit([method], fit_on).values()
+        calibrators.append(fit(method, holdout))
     found = source.with_calibrators(calibrators)
     found.name = f"{source.name}, members + {posthoc.label(method)}"
     return found

@@ -1,6 +1,5 @@
 """20 Newsgroups: words, numbers, folders, and a run from messages to report."""
 
-
 import numpy as np
 import pytest
 import torch

@@ -60,7 +60,7 @@ def test_without_a_terminal_there_are_lines_of_progress(tmp_path, monkeypatch, c
         assert not caplog.messages
         measure(source, {"none": None})
         assert caplog.messages[-1] == f"{source.name}: 6 of 6 images"
-        fit(["ts"], source)
+        fit("ts", source)
     assert caplog.messages[-1].startswith("fitting TS: ")
 
 
