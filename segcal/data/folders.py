@@ -11,6 +11,7 @@ from segcal.data.options import DataConfig
 from segcal.data.samples import FilePart, Part, RawDataset, or_absent
 from segcal.data.transforms import Augmentation
 from segcal.files import BadFile, check_num_classes, image_size, one_line, reading, visible
+from segcal.pixels import resolve_ignore_index
 
 VOC_CLASSES = (
     "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair",
@@ -34,7 +35,8 @@ def masks(config: DataConfig) -> RawDataset:
     """
     root = _root(config, "train/images, train/masks, test/images and test/masks")
     class_names = _class_names(config, root)
-    ignore_index = config.ignored(2 if config.multilabel else len(class_names))
+    classes = 2 if config.multilabel else len(class_names)
+    ignore_index = resolve_ignore_index(config.ignore_index, classes)
     if config.ignore_index is not None and not 0 <= ignore_index < 2**16:
         raise ValueError(f"data.ignore_index: {ignore_index} is no value that a mask can hold")
 

@@ -90,17 +90,6 @@ class DataConfig:
     ignore_index: int | None = None
     multilabel: bool = False
 
-    def ignored(self, num_classes: int) -> int:
-        """The label that is not counted, of a data set with this many classes."""
-        if self.ignore_index is None:
-            return 255 if num_classes <= 255 else -100
-        if 0 <= self.ignore_index < num_classes:
-            raise ValueError(
-                f"data.ignore_index: {self.ignore_index} is one of the {num_classes} classes; "
-                "choose a number that is none"
-            )
-        return self.ignore_index
-
 
 _COMMON = (
     *("name", "root", "download", "holdout", "split_seed", "skip_bad", "limit", "augment"),

@@ -30,6 +30,7 @@ from segcal.data.samples import (
 from segcal.data.shift import DOMAIN, ROTATION, Shift, imbalanced, shifted_part
 from segcal.data.transforms import Augmentation, Augmenter
 from segcal.files import check_size, image_size, one_line
+from segcal.pixels import resolve_ignore_index
 
 log = logging.getLogger(__name__)
 
@@ -38,29 +39,21 @@ log = logging.getLogger(__name__)
 class Splits:
     """A data set ready for training.
 
-    Attributes:
-        train: augmented; index it with `(epoch, index)`. Where there is nothing to train on, to
-            ask for anything of it, or of a hold-out that would be cut from it, raises why.
-        holdout: not augmented; for model selection and post-hoc fits.
-        test: not augmented.
-        ignore_index: label of pixels that do not count.
-        palette: (C, 3) uint8 colours of the classes, or None.
-        uniform: whether all hold-out and test images have one size. If not, evaluate one image at
-            a time: padding a batch to a common size would change what the network sees.
-        words: the vocabulary of a text, in the order of its numbers; none for images.
-        multilabel: whether labels are (C, H, W), the presence of each class.
+    Where there is nothing to train on, to ask for anything of `train`, or of a hold-out that would
+    be cut from it, raises why. Where images differ in size, evaluate one at a time: padding a batch
+    to a common size would change what the network sees.
     """
 
-    train: Samples
+    train: Samples  # augmented; index it with `(epoch, index)`
     holdout: Samples
     test: Samples
     num_classes: int
     class_names: tuple[str, ...]
     ignore_index: int
-    palette: np.ndarray | None
-    uniform: bool
-    words: tuple[str, ...] = ()
-    multilabel: bool = False
+    palette: np.ndarray | None  # (C, 3) uint8
+    uniform: bool  # all hold-out and test images have one size
+    words: tuple[str, ...] = ()  # the vocabulary of a text, in the order of its numbers
+    multilabel: bool = False  # labels are (C, H, W), the presence of each class
 
 
 def build(config: DataConfig, *, seed: int = 0) -> Splits:
@@ -81,7 +74,8 @@ def build(config: DataConfig, *, seed: int = 0) -> Splits:
     if config.std is not None and min(config.std) <= 0:
         raise ValueError(f"Expected data.std to be positive, but got {config.std}")
     source = _read(config)
-    ignore_index = config.ignored(len(source.class_names))
+    classes = 2 if config.multilabel else len(source.class_names)
+    ignore_index = resolve_ignore_index(config.ignore_index, classes)
     changes = {option.name: getattr(config, option.name) for option in fields(Augmentation)}
     recipe = replace(source.augmentation, **{k: v for k, v in changes.items() if v is not None})
     augmenter = None

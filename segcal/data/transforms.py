@@ -14,21 +14,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to training images, in this order; None leaves the step out.
+    """What is done to training images, in this order; None leaves the step out."""
 
-    Attributes:
-        base_size: resize so that the short side is `base_size` times a factor from `scale`.
-        scale: range of that factor, sampled uniformly.
-        pad: pixels of padding on every side.
-        crop_size: side of the square random crop; smaller images are padded right and below.
-        flip: probability of a left-right flip.
-    """
-
-    base_size: int | None = None
-    scale: tuple[float, float] = (1.0, 1.0)
-    pad: int | None = None
-    crop_size: int | None = None
-    flip: float = 0.0
+    base_size: int | None = None  # the short side becomes this many pixels, times a factor
+    scale: tuple[float, float] = (1.0, 1.0)  # range of that factor, sampled uniformly
+    pad: int | None = None  # pixels of padding on every side
+    crop_size: int | None = None  # of a square; smaller images are padded right and below
+    flip: float = 0.0  # probability of a left-right flip
 
     def __post_init__(self) -> None:
         low, high = self.scale

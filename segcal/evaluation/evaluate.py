@@ -337,8 +337,10 @@ def evaluate_source(
     for method, watching in watches.items():
         choice = chosen.get(method)
         watching += choice.watches if choice else []
-        watching += [_watch_raters(source)] if source.raters > 1 else []
-        watching += [watch_errors(source, resamples)] if uncertainty else []
+        if source.raters > 1:
+            watching.append(_watch_raters(source))
+        if uncertainty:
+            watching.append(watch_errors(source, resamples))
         if rule:
             counter = counters[method] = new_counter(rule, source)
             reports_of = partial(object_reports, counter, choice, num_bins, resamples)

@@ -209,34 +209,22 @@ def _array(values: ArrayLike | Tensor) -> NDArray[Any]:
 class Overlay:
     """What the pictures of one image are drawn from.
 
-    Attributes:
-        name: what is shown: the name of the image, or of a plane or a class of it.
-        labels: (H, W) integer labels.
-        prediction: (H, W) predicted class.
-        confidence: (H, W) its probability.
-        gap: (H, W) `calibration_gap`; NaN where the label is ignored.
-        image: (H, W, 3) or (H, W) uint8, or None.
-        palette: (C, 3) uint8 colours of the classes, or None for `class_palette`.
-        class_names: C names.
-        ece: the ECE of what is shown, or None.
-        of: the name of the image, if `name` is another.
-        total: of pooled members, (H, W) the entropy of their mean, as a share of the largest there
-            can be; None if there are no members.
-        epistemic: (H, W) the part of it that is mutual information: how much the members differ.
+    Pooled members have two maps more, as shares of the largest entropy there can be: the entropy of
+    their mean, and the part of it that is mutual information, by which the members differ.
     """
 
-    name: str
-    labels: NDArray[Any]
-    prediction: NDArray[Any]
-    confidence: NDArray[Any]
-    gap: NDArray[Any]
-    image: NDArray[np.uint8] | None
-    palette: NDArray[np.uint8] | None
+    name: str  # what is shown: the name of the image, or of a plane or a class of it
+    labels: NDArray[Any]  # (H, W) integers
+    prediction: NDArray[Any]  # (H, W) predicted class
+    confidence: NDArray[Any]  # (H, W) its probability
+    gap: NDArray[Any]  # (H, W) `calibration_gap`; NaN where the label is ignored
+    image: NDArray[np.uint8] | None  # (H, W, 3) or (H, W)
+    palette: NDArray[np.uint8] | None  # (C, 3) colours of the classes; None: `class_palette`
     class_names: Sequence[str]
-    ece: float | None = None
-    of: str = ""
-    total: NDArray[Any] | None = None
-    epistemic: NDArray[Any] | None = None
+    ece: float | None = None  # of what is shown
+    of: str = ""  # the name of the image, if `name` is another
+    total: NDArray[Any] | None = None  # (H, W)
+    epistemic: NDArray[Any] | None = None  # (H, W)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", utf8(self.name))
