@@ -44,12 +44,6 @@ def corrupt(image: np.ndarray, name: str, severity: int, *, key: str) -> np.ndar
 
     What is random depends on key (the name of the image), name and severity alone.
     """
-    if name not in CORRUPTIONS:
-        raise ValueError(f"Expected a corruption out of {', '.join(CORRUPTIONS)}, but got {name!r}")
-    if severity not in (0, *SEVERITIES):
-        raise ValueError(f"Expected a severity of 1 to 5 for {name}, but got {severity}")
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
-        raise ValueError(f"Expected a (H, W, 3) uint8 image, but got {image.dtype} {image.shape}")
     if severity == 0:
         return image
     corruption = CORRUPTIONS[name]
@@ -158,7 +152,8 @@ def contrast(image: np.ndarray, rng: Rng, scale: float, factor: float) -> np.nda
 def jpeg(image: np.ndarray, rng: Rng, scale: float, quality: float) -> np.ndarray:
     """Saved as a JPEG file of this quality, and read again."""
     file = io.BytesIO()
-    _picture(image).save(file, "JPEG", quality=int(quality))
+    picture = Image.fromarray((image * 255).round().astype(np.uint8))
+    picture.save(file, "JPEG", quality=int(quality))
     with Image.open(file) as saved:
         return np.asarray(saved, np.float32) / 255
 
@@ -168,7 +163,8 @@ def pixelate(image: np.ndarray, rng: Rng, scale: float, share: float) -> np.ndar
     height, width = image.shape[:2]
     small = (max(int(width * share), 1), max(int(height * share), 1))
     box = Image.Resampling.BOX
-    return np.asarray(_picture(image).resize(small, box).resize((width, height), box)) / 255
+    picture = Image.fromarray((image * 255).round().astype(np.uint8))
+    return np.asarray(picture.resize(small, box).resize((width, height), box)) / 255
 
 
 # A new corruption is one function and one entry here.
@@ -258,10 +254,6 @@ CORRUPTIONS: dict[str, Corruption] = {
         family="digital",
     ),
 }
-
-
-def _picture(image: np.ndarray) -> Image.Image:
-    return Image.fromarray((image * 255).round().astype(np.uint8))
 
 
 def _filter(image: np.ndarray, kernel: np.ndarray) -> np.ndarray:

@@ -70,9 +70,7 @@ class Shift:
         """Change one (H, W, 3) uint8 image, whose name `key` decides what is random."""
         if self.name == ROTATION:
             return rotate(image, float(self.value))
-        if self.severity is not None:
-            return corrupt(image, self.name, self.severity, key=key)
-        raise ValueError(f"Expected a shift that changes pixels, but got {self}")
+        return corrupt(image, self.name, int(self.value), key=key)
 
 
 def parse_shifts(text: str) -> tuple[Shift, ...]:

@@ -11,6 +11,7 @@ from scipy import ndimage
 
 from segcal.data import corruptions
 from segcal.data.corruptions import CORRUPTIONS, LARGE, SEVERITIES, SMALL, corrupt
+from segcal.data.shift import Shift
 
 NAMES = list(CORRUPTIONS)
 
@@ -223,7 +224,4 @@ def test_layers_grow_linearly_and_shrink_to_means_of_areas():
 def test_what_there_is_not():
     for arguments, word in ((("rain", 1), "rain"), (("fog", 6), "severity"), (("fog", -1), "-1")):
         with pytest.raises(ValueError, match=word):
-            corrupt(grey(8), *arguments, key="a")
-    for image in (grey(8)[..., 0], grey(8).astype(float), grey(8)[:0]):
-        with pytest.raises(ValueError, match=r"Expected a .H, W, 3. uint8 image"):
-            corrupt(image, "fog", 1, key="a")
+            Shift(*arguments)
