@@ -83,15 +83,14 @@ def draw(
         except BadFile as error:
             log.warning("drawn without its image: %s", error)
             image = None
-        places = worst_planes(source, batch) if volume else [None]
+        planes = worst_planes(source, batch) if volume else []
         for name, calibrator in calibrators.items():
             found = batch.calibrated(calibrator)
-            for place in places:
-                shown, seen = image, found
-                if place is not None:
-                    shown = None if image is None else grey(np.take(image, place[1], place[0]))
-                    seen = _plane(found, *place)
-                drawn[name].append(_overlay(source, index, shown, seen))
+            if not volume:
+                drawn[name].append(_overlay(source, index, image, found))
+            for axis, place in planes:
+                cut = None if image is None else grey(np.take(image, place, axis))
+                drawn[name].append(_overlay(source, index, cut, _plane(found, axis, place)))
     return drawn
 
 

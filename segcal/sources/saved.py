@@ -140,7 +140,7 @@ class PredictionFolder(Source):
         folders = ", ".join(map(str, self.format.label_folders)) or "null"
         self.group = self.format.group
         self.config = f"predictions: {self.path}\nlabels: {folders}\n"
-        kind, shape = self._first()
+        kind, shape, self.pools, self.raters = self._first()
         self.multilabel = kind.startswith("sigmoid_")
         self.num_images = len(self._files) * (shape[0] if len(shape) == 2 else 1)
         last = len(shape) <= 2 or self.format.layout == "hwc"
@@ -283,21 +283,21 @@ class PredictionFolder(Source):
             )
         return image
 
-    def _first(self) -> tuple[Kind, tuple[int, ...]]:
-        """The kind and the shape of the values in the first readable file."""
+    def _first(self) -> tuple[Kind, tuple[int, ...], bool, int]:
+        """Of the first readable file: kind and shape of values, whether of members, and raters."""
         reason: BadFile | None = None
         for file in self._files:
             try:
                 with ExitStack() as stack:
                     arrays = stack.enter_context(Npz(file)) if file.suffix == ".npz" else None
-                    self.pools = arrays is not None and self._key(file, arrays)[0] == SAMPLES
                     kind, shape, _ = self._values_in(file, arrays)
-                    self.raters = max(len(self.format.label_folders), 1) if self.labelled else 1
-                    if self.labelled and not self.format.labels and arrays is not None:
-                        labels = arrays.shape("labels") if "labels" in arrays.keys else ()
+                    pools = arrays is not None and self._key(file, arrays)[0] == SAMPLES
+                    raters = max(len(self.format.label_folders), 1)
+                    if arrays is not None and not self.format.labels and "labels" in arrays.keys:
+                        labels = arrays.shape("labels")
                         axes = len(shape) - (not kind.startswith("sigmoid_"))
-                        self.raters = max(labels[0], 1) if len(labels) == axes + 1 else 1
-                    return kind, shape
+                        raters = max(labels[0], 1) if len(labels) == axes + 1 else 1
+                    return kind, shape, pools, raters if self.labelled else 1
             except BadFile as error:
                 reason = reason or error
         assert reason is not None  # there is at least one file
