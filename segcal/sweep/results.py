@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import chain, product
 from pathlib import Path
 from statistics import fmean
@@ -57,15 +57,14 @@ def conditions(sweep: Sweep) -> list[Condition]:
     return found
 
 
-@dataclass(frozen=True)
 class Results:
     """What is measured of a sweep, as far as it is done."""
 
-    sweep: Sweep
-    runs: Runs
-    _reports: dict[Path, Report] = field(default_factory=dict)  # each is read once
-    _meters: dict[Hashable, list[list[CalibrationMeter]]] = field(default_factory=dict)
-    _intervals: dict[Hashable, Mapping[str, Interval]] = field(default_factory=dict)
+    def __init__(self, sweep: Sweep, runs: Runs) -> None:
+        self.sweep, self.runs = sweep, runs
+        # Each file is read once.
+        self._report = cache(Report.load)
+        self._meters, self._intervals = cache(self._read_meters), cache(self._mean_intervals)
 
     def sheet(self, command: str, remarks: Sequence[str] = ()) -> Sheet:
         """All tables and numbers."""
@@ -128,22 +127,20 @@ class Results:
 
     def reports(self, row: Row, shift: str = "") -> list[Report]:
         """The reports of a row under one shift, one per seed; none while any is missing."""
-        folders = self._folders(row, shift)
-        for folder in folders:
-            if folder not in self._reports:
-                self._reports[folder] = Report.load(folder / REPORT)
-        return [self._reports[folder] for folder in folders]
+        return [self._report(folder / REPORT) for folder in self._folders(row, shift)]
 
-    def meters(self, row: Row, condition: Condition) -> list[list[CalibrationMeter]]:
+    def _read_meters(self, row: Row, condition: Condition) -> list[list[CalibrationMeter]]:
         """The sums behind a row: for each seed, those under each shift; none if any is missing."""
-        key = (row, condition)
-        if key not in self._meters:
-            folders = [self._folders(row, shift) for shift in condition.shifts]  # (shifts, seeds)
-            self._meters[key] = [
-                [CalibrationMeter.load(folder / STATE) for folder in shifts]
-                for shifts in (zip(*folders, strict=True) if all(folders) else ())
-            ]
-        return self._meters[key]
+        folders = [self._folders(row, shift) for shift in condition.shifts]  # (shifts, seeds)
+        return [
+            [CalibrationMeter.load(folder / STATE) for folder in shifts]
+            for shifts in (zip(*folders, strict=True) if all(folders) else ())
+        ]
+
+    def _mean_intervals(self, row: Row, condition: Condition) -> Mapping[str, Interval]:
+        meters = self._meters(row, condition)
+        several = len(meters[0][0].names) > 1  # one image has no interval
+        return mean_intervals(meters) if several else {}
 
     def number(
         self,
@@ -169,12 +166,7 @@ class Results:
         seeds = tuple(factor * fmean(shifts) for shifts in zip(*values, strict=True))
         if brief or of_class is not None:
             return Number(score, unit, row.name, column, seeds)
-        key = (row, condition)
-        if key not in self._intervals:
-            meters = self.meters(row, condition)
-            several = len(meters[0][0].names) > 1  # one image has no interval
-            self._intervals[key] = mean_intervals(meters) if several else {}
-        found = self._intervals[key].get(score)
+        found = self._intervals(row, condition).get(score)
         ends = None if found is None else (factor * found.low, factor * found.high)
         return Number(score, unit, row.name, column, seeds, ends)
 
@@ -198,7 +190,7 @@ class Results:
             if not {first, second} <= by_name.keys():
                 continue
             one, other = by_name[first], by_name[second]
-            meters = self.meters(one, condition), self.meters(other, condition)
+            meters = self._meters(one, condition), self._meters(other, condition)
             if all(meters) and len(meters[0][0][0].names) > 1:
                 same = self.runs.reported(one) == self.runs.reported(other)
                 every = paired_differences(*meters, same_trainings=same)
