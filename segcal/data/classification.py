@@ -24,14 +24,20 @@ OTHERS = "others"  # as a training domain: every domain but the one that is test
 _XRAYS = ("NORMAL", "PNEUMONIA")
 
 
-def cifar10(config: DataConfig) -> RawDataset:
-    """CIFAR-10: 50000 + 10000 images of 32x32, augmented by padding of 4, random crop and flip."""
-    return _cifar(config, "CIFAR10")
+def cifar(config: DataConfig) -> RawDataset:
+    """CIFAR-10 and CIFAR-100: 50000 + 10000 images of 32x32.
 
-
-def cifar100(config: DataConfig) -> RawDataset:
-    """CIFAR-100: 50000 + 10000 images of 32x32, augmented by padding of 4, random crop and flip."""
-    return _cifar(config, "CIFAR100")
+    They are augmented by padding of 4, random crop and flip.
+    """
+    train, test = _load(config, config.name.upper(), [{"train": True}, {"train": False}])
+    return RawDataset(
+        train=_part("train", train.data, train.targets),
+        test=_part("test", test.data, test.targets),
+        class_names=tuple(train.classes),
+        mean=_CIFAR_MEAN,
+        std=_CIFAR_STD,
+        augmentation=Augmentation(pad=4, crop_size=32, flip=0.5),
+    )
 
 
 def svhn(config: DataConfig) -> RawDataset:
@@ -81,18 +87,6 @@ def _read_idx(path: Path) -> np.ndarray:
         return np.frombuffer(content, np.uint8, offset=4 + 4 * ndim).reshape(shape)
     except (OSError, EOFError, zlib.error, IndexError, ValueError) as error:
         raise ValueError(f"Expected MNIST's format in {path}, but {one_line(error)}") from error
-
-
-def _cifar(config: DataConfig, name: str) -> RawDataset:
-    train, test = _load(config, name, [{"train": True}, {"train": False}])
-    return RawDataset(
-        train=_part("train", train.data, train.targets),
-        test=_part("test", test.data, test.targets),
-        class_names=tuple(train.classes),
-        mean=_CIFAR_MEAN,
-        std=_CIFAR_STD,
-        augmentation=Augmentation(pad=4, crop_size=32, flip=0.5),
-    )
 
 
 def _part(name: str, images: np.ndarray, labels: Any) -> ArrayPart:
