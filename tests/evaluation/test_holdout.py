@@ -10,7 +10,7 @@ import torch
 import segcal
 from segcal.evaluation import holdout as choosing
 from segcal.evaluation.evaluate import evaluate_source
-from segcal.evaluation.holdout import fit, recorded
+from segcal.evaluation.holdout import fit, fit_on, recorded
 from segcal.sources.saved import PredictionFolder
 from tests.support.networks import Network, network_source
 from tests.support.saved import CLASSES, SIDE, logits_and_labels, save_folder
@@ -19,7 +19,9 @@ from tests.support.saved import CLASSES, SIDE, logits_and_labels, save_folder
 def test_the_network_runs_once_for_all_methods(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     network = Network()
-    calibrators = fit(("ts", "vs"), network_source(network))
+    methods = ("ts", "vs")
+    with recorded(network_source(network), methods) as recording:
+        calibrators = fit_on(methods, [recording])
     assert network.seen == 23
     assert list(calibrators) == ["ts", "vs"]
     assert list(tmp_path.iterdir()) == []  # nothing stays behind
@@ -87,18 +89,17 @@ def test_groups_of_the_test_images_hold_for_the_hold_out_too(tmp_path, monkeypat
 
 def test_saved_predictions_recover_the_temperature_they_were_made_with(tmp_path):
     save_folder(tmp_path, 12, size=32, temperature=2.5)
-    fitted = fit(("ts",), PredictionFolder(tmp_path))["ts"]
+    fitted = fit("ts", PredictionFolder(tmp_path))
     assert float(fitted.temperature_) == pytest.approx(2.5, rel=0.05)
 
 
 def test_methods_that_are_none_and_methods_for_one_class_per_pixel(tmp_path):
-    assert fit((), network_source(Network())) == {}
     with pytest.raises(ValueError, match="post-hoc"):
-        fit(("tz",), network_source(Network()))
+        fit("tz", network_source(Network()))
     labels = np.ones((2, 4, 4), np.uint8)
     np.savez(tmp_path / "a.npz", sigmoid_logits=np.zeros((2, 4, 4)), labels=labels)
     with pytest.raises(ValueError, match="sigmoid"):
-        fit(("dc",), PredictionFolder(tmp_path))
+        fit("dc", PredictionFolder(tmp_path))
 
 
 def test_what_a_fit_warns_of_is_logged_in_one_line(tmp_path, caplog, monkeypatch):
@@ -109,7 +110,7 @@ def test_what_a_fit_warns_of_is_logged_in_one_line(tmp_path, caplog, monkeypatch
 
     monkeypatch.setitem(choosing.posthoc.CALIBRATORS, "ts", Hesitant)
     save_folder(tmp_path)
-    fit(("ts",), PredictionFolder(tmp_path))
+    fit("ts", PredictionFolder(tmp_path))
     assert [record.getMessage() for record in caplog.records] == ["no better than before"]
 
 
