@@ -23,9 +23,6 @@ _MAX_LISTED = 8  # offending label values named in an error
 class Pixels:
     """Logits and labels with the spatial axes folded into one, and ignored pixels masked.
 
-    The logits keep the memory layout they came in, so building a `Pixels` copies nothing of size
-    (N, C, L) and never waits for a device.
-
     Attributes:
         dense: (N, C, L) logits as given; L = 1 for classification.
         target: (N, L) int64 labels, 0 where ignored.
@@ -59,10 +56,7 @@ class Pixels:
         return rows.reshape(len(rows) // problems, problems, *rows.shape[1:]).sum(0)
 
     def never_empty(self) -> Pixels:
-        """These pixels, or an ignored one (one per problem) in place of none.
-
-        A rank whose share of the batch is empty can then do what the others do.
-        """
+        """These pixels, or an ignored one (per problem) for a rank that has none of the batch."""
         if self.valid.numel():
             return self
         n, length = self.valid.shape
@@ -78,15 +72,10 @@ class Pixels:
         return counts.scatter_add_(1, self.target, self.valid.long())
 
 
-def default_ignore_index(num_classes: int) -> int:
-    """The label that is not counted where none is stated: 255, or -100 beyond 255 classes."""
-    return 255 if num_classes <= 255 else -100
-
-
 def resolve_ignore_index(ignore_index: int | None, num_classes: int) -> int:
-    """The label that is not counted: `ignore_index`, or the default where it is None."""
+    """The label that is not counted; for None it is 255, or -100 beyond 255 classes."""
     if ignore_index is None:
-        return default_ignore_index(num_classes)
+        return 255 if num_classes <= 255 else -100
     require_ignore_index(ignore_index)
     if 0 <= ignore_index < num_classes:
         raise ValueError(
@@ -110,21 +99,18 @@ def flatten(
     Args:
         logits: (N, C, *S) of any floating dtype. S = () is classification, (H, W) segmentation.
         labels: (N, *S) of an integer dtype; (N,) is also taken when every side in S is 1.
-        ignore_index: the label of pixels that do not count; None for `default_ignore_index(C)`.
+        ignore_index: the label of pixels that do not count; None as in `resolve_ignore_index`.
         multilabel: the logits are of K sigmoid outputs, and the labels those that
             `fold_multilabel` takes.
 
-    Raises:
-        ValueError: a wrong shape or dtype, or labels outside 0..C-1. The range is checked at once
-            on the CPU; on an accelerator that would stall the queue, so there the count of bad
-            labels is left in `Pixels.out_of_range` for the caller to look at when it suits. Under
-            torch.compile, where it would break the graph, the CPU does the same.
+    A wrong shape or dtype is a ValueError, and so are labels outside 0..C-1 on the CPU. On an
+    accelerator, where a look at the labels would stall the queue, and under torch.compile bad
+    labels are counted in `Pixels.out_of_range`.
     """
     problems = None
     if multilabel:
-        labels = multilabel_labels(logits, labels)
-        problems = logits.shape[1]
-        logits, labels = fold_multilabel(logits, labels)
+        outputs, (logits, labels) = logits, fold_multilabel(logits, labels)
+        problems = outputs.shape[1]
     check_shapes(logits, labels)
     n, c, *sides = logits.shape
     ignore_index = resolve_ignore_index(ignore_index, c)
@@ -140,23 +126,17 @@ def flatten(
     elif target.numel():
         low, high = target.aminmax()
         if low < 0 or high >= c:
-            raise ValueError(_explain_labels(target, c, ignore_index, sides, problems))
+            bad = (target < 0) | (target >= c)
+            values, number = target[bad].unique().tolist(), int(bad.sum())
+            shown = ", ".join(map(str, values[:_MAX_LISTED])) + ", …" * (len(values) > _MAX_LISTED)
+            advice = f"; if label {values[0]} means ignored, state --ignore-index {values[0]}"
+            raise ValueError(
+                f"Expected labels in 0..{c - 1} ({c} classes) or ignore_index={ignore_index}, "
+                f"but got {shown} in {number} pixel{'' if number == 1 else 's'}, first at "
+                f"{_place(bad, sides, problems)}" + (advice if len(values) == 1 else "")
+            )
     spatial = tuple(side for side in sides if side != 1)
     return Pixels(dense, target, valid, outside, spatial, problems)
-
-
-def _explain_labels(
-    target: Tensor, c: int, ignore_index: int, sides: Sequence[int], problems: int | None
-) -> str:
-    bad = (target < 0) | (target >= c)
-    values, number = target[bad].unique().tolist(), int(bad.sum())
-    shown = ", ".join(map(str, values[:_MAX_LISTED])) + (", …" if len(values) > _MAX_LISTED else "")
-    advice = f"; if label {values[0]} means ignored, state --ignore-index {values[0]}"
-    return (
-        f"Expected labels in 0..{c - 1} ({c} classes) or ignore_index={ignore_index}, "
-        f"but got {shown} in {number} pixel{'' if number == 1 else 's'}, "
-        f"first at {_place(bad, sides, problems)}" + (advice if len(values) == 1 else "")
-    )
 
 
 def _place(bad: Tensor, sides: Sequence[int], problems: int | None) -> str:
@@ -213,8 +193,10 @@ def check_batch(
     column, label = wide[row, :, pixel], int(target[row, pixel])
     place = _place(bad, sides, problems)
     if probs and multilabel:
-        value = f"{column.item():g} at {place}"
-        raise ValueError(f"Expected probabilities in 0..1, but got {value}; logits go to update()")
+        raise ValueError(
+            f"Expected probabilities in 0..1, but got {column.item():g} at {place}; "
+            "logits go to update()"
+        )
     if probs:
         raise ValueError(
             "Expected probabilities, in 0..1 and of sum 1 over dimension 1, but got values in "
@@ -232,8 +214,7 @@ def check_batch(
 def rounding_of(dtype: torch.dtype) -> tuple[float, float]:
     """How far rounding to `dtype` may take a probability below 0, and the sum of all from 1.
 
-    Eight units in the last place; sums may be off by 1e-4 in any dtype, as averages of several
-    networks or resized maps are.
+    Sums of averaged networks and of resized maps are off by up to 1e-4 in any dtype.
     """
     slack = 8 * torch.finfo(dtype).eps
     return slack, max(1e-4, slack)
@@ -304,7 +285,7 @@ def fold_multilabel(
     these. With `probs`, the outputs are after their sigmoid, and p becomes (1 − p, p).
 
     (N, K, *S) logits and labels become (N·K, 2, *S) and (N·K, *S); row n·K + k is class k of image
-    n. K = 1 is a binary problem.
+    n.
     """
     labels = multilabel_labels(logits, labels)
     z = logits.flatten(0, 1).unsqueeze(1)
@@ -341,7 +322,7 @@ def label_mass(
 
 
 def check_shapes(logits: Tensor, labels: Tensor) -> None:
-    """Raise a ValueError unless the shapes, dtypes and devices are such as `flatten` takes."""
+    """Raise a ValueError unless `flatten` takes these shapes, dtypes and devices."""
     _check_tensors(logits, labels)
     if logits.shape[1] < 2:
         raise ValueError(
@@ -373,34 +354,3 @@ def _check_tensors(logits: Tensor, labels: Tensor) -> None:
         raise ValueError(
             f"Expected labels on the logits' device {logits.device}, but got {labels.device}"
         )
-
-
-Cut = tuple[slice, slice]  # which images, which of their rows
-
-
-def as_rows(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The batch as (N, K, rows, *) without a copy of its values, and the labels as (N, rows, *).
-
-    A row is a pixel where the memory of the batch can be seen so. Elsewhere S is kept as it is.
-    """
-    shape = values.shape[0], values.shape[1], math.prod(values.shape[2:])
-    try:
-        return values.view(shape), labels.reshape(shape[0], shape[2])
-    except RuntimeError:  # a crop, for example
-        return values, labels.reshape(shape[0], *values.shape[2:])
-
-
-def cut(shape: Sequence[int], pixels: int) -> list[Cut]:
-    """Cut an (N, K, rows, *) batch into rows of one image, or several whole images.
-
-    A piece has at most so many `pixels`; more only if a single row has.
-    """
-    images, rows, length = shape[0], shape[2], math.prod(shape[2:])
-    if not length:
-        return []
-    if length > pixels:
-        step = max(pixels * rows // length, 1)
-        starts = range(0, rows, step)
-        return [(slice(i, i + 1), slice(s, s + step)) for i in range(images) for s in starts]
-    step = max(min(pixels // length, images), 1)
-    return [(slice(i, min(i + step, images)), slice(0, rows)) for i in range(0, images, step)]

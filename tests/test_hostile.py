@@ -20,10 +20,10 @@ from segcal.files import BadFile
 from segcal.losses import build_loss
 from segcal.metrics import meter as meter_module
 from segcal.sources.saved import PredictionFolder
-from segcal.training import checkpoint
 from segcal.training.config import load_config
 from tests.fuzz.files import Payload, npz, pt
 from tests.support.saved import logits_and_labels, save_folder
+from tests.support.states import restated
 from tests.support.synthetic_reports import synthetic_report
 
 HOSTILE = ["<script>alert(1)</script>", "../../up", "'\"><img src=x onerror=alert(1)>", "{{7*7}}"]
@@ -110,10 +110,9 @@ def test_archives(tmp_path, monkeypatch, case):
 
 def test_a_state_is_as_large_as_it_says(tmp_path):
     meter = segcal.CalibrationMeter(3, ignore_index=-100)
-    state = {name: tensor.numpy() for name, tensor in meter.state_dict().items()}
-    text = bytes(state["settings"]).replace(b'"num_classes": 3', b'"num_classes": 3000')
+    state = restated(meter.state_dict(), settings={"num_classes": 3000})
     path = tmp_path / "state.npz"
-    path.write_bytes(npz(**{**state, "settings": np.frombuffer(text, np.uint8)}))
+    path.write_bytes(npz(**{name: tensor.numpy() for name, tensor in state.items()}))
     with pytest.raises(ValueError, match="the settings say 3000 classes"):
         segcal.CalibrationMeter.load(path)
 
@@ -177,19 +176,6 @@ def test_checkpoints(runs, tmp_path, monkeypatch, capsys, case):
         assert err.startswith("segcal: error: ") and err.count("\n") == 1
         assert "run/" in err
     assert not (tmp_path / "pwned").exists()
-
-
-def test_a_history_that_is_none(runs, tmp_path, capsys):
-    state = checkpoint.read_checkpoint(runs / "digits" / "last.pt")
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "config.yaml").write_bytes((runs / "digits" / "config.yaml").read_bytes())
-    records = state["history"]
-    odd = [{**record, "lr": "x"} for record in records]
-    for history in ([3, 4], odd, records[:1] + [{"epoch": 2}]):
-        checkpoint.save_state(run / "last.pt", {**state, "history": history})
-        assert main(["train", "--resume", "--out", str(run)]) == 2
-        assert "last.pt" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

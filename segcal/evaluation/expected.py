@@ -23,7 +23,7 @@ import numpy as np
 
 from segcal.metrics import Interval
 from segcal.metrics.drift import CONFIDENCE_EDGES, Drift, HoldoutProfile, measure_drift
-from segcal.metrics.intervals import LEVEL, fraction_interval, t_margins
+from segcal.metrics.intervals import fraction_interval, t_margins
 from segcal.metrics.report import to_plain
 from segcal.metrics.scores import SCORES, Array, mean_of_known
 from segcal.viz.page import Phrase, Section, write_sections
@@ -130,14 +130,14 @@ class Expected(Promise):
             known[name] = interval
             if name.startswith("iou:"):
                 low, high = _dice(np.array([interval.low, interval.high])).tolist()
-                known[f"dice:{name[4:]}"] = Interval(low, high, interval.level)
+                known[f"dice:{name[4:]}"] = Interval(low, high)
         if len(self.names) > 1 and not math.isnan(self.miou):
             # Jackknife: what is expected of all images but one.
             without = Promise.of({name: values.sum(0) - values for name, values in sums.items()})
             for name in ("miou", "dice"):
                 value = float(getattr(self, name))
                 down, up = t_margins((value - getattr(without, name))[None], plain=True)[:, 0]
-                known[name] = Interval(max(value - down, 0.0), min(value + up, 1.0), LEVEL)
+                known[name] = Interval(max(value - down, 0.0), min(value + up, 1.0))
         return known
 
     @property

@@ -26,7 +26,7 @@ from segcal.metrics.protocols import (
     need_image_sums,
     scores_by_protocol,
 )
-from segcal.metrics.regions import Region, any_present, foreground
+from segcal.metrics.regions import Region, named_regions
 from segcal.sources.source import Batch, LogitMap, Source
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ def measure(
     """
     watches, regions = watches or {}, dict(regions or {})
     if FOREGROUND in check_protocols(protocols):
-        regions[FOREGROUND] = any_present if source.multilabel else foreground
+        regions |= named_regions([FOREGROUND], 1, multilabel=source.multilabel)
     if WHOLE_IMAGE in regions:
         raise ValueError(f"a region cannot be called {WHOLE_IMAGE!r}: that is the whole image")
     masks: dict[str, tuple[Mask, int]] = {WHOLE_IMAGE: (lambda labels: None, source.raters)}

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from segcal.integrations import chosen_scores, missing, scalars
 from segcal.metrics import CalibrationMeter, Report
+from segcal.metrics.sums import encode_about
 
 try:
     from torchmetrics import Metric
@@ -26,10 +27,7 @@ _METER_OPTIONS = set(inspect.signature(CalibrationMeter).parameters)
 
 
 class CalibrationMetric(Metric):
-    """Calibration and accuracy of all pixels seen, as a dict of scalars.
-
-    Torchmetrics keeps the sums: it synchronises them over ranks, moves them between devices and
-    resets them.
+    """Calibration and accuracy of all pixels seen; torchmetrics keeps and synchronises the sums.
 
     Args:
         num_classes: C.
@@ -99,7 +97,7 @@ class CalibrationMetric(Metric):
             rows = [rows] if isinstance(rows, Tensor) else rows
             empty = state[f"image.{name}"]
             state[f"image.{name}"] = torch.cat([empty, *(row.to(empty) for row in rows)])
-        nameless = torch.zeros(len(state["image.pixels"]), dtype=torch.uint8)
-        state["names"] = state["groups"] = nameless
+        nameless = [""] * len(state["image.pixels"])
+        state["about"] = encode_about(meter.settings, nameless, nameless)
         meter.load_state_dict(state)
         return meter

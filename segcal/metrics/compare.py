@@ -17,14 +17,7 @@ from itertools import chain
 
 import numpy as np
 
-from segcal.metrics.intervals import (
-    LEVEL,
-    ImageArrays,
-    ImageScores,
-    combine,
-    sorted_sums,
-    unit_sums,
-)
+from segcal.metrics.intervals import ImageArrays, ImageScores, combine, sorted_sums, unit_sums
 from segcal.metrics.meter import CalibrationMeter, say_once
 from segcal.metrics.report import Interval
 from segcal.metrics.scores import SCORES, Array
@@ -39,23 +32,14 @@ Seed = CalibrationMeter | Sequence[CalibrationMeter]  # one meter, or one for ea
 
 @dataclass(frozen=True)
 class Difference:
-    """A score of the second model minus that of the first.
-
-    Attributes:
-        value: the difference of the printed scores.
-        low: lower end of the interval of the large-sample difference; NaN if there is none.
-        high: upper end.
-        level: of the interval.
-        withheld: why there is no interval; "" if there is one.
-        note: what chance the interval leaves out: "" if it is over images and seeds, `ONE_SEED` if
-            a model has one seed, `FIXED` if the claim is about these very networks.
-    """
+    """A score of the second model minus that of the first, with a 95 % interval."""
 
     value: float
-    low: float
+    low: float  # NaN if there is no interval
     high: float
-    level: float = LEVEL
-    withheld: str = ""
+    withheld: str = ""  # why there is no interval
+    # What chance the interval leaves out: "" if it is over images and seeds, `ONE_SEED` if a model
+    # has one seed, `FIXED` if the claim is about these very networks
     note: str = ""
 
     @property
@@ -84,7 +68,6 @@ def paired_differences(
     of meters, one for each shift of the images in the same order everywhere; the score of the seed
     is then the mean over shifts. The images of the meters are matched by name, or by order where
     they have no names; where they have groups, these are the units of the interval.
-    `intervals.combine` makes the intervals.
 
     Args:
         first: meters with `per_image=True` that counted the same images.
@@ -93,8 +76,7 @@ def paired_differences(
             and after a calibrator. Otherwise the trainings are independent.
         fixed: the claim is about these very networks, not about others that are trained alike, so
             that the interval is over images alone.
-        resamples: how often images are drawn to resample the signs of the gaps.
-        seed: of the draws.
+        resamples: how often images are drawn to resample the signs of the gaps, with `seed`.
     """
     if not (first and second):
         raise ValueError(f"Expected meters of two models, but got {len(first)} and {len(second)}")

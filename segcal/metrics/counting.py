@@ -1,8 +1,7 @@
 """Sums of a batch of pixels: compiled loops on the CPU, torch on other devices or without numba.
 
-Both passes fill the same tables. In each pixel fewer than B classes can have a probability past
-the first bin edge, and mostly one or two do: only those are sorted into bins, and the rest of a
-row goes to the first bin.
+Both passes fill the same tables. In most pixels one or two classes have a probability past the
+first bin edge: only those are sorted into bins, and the rest goes to the first bin.
 """
 
 from __future__ import annotations
@@ -30,16 +29,7 @@ from segcal.metrics.sums import (
     Settings,
     Tables,
 )
-from segcal.pixels import (
-    MOST_NLL,
-    Cut,
-    as_rows,
-    cut,
-    flatten,
-    fold_multilabel,
-    is_distribution,
-    rounding_of,
-)
+from segcal.pixels import MOST_NLL, flatten, fold_multilabel, is_distribution, rounding_of
 
 log = logging.getLogger(__name__)
 Masks = Sequence[Tensor | None]  # bool of the labels' shape for each meter; None counts all
@@ -59,12 +49,12 @@ def count(
     (N, K, *S) for sigmoid outputs. Values or labels that cannot be counted are reported under
     "faults"; all other sums of the batch are then 0.
     """
+    k = values.shape[1]
     if settings.multilabel:  # each class is counted as a two-class problem
         two = replace(settings, num_classes=2, class_names=None, multilabel=False)
         problems = []
-        for c in range(values.shape[1]):
-            one = slice(c, c + 1)
-            folded = fold_multilabel(values[:, one], labels[:, one], probs=not logits)
+        for c in range(k):
+            folded = fold_multilabel(values[:, [c]], labels[:, [c]], probs=not logits)
             masks = [None if mask is None else mask[:, c] for mask in inside]
             problems.append(count(*folded, masks, two, logits=logits))
         batches = [sums.join_problems(parts) for parts in zip(*problems, strict=True)]
@@ -73,7 +63,6 @@ def count(
         for first in range(0, len(inside), _MOST_MASKS):
             some = inside[first : first + _MOST_MASKS]
             batches += one_pass(values, labels, some, settings, logits)
-    k = settings.num_classes
     sparse = not settings.multilabel and k * k > sums.MOST_CELLS
     cells = torch.stack([labels.flatten().long(), values.argmax(1).flatten()]) if sparse else None
     valid = _arrayed(labels) != settings.ignore_index
@@ -110,21 +99,21 @@ def count_in_torch(
     compute = torch.promote_types(values.dtype, torch.float32)
     edges = sums.bin_edges(b, settings.edge_rule, compute if logits else values.dtype).to(device)
     fine = sums.fine_edges().to(device)
-    rows, flat = as_rows(values, labels)
+    values, labels = _flat(values, labels)
     zeros = functools.partial(torch.zeros, dtype=torch.float64, device=device)
     tables = [Tables.zeros(zeros, n, settings) for _ in inside]
     faults = torch.zeros(len(inside), 3, dtype=torch.int64, device=device)
 
     def add(table: Tensor, slot: Tensor, weight: Tensor, p: Tensor | None = None) -> None:
         """Add weights to the slots of a table; with p, its last axis is (Σ weight, Σ p)."""
-        if table.numel():
+        if table.numel():  # not so for a sparse confusion matrix
             step = 1 if p is None else 2
             table.view(-1).scatter_add_(0, slot * step, weight)
             if p is not None:
                 table.view(-1).scatter_add_(0, slot * step + 1, p.double())
 
-    for images, part in cut(rows.shape, max(_PIECE // k, 1)):
-        piece = flatten(rows[images, :, part], flat[images, part], settings.ignore_index)
+    for images, part in _pieces(labels.shape, max(_PIECE // k, 1)):
+        piece = flatten(values[images, :, part], labels[images, part], settings.ignore_index)
         wide, target = piece.dense.to(compute).movedim(1, 0).flatten(1), piece.target.flatten()
         if logits:
             probs, high, norm = softmax(wide, 0)
@@ -142,7 +131,7 @@ def count_in_torch(
         for i, (mask, t) in enumerate(zip(inside, tables, strict=True)):
             inner = piece.valid
             if mask is not None:
-                inner = inner & mask.reshape(flat.shape)[images, part].reshape(inner.shape)
+                inner = inner & mask.reshape(labels.shape)[images, part]
             ok = inner.flatten() & usable
             faults[i, 0] += piece.out_of_range
             faults[i, 1 if logits else 2] += (inner.flatten() & ~usable).sum()
@@ -172,11 +161,25 @@ def count_in_torch(
     return [t.batch_sums(found, settings) for t, found in zip(tables, faults, strict=True)]
 
 
+def _flat(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """(N, K, L) values and (N, L) labels; a copy where memory has no such view."""
+    return values.reshape(*values.shape[:2], -1), labels.reshape(len(labels), -1)
+
+
+def _pieces(shape: Sequence[int], pixels: int) -> list[tuple[slice, slice]]:
+    """Cut (N, L) pixels into parts of one image, or several whole images, of at most `pixels`."""
+    n, length = shape
+    if length > pixels:
+        starts = range(0, length, pixels)
+        return [(slice(i, i + 1), slice(s, s + pixels)) for i in range(n) for s in starts]
+    step = max(pixels // max(length, 1), 1)
+    return [(slice(i, i + step), slice(0, length)) for i in range(0, n, step)]
+
+
 def softmax(values: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     """Probabilities as they are counted, the largest logit, and Σ exp(z - max z) in float64.
 
-    The logits are float32 or float64, with their classes along `dim`; the second and the third
-    result are without this dimension.
+    The classes of the float32 or float64 logits are along `dim`, which the last two results lack.
     """
     high = values.amax(dim, keepdim=True)
     exp = values - high
@@ -197,24 +200,24 @@ def count_compiled(
     compute = torch.promote_types(values.dtype, torch.float32)
     dtype = compute if logits else values.dtype  # of the probabilities
     edges = sums.bin_edges(settings.num_bins, settings.edge_rule, dtype).numpy()
-    rows, flat = as_rows(values, labels)
-    masks = [None if mask is None else mask.reshape(flat.shape).numpy() for mask in inside]
+    values, labels = _flat(values, labels)
+    masks = [None if mask is None else mask.reshape(labels.shape).numpy() for mask in inside]
 
-    def work(blocks: Sequence[Cut]) -> dict[int, Tables] | None:
+    def work(blocks: Sequence[tuple[slice, slice]]) -> dict[int, Tables] | None:
         """Tables of the pixels that are in the same masks; bit i of a key stands for mask i.
 
         The result is None if some values or labels cannot be counted.
         """
         tables: dict[int, Tables] = {}
         for images, part in blocks:
-            label = flat[images, part].reshape(-1).long().numpy()
+            label = labels[images, part].reshape(-1).long().numpy()
             valid = label != settings.ignore_index
             inner = [valid if m is None else valid & m[images, part].reshape(-1) for m in masks]
             held = np.logical_or.reduce(inner)  # (P,) pixels that count for some mask
             label = np.where(held, label, 0)
             if label.min() < 0 or label.max() >= k:
                 return None
-            given = np.moveaxis(rows[images, :, part].to(compute).numpy(), 1, 0)  # (K, n, rows, *)
+            given = values[images, :, part].to(compute).movedim(1, 0).numpy()  # (K, n, L)
             block = np.array(given, order="C").reshape(k, -1)  # a copy, which becomes probabilities
             if logits:
                 best, nll = shift(block, label)
@@ -226,7 +229,7 @@ def count_compiled(
                 block[:, ~held] = 0
             if not usable[held].all():
                 return None
-            first, several = (images.start, len(range(n)[images])) if settings.per_image else (0, 1)
+            first, several = (images.start, given.shape[1]) if settings.per_image else (0, 1)
             ends = np.arange(1, several + 1) * (len(label) // several)
             code = np.zeros(len(label), np.uint8)
             for i, mask in enumerate(inner):
@@ -246,7 +249,7 @@ def count_compiled(
                     add(np.take(block, at, 1), *columns, edges, first, last, table)
         return tables
 
-    blocks = cut(rows.shape, max(_BLOCK // k, 1))
+    blocks = _pieces(labels.shape, max(_BLOCK // k, 1))
     threads = max(min(torch.get_num_threads(), values.numel() // _WORTH_A_THREAD), 1)
     with ThreadPoolExecutor(threads) as pool:
         shares = list(pool.map(work, (blocks[thread::threads] for thread in range(threads))))
@@ -263,7 +266,7 @@ def count_compiled(
 
 @functools.cache
 def compiled() -> tuple[Callable[..., Any], ...] | None:
-    """`_shift`, `_normalise` and `_add`, compiled at their first call; None without numba."""
+    """`_shift`, `_normalise` and `_add` as numba compiles them; None without numba."""
     try:
         import numba
     except ImportError as error:
@@ -379,8 +382,7 @@ def _add(block, counted, label, best, edges, first, ends, tables):
                 f = FINE_BINS - 2 - (power - 1 + OCTAVES) * FINE_STEPS - step
             tables.fine[f, right, 0] += 1
             tables.fine[f, right, 1] += top
-            if tables.class_fine.shape[0]:
-                tables.class_fine[c, f // CLASS_STEP, right] += 1
+            tables.class_fine[c, f // CLASS_STEP, right] += 1
             if tables.confusion.shape[0]:
                 tables.confusion[y, c] += 1
         start, r = end, r + 1

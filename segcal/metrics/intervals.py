@@ -25,13 +25,12 @@ import numpy as np
 from scipy.special import betaincinv, stdtrit  # scipy.stats takes as long to import as torch
 
 from segcal.metrics import scores
-from segcal.metrics.report import BinGap, ImageScore, ImageStatistics, ImageTable, Interval
+from segcal.metrics.report import BinGap, ImageStatistics, ImageTable, Interval
 from segcal.metrics.scores import Array
 from segcal.metrics.sums import Sums
 
 LEVEL = 0.95
-MOST_WORST = 20  # images listed in a report
-LISTED = 10_000  # images in its table
+LISTED = 10_000  # images in the table of a report
 BIN_IMAGES = 3  # images named for each bin
 MIN_LABELLED = 2  # images that must show a class for an interval of mIoU
 _FADE = 0.5  # standard errors within which the sign of a gap fades to 0
@@ -51,7 +50,7 @@ class Estimate(NamedTuple):
     def interval(self) -> Interval:
         """The range, of which only 0 to 1 is possible."""
         low, high = (float(min(max(end, 0.0), 1.0)) for end in (self.low, self.high))
-        return Interval(low, high, LEVEL)
+        return Interval(low, high)
 
 
 def image_statistics(
@@ -64,22 +63,14 @@ def image_statistics(
     raters: int = 1,
     outside: Sequence[int] = (),
 ) -> ImageStatistics:
-    """Statistics over images; those without pixels are left out.
+    """Statistics over I images; those without pixels are left out.
 
-    The result does not depend on the order of the images if their names differ.
-
-    Args:
-        images: the sums of I images.
-        names: I names.
-        groups: I names of the groups that are the units of intervals and of debiased scores; ""
-            for an image that is a group by itself. Empty for no groups.
-        resamples: how often images are drawn to resample the signs of the gaps; 0 for no intervals.
-        raters: R, whose labels are all in the sums; numbers of pixels are divided by it.
-        outside: classes that do not count; see `segcal.metrics.regions.classes_outside`.
+    `groups` are the units of intervals and of debiased scores, with "" for an image that is one by
+    itself. The labels of all `raters` are in the sums. Classes `outside` do not count.
     """
     names, sums = sorted_sums(images, names, groups)
     sums["predicted"][:, outside] = 0
-    sums["shown"] = sums["truth"] > 0  # (I, K)
+    sums["shown"] = (sums["truth"] > 0).astype(np.float64)  # (I, K)
     sums["ace"] = np.where(sums["shown"], sums["class_ace"], 0.0)
     first = int(images["pixels"].ndim == 1)  # sigmoid outputs have no background
     units, unit = unit_sums(sums), "group" if any(groups) else "image"
@@ -89,12 +80,23 @@ def image_statistics(
     by_class: dict[str, tuple[Interval, ...]] = {}
     withheld: dict[str, str] = {}
     if model is not None and resamples > 0:
-        ends, by_class, withheld = _intervals(model, units, first, resamples, seed)
+        found = combine([model], [1.0], resamples=resamples, seed=seed, classes=True)
+        ends = {name: estimate.interval for name, estimate in found.items()}
+        by_class = {
+            "class_ece": tuple(ends.pop(_class_key(c)) for c in range(model.num_classes)),
+            "class_dice": _class_intervals(*_overlap(units), units["shown"], plain=True),
+            "class_ace": _class_intervals(units["ace"], units["shown"], units["shown"]),
+        }
+        ends |= {"bias": _bias_interval(units), **_mean_intervals(units, first)}
+        ends = {name: end for name, end in ends.items() if not math.isnan(end.low)}
+        withheld = dict(model.withheld)
+        if "miou" in withheld:  # Dice for the same reason
+            missing = {"dice", "foreground_dice"} - ends.keys()
+            withheld |= dict.fromkeys(sorted(missing), withheld["miou"])
     elif number == 1 and resamples > 0:
         withheld = dict.fromkeys(("accuracy", "miou", "ece", "sce"), f"there is only one {unit}")
     ace, shown, pixels = sums["ace"], sums["shown"], sums["pixels"]
     ece = np.abs(sums["top_gap"]).sum(1) / pixels  # (I,)
-    worst = np.argsort(-ece, kind="stable")[:MOST_WORST]
     return ImageStatistics(
         ece=float(ece.mean()) if len(ece) else math.nan,
         ece_debiased=math.nan if model is None else model.ranges["ece"].low,
@@ -105,7 +107,6 @@ def image_statistics(
         intervals=ends,
         class_intervals=by_class,
         withheld=withheld,
-        worst=tuple(ImageScore(names[i], float(ece[i]), round(pixels[i] / raters)) for i in worst),
         resamples=resamples,
         seed=seed,
         bins=_bin_gaps(sums, units, names, intervals=bool(ends)),
@@ -114,60 +115,48 @@ def image_statistics(
     )
 
 
-def _intervals(
-    model: ImageScores, units: ImageArrays, first: int, resamples: int, seed: int
-) -> tuple[dict[str, Interval], dict[str, tuple[Interval, ...]], dict[str, str]]:
-    """Intervals by score, those of classes, and why scores have none; see `ImageStatistics`."""
-    found = combine([model], [1.0], resamples=resamples, seed=seed, classes=True)
-    ends = {name: estimate.interval for name, estimate in found.items()}
-    more, of_classes = _overlap_and_ace(units, first)
-    class_ece = tuple(ends.pop(_class_key(c)) for c in range(model.num_classes))
-    by_class = {"class_ece": class_ece, **of_classes}
-    ends |= {"bias": _bias_interval(units), **more}
-    withheld = dict(model.withheld)
-    if "miou" in withheld:  # Dice for the same reason
-        missing = {"dice", "foreground_dice"} - more.keys()
-        withheld |= dict.fromkeys(sorted(missing), withheld["miou"])
-    return {n: end for n, end in ends.items() if not math.isnan(end.low)}, by_class, withheld
+def _overlap(units: ImageArrays) -> tuple[Array, Array]:
+    """(I, K) numerators and denominators of the Dice of each class."""
+    return 2.0 * units["intersection"], 1.0 * units["predicted"] + units["truth"]
 
 
-def _overlap_and_ace(
-    units: ImageArrays, first: int
-) -> tuple[dict[str, Interval], dict[str, tuple[Interval, ...]]]:
-    """The intervals of Dice and ACE: of the means over classes, and of each class.
+def _ratio_interval(numerators: Array, denominators: Array, *, plain: bool = False) -> Interval:
+    """The interval of the mean over the columns (I, n) of their ratios of sums."""
+    value = (numerators.sum(0) / denominators.sum(0)).mean()
+    (down,), (up,) = t_margins(_mean_influence(numerators, denominators), plain=plain)
+    return Estimate(value, value - down, value + up).interval
 
-    `units` are the sums of images or groups, with "shown" images and their "ace"; `first` is the
-    first class of the foreground.
-    """
-    hits, areas = 2.0 * units["intersection"], 1.0 * units["predicted"] + units["truth"]  # (I, K)
-    ace, shown = units["ace"], units["shown"].astype(np.float64)
+
+def _class_intervals(
+    numerators: Array, denominators: Array, shown: Array, *, plain: bool = False
+) -> tuple[Interval, ...]:
+    """The interval of the ratio of each class; NaN for one that few images show."""
     often = (shown > 0).sum(0) >= MIN_LABELLED  # (K,)
+    return tuple(
+        _ratio_interval(numerators[:, [c]], denominators[:, [c]], plain=plain)
+        if often[c]
+        else Interval(math.nan, math.nan)
+        for c in range(len(often))
+    )
+
+
+def _mean_intervals(units: ImageArrays, first: int) -> dict[str, Interval]:
+    """The intervals of mean Dice and ACE, of all classes and of the foreground from `first` on."""
+    hits, areas = _overlap(units)
+    often = (units["shown"] > 0).sum(0) >= MIN_LABELLED  # (K,)
     counted = np.flatnonzero(areas.sum(0) > 0)
-
-    def interval(numerators: Array, denominators: Array, *, plain: bool) -> Interval:
-        """Of the mean over the columns (I, n) of their ratios of sums."""
-        value = (numerators.sum(0) / denominators.sum(0)).mean()
-        (down,), (up,) = t_margins(_mean_influence(numerators, denominators), plain=plain)
-        return Estimate(value, value - down, value + up).interval
-
-    def by_class(numerators: Array, denominators: Array, *, plain: bool) -> tuple[Interval, ...]:
-        found = [Interval(math.nan, math.nan, LEVEL)] * len(often)
-        for c in np.flatnonzero(often).tolist():
-            found[c] = interval(numerators[:, [c]], denominators[:, [c]], plain=plain)
-        return tuple(found)
-
-    means = {}
-    for prefix, start in (("", 0), ("foreground_", first)):
-        total, number = (x[:, start:].sum(1, keepdims=True) for x in (ace, shown))
+    found = {}
+    for dice, ace, start in (
+        ("dice", "image_ace", 0),
+        ("foreground_dice", "foreground_ace", first),
+    ):
+        total, number = (units[name][:, start:].sum(1, keepdims=True) for name in ("ace", "shown"))
         if (number > 0).sum() >= MIN_LABELLED:
-            means[f"{prefix}ace" if prefix else "image_ace"] = interval(total, number, plain=False)
+            found[ace] = _ratio_interval(total, number)
         classes = counted[counted >= start]
         if len(classes) and often[classes].all():
-            means[f"{prefix}dice"] = interval(hits[:, classes], areas[:, classes], plain=True)
-    return means, {
-        "class_dice": by_class(hits, areas, plain=True),
-        "class_ace": by_class(ace, shown, plain=False),
-    }
+            found[dice] = _ratio_interval(hits[:, classes], areas[:, classes], plain=True)
+    return found
 
 
 def _bias_interval(units: ImageArrays) -> Interval:
@@ -175,7 +164,7 @@ def _bias_interval(units: ImageArrays) -> Interval:
     gap, pixels = units["top_gap"].sum(1), units["pixels"]  # (I,)
     value = float(gap.sum() / pixels.sum())
     (down,), (up,) = t_margins(_ratio_influence(gap[None], pixels))
-    return Interval(max(value - float(down), -1.0), min(value + float(up), 1.0), LEVEL)
+    return Interval(max(value - float(down), -1.0), min(value + float(up), 1.0))
 
 
 def _bin_gaps(
@@ -214,10 +203,9 @@ def sorted_sums(
 ) -> tuple[list[str], ImageArrays]:
     """Names and sums of the images that have pixels, in the order of their names.
 
-    Returns:
-        The names, and by name the arrays of `sums.no_images`, with three that are the same for
-        softmax and sigmoid outputs: "pixels" (I,), "class_pixels" (I, K) that a class's gaps are
-        of, and "hits" (I,) predicted right. "unit" (I,) tells the images of different groups apart.
+    The sums are the arrays of `sums.no_images`, and four more: "pixels" (I,), "class_pixels"
+    (I, K) that a class's gaps are of, "hits" (I,) predicted right, and "unit" (I,), equal numbers
+    for images of one group.
     """
     counted = images["pixels"].numpy()
     counted = counted if counted.ndim == 1 else counted.sum(1)
@@ -294,14 +282,8 @@ def combine(
     and their margins follow in the same way. The signs of the gaps of resampled images are those
     that the true gaps may have, and a margin is the 95 % quantile of the margins with these signs.
 
-    Args:
-        models: the scores of the same images in the same order.
-        factors: a factor for each model.
-        resamples: how often images are drawn with replacement to resample the signs of the gaps.
-        trainings: sets of trainings that differ by chance (their seed) alone; each training lists
-            the models (their indices) that it gave. Without them, the interval is for these very
-            models, and only the choice of images is chance.
-        classes: whether to give the class-j-ECE too.
+    `trainings` are sets of trainings that differ by their seed alone; each training lists the
+    indices of the models that it gave. Without them, only the choice of images is chance.
     """
 
     def ends(name: str) -> Array:
@@ -339,13 +321,9 @@ def combine(
 
 
 class ImageScores:
-    """The scores of one model on I images, and how much each image changes them.
+    """The scores of one model on at least two images, and the influence of each image on them.
 
     The influence of an image on a score is the score minus the score without the image.
-
-    Args:
-        sums: the sums of at least two images or groups, all of which have pixels.
-        unit: "image" or "group", for the texts of `withheld`.
 
     Attributes:
         ranges: by name ("ece", "sce", "accuracy", "miou" and the class-j-ECE of each class): the
@@ -375,7 +353,7 @@ class ImageScores:
         accuracy = float(right.sum() / self._pixels.sum())
         self.ranges["accuracy"] = Estimate(accuracy, accuracy, accuracy)
         self.linear["accuracy"] = _ratio_influence(right[None], self._pixels)
-        # A class has an IoU, a ratio of sums, too; how it varies takes two images to tell.
+        # An IoU is a ratio of sums too; two images must show a class to tell how its IoU varies.
         hits, truth = (sums[name].astype(np.float64) for name in ("intersection", "truth"))
         union = sums["predicted"] + truth - hits  # (I, K)
         miou = float(scores.miou(hits.sum(0), sums["predicted"].sum(0), truth.sum(0)))
@@ -393,9 +371,7 @@ class ImageScores:
     def influences(self, weights: Array, *, classes: bool) -> Iterator[tuple[str, Array]]:
         """Names and (R, I) influences on the calibration errors, with the signs of R resamples.
 
-        A sum of absolute gaps is a ratio of sums, too, once the signs of the gaps are given. Those
-        of the resamples are the signs that the true gaps may have. `weights` (R, I) say how often
-        each resample holds each image.
+        `weights` (R, I) say how often each resample holds each image.
         """
         top = np.sign(weights @ self._top)
         yield "ece", self._influences(top, self._top, self._pixels)
@@ -450,13 +426,10 @@ def fraction_interval(
 ) -> Interval | None:
     """The interval over images of a fraction Σ numerators / Σ denominators that may be near 0 or 1.
 
-    Where errors are few, how much the images vary tells little, and a t interval is too short. So
-    it is the exact binomial interval (Clopper & Pearson) of as many trials as would vary alike
-    (Korn & Graubard 1998). Where nothing varies, every image is one trial.
-
-    Numerators (I,) are at most the denominators (I,), and images where these are 0 do not count.
-    There can be at most so many `trials`; by default Σ denominators, which are counts. Fewer than
-    two images have no interval.
+    Near 0 and 1 a t interval is too short. This is the exact binomial interval (Clopper & Pearson)
+    of as many trials as would vary alike (Korn & Graubard 1998), but at most `trials`, by default
+    Σ denominators. Where nothing varies, every image is one trial. Images whose denominator is 0
+    do not count, and fewer than two images have no interval.
     """
     held = denominators > 0
     numerators, denominators = (x[held].astype(np.float64) for x in (numerators, denominators))
@@ -475,7 +448,7 @@ def fraction_interval(
     tail = (1 - LEVEL) / 2
     low = float(betaincinv(hits, misses + 1, tail)) if hits > 0 else 0.0
     high = float(betaincinv(hits + 1, misses, 1 - tail)) if misses > 0 else 1.0
-    return Interval(low, high, LEVEL)
+    return Interval(low, high)
 
 
 def _ratio_influence(numerators: Array, denominators: Array) -> Array:
@@ -505,12 +478,8 @@ def t_margins(
 
     The variance over seeds is added. Sets of equally many trainings have the degrees of freedom of
     Welch (1947), and the quantile is the mean of those of Student's t for images and for seeds,
-    weighted by their variances (Cochran & Cox 1957); with the degrees of freedom of Satterthwaite
-    (1946) for all parts together, intervals of two seeds would be too short. So would Welch's of
-    two seeds against five: sets of different sizes are weighted too. Images and seeds both hold the
-    noise of each network in each image. Counted twice, it makes the standard error 1.4 times as
-    large at most; taken off once, it makes intervals too short where two or three seeds agree by
-    luck.
+    weighted by their variances (Cochran & Cox 1957). Sets of different sizes are weighted in the
+    same way. Other rules made intervals of two or three seeds too short; docs/intervals.md.
 
     Args:
         influences: (R, I) of each image, for R patterns of signs.

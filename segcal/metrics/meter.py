@@ -7,6 +7,8 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from torch import Tensor
 
 import segcal
 from segcal import distributed
-from segcal.files import atomic_write, utf8
+from segcal.files import Npz, atomic_write, utf8
 from segcal.metrics.counting import count
 from segcal.metrics.intervals import image_statistics
 from segcal.metrics.regions import classes_outside
@@ -24,16 +26,13 @@ from segcal.metrics.sums import (
     Settings,
     Sums,
     add_,
-    check_state,
     class_edges,
-    decode_names,
-    encode_names,
-    encode_settings,
+    encode_about,
     fine_edges,
     moved,
     no_images,
     no_pixels,
-    read_state,
+    read_about,
 )
 from segcal.pixels import (
     check_batch,
@@ -45,6 +44,7 @@ from segcal.pixels import (
 )
 
 log = logging.getLogger(__name__)
+Names = Sequence[str] | None
 _IMAGE_BINS = 2**20  # of the images that are counted at a time
 _SOME = 8  # images, and pixels along each side, that are looked at to find probabilities
 
@@ -62,10 +62,6 @@ class CalibrationMeter:
     `compute` raises. One thread at a time may use a meter; threads that count at the same time
     have a meter each and add them.
 
-    With `multilabel` the outputs are K sigmoids, and labels (N, K, *S) of 0, 1 or the ignore index:
-    each pixel is K decisions, "class c or not", at p = 0.5. Scores of classes are of their own
-    decisions, all other scores of the decisions of all classes; see docs/conventions.md.
-
     Args:
         num_classes: K; from 2 on, or from 1 on with `multilabel`.
         num_bins: B equal bins over [0, 1].
@@ -77,7 +73,8 @@ class CalibrationMeter:
             8·K·B bytes per image.
         class_names: K names for the report.
         region: what the counted pixels are, for the report; see `segcal.metrics.regions`.
-        multilabel: the outputs are of K sigmoids.
+        multilabel: the outputs are K sigmoids, and the labels (N, K, *S) are 0, 1 or ignored. Each
+            pixel is K decisions, "class c or not", at p = 0.5; see docs/conventions.md.
         top_only: `update_probs` gets the probability of the predicted class alone, and 0 for all
             others. Scores that need those are NaN.
         raters: R; from 2 on, `update` takes the labels (R, N, *S) of R raters, each of which counts
@@ -116,20 +113,16 @@ class CalibrationMeter:
         """Forget all pixels."""
         self._sums = no_pixels(self.settings)
         self._images: list[Sums] = []
-        self._names: list[str] = []
-        self._groups: list[str] = []
+        # Of the images whose sums are kept, in order; "" for no name, or no group.
+        self.names: list[str] = []
+        self.groups: list[str] = []
         self._synced = False
         self._like_probs: Tensor | None = None  # () bool of the first logits, once there were
         # Pixels whose predicted class a calibrator changed; None where nobody counts them.
         self.changed: int | None = None
 
     def update(
-        self,
-        logits: Tensor,
-        labels: Tensor,
-        *,
-        names: Sequence[str] | None = None,
-        groups: Sequence[str] | None = None,
+        self, logits: Tensor, labels: Tensor, *, names: Names = None, groups: Names = None
     ) -> None:
         """Count a batch of logits.
 
@@ -141,19 +134,12 @@ class CalibrationMeter:
             groups: N names of what the images belong to, such as patients: images of one group are
                 not independent. Only with `per_image`.
 
-        Raises:
-            ValueError: a wrong shape or dtype, labels out of range, or values that are not finite
-                at a pixel that counts. The meter is then as it was.
+        A ValueError says what is wrong with shapes, dtypes, labels or values at pixels that count.
         """
         update_together([self], logits, labels, names=names, groups=groups)
 
     def update_probs(
-        self,
-        probs: Tensor,
-        labels: Tensor,
-        *,
-        names: Sequence[str] | None = None,
-        groups: Sequence[str] | None = None,
+        self, probs: Tensor, labels: Tensor, *, names: Names = None, groups: Names = None
     ) -> None:
         """Count a batch of (N, C, *S) probabilities; everything else is as for `update`.
 
@@ -164,12 +150,7 @@ class CalibrationMeter:
         update_together([self], probs, labels, names=names, groups=groups, probs=True)
 
     def update_samples(
-        self,
-        probs: Tensor,
-        labels: Tensor,
-        *,
-        names: Sequence[str] | None = None,
-        groups: Sequence[str] | None = None,
+        self, probs: Tensor, labels: Tensor, *, names: Names = None, groups: Names = None
     ) -> None:
         """Count the mean of the probabilities of M members, such as networks or dropout samples.
 
@@ -181,10 +162,8 @@ class CalibrationMeter:
                 f"Expected probabilities of shape (M, N, C, *S), but got {tuple(probs.shape)}"
             )
         probs = countable(probs, labels)[0]
-        mean = torch.zeros(probs.shape[1:], dtype=torch.float64, device=probs.device)
-        for member in probs:
-            mean += member
-        self.update_probs((mean / len(probs)).to(probs.dtype), labels, names=names, groups=groups)
+        mean = sum(member.double() for member in probs) / len(probs)
+        self.update_probs(torch.as_tensor(mean).to(probs), labels, names=names, groups=groups)
 
     def compute(self, *, resamples: int = 1000, seed: int = 0) -> Report:
         """The report of everything counted so far; scores are NaN if that is nothing.
@@ -206,8 +185,8 @@ class CalibrationMeter:
         if s.per_image:
             images = image_statistics(
                 self.image_sums(),
-                [utf8(name) or f"image {i}" for i, name in enumerate(self._names)],
-                self._groups,
+                [utf8(name) or f"image {i}" for i, name in enumerate(self.names)],
+                self.groups,
                 resamples=resamples,
                 seed=seed,
                 raters=s.raters,
@@ -221,7 +200,6 @@ class CalibrationMeter:
         def some(kind: str, *names: str) -> list[np.ndarray]:
             return [sums[f"{kind}_{name}"] for name in names]
 
-        by_class = some("class_fine", "correct", "wrong")
         return Report(
             protocol=Protocol(
                 num_classes=s.num_classes,
@@ -241,8 +219,8 @@ class CalibrationMeter:
             fine=FineHistogram(
                 fine_edges().numpy(), *some("fine", "correct", "wrong", "confidence")
             ),
-            class_fine=(
-                ClassHistogram(class_edges().numpy(), *by_class) if len(by_class[0]) else None
+            class_fine=ClassHistogram(
+                class_edges().numpy(), *some("class_fine", "correct", "wrong")
             ),
             confusion=sums["confusion"],
             nll_sum=float(sums["nll"]),
@@ -251,16 +229,6 @@ class CalibrationMeter:
             images=images,
             changed=None if self.changed is None else self.changed / s.raters,
         )
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the images whose sums are kept, in order; "" for those without a name."""
-        return list(self._names)
-
-    @property
-    def groups(self) -> list[str]:
-        """The groups of these images, in the order of `names`; "" for those without a group."""
-        return list(self._groups)
 
     def sums(self) -> Sums:
         """The sums over all pixels, where the predictions are: the meter's own, not copies."""
@@ -287,8 +255,8 @@ class CalibrationMeter:
         merged._sums = moved(self._sums, self._sums["nll"].device, copy=True)
         add_(merged._sums, other._sums)
         merged._images = self._images + other._images  # which are never changed
-        merged._names = self._names + other._names
-        merged._groups = self._groups + other._groups
+        merged.names = self.names + other.names
+        merged.groups = self.groups + other.groups
         merged._synced = self._synced or other._synced
         if self.changed is not None and other.changed is not None:
             merged.changed = self.changed + other.changed
@@ -306,28 +274,24 @@ class CalibrationMeter:
         self._sums = moved(self._sums, device)
         distributed.sum_(*self._sums.values())
         if self.changed is not None:
-            total = torch.tensor(self.changed, device=device)
-            distributed.sum_(total)
-            self.changed = int(total)
+            self.changed = int(distributed.total(torch.tensor(self.changed)))
         if self.settings.per_image:
             images = moved(self.image_sums(), device)
             self._images = [{name: distributed.concatenate(t) for name, t in images.items()}]
-            for text in (self._names, self._groups):
-                text[:] = decode_names(distributed.concatenate(encode_names(text).to(device)).cpu())
+            self.names = [*chain(*distributed.gathered(self.names))]
+            self.groups = [*chain(*distributed.gathered(self.groups))]
         self._synced = True
         return self
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything, as plain tensors on the CPU that share nothing with the meter."""
-        known = [] if self.changed is None else [self.changed]
+        about = encode_about(
+            self.settings, self.names, self.groups, synced=self._synced, changed=self.changed
+        )
         return {
             **moved(self._sums, "cpu", copy=True),
             **{f"image.{name}": tensor for name, tensor in self.image_sums().items()},
-            "names": encode_names(self._names),
-            "groups": encode_names(self._groups),
-            "synced": torch.tensor(self._synced),
-            "changed": torch.tensor(known, dtype=torch.int64),
-            "settings": encode_settings(self.settings),
+            "about": about,
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -336,13 +300,12 @@ class CalibrationMeter:
         Raises a ValueError if the settings are others, or it is not such a state; the meter is
         then as it was.
         """
-        check_state(state, self.state_dict(), self.settings)
+        settings, about = read_about(state)
+        self.settings.require_equal(settings)
         self._sums = moved({name: state[name] for name in self._sums}, "cpu", copy=True)
         self._images = [{k[6:]: v.clone() for k, v in state.items() if k.startswith("image.")}]
-        self._names = decode_names(state["names"])
-        self._groups = decode_names(state["groups"])
-        self._synced = bool(state["synced"])
-        self.changed = int(state["changed"]) if len(state["changed"]) else None
+        self.names, self.groups = about["names"], about["groups"]
+        self._synced, self.changed = bool(about["synced"]), about["changed"]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state as npz (no pickle inside); `path` is never half-written."""
@@ -354,11 +317,13 @@ class CalibrationMeter:
     def load(cls, path: str | os.PathLike[str]) -> CalibrationMeter:
         """The meter that `save` wrote; a ValueError names the file if it is something else."""
         try:
-            settings, state = read_state(path)
-            meter = cls(**asdict(settings))
+            with Npz(Path(path), own=True) as arrays:
+                state = {name: torch.from_numpy(arrays[name]) for name in arrays.keys}
+            meter = cls(**asdict(read_about(state)[0]))
             meter.load_state_dict(state)
         except ValueError as error:
-            raise ValueError(f"{path}: expected a saved CalibrationMeter: {error}") from None
+            reason = str(error).removeprefix(f"{path}: ")
+            raise ValueError(f"{path}: expected a saved CalibrationMeter: {reason}") from None
         return meter
 
 
@@ -369,26 +334,24 @@ def update_together(
     labels: Tensor,
     *,
     inside: Sequence[Tensor | None] | None = None,
-    names: Sequence[str] | None = None,
-    groups: Sequence[str] | None = None,
+    names: Names = None,
+    groups: Names = None,
     probs: bool = False,
 ) -> None:
     """Count one batch in several meters that differ in the pixels they count: one softmax for all.
 
     update_together([whole, edges], logits, labels, inside=[None, boundary(3)(labels)])
 
-    Args:
-        meters: of equal settings, but for class names and region.
-        values: (N, C, *S) logits, as for `CalibrationMeter.update`.
-        labels: (N, *S); (N, C, *S) for meters with `multilabel`; with a first axis R for `raters`,
-            of which a meter with one rater may count those inside its mask.
-        inside: for each meter, bool of the labels' shape: what it counts; None for all.
-        names: N names of the images.
-        groups: N names of what the images belong to; see `CalibrationMeter.update`.
-        probs: the values are probabilities, as for `CalibrationMeter.update_probs`.
+    The meters have equal settings, but for class names and region. If this raises, all of them are
+    as they were.
 
-    Raises:
-        ValueError: as for an update of one meter. All meters are then as they were.
+    Args:
+        meters: the meters to update.
+        values: (N, C, *S) logits, or probabilities if `probs`.
+        labels: as for `CalibrationMeter.update`. With `raters`, a meter of one rater may count
+            those inside its mask.
+        inside: for each meter, bool of the labels' shape: what it counts; None for all.
+        names: as for `CalibrationMeter.update`, as are `groups`.
     """
     masks: list[Tensor | None] = [None] * len(meters) if inside is None else [*inside]
     if len(masks) != len(meters) or not meters:
@@ -437,8 +400,8 @@ def update_together(
                 meter._images.append(batch.images)
     if s.per_image:
         for meter in meters:
-            meter._names += [""] * n if names is None else map(str, names)
-            meter._groups += [""] * n if groups is None else map(str, groups)
+            meter.names += [""] * n if names is None else map(str, names)
+            meter.groups += [""] * n if groups is None else map(str, groups)
 
 
 def _arranged(

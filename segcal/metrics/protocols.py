@@ -67,8 +67,8 @@ def scores_by_protocol(
 ) -> dict[str, dict[str, float]]:
     """Accuracy, mIoU, ECE and SCE under each protocol, as fractions.
 
-    The report is that of all pixels, with the region "foreground" if that protocol is asked for.
-    The meter behind it has sums of each image if a protocol needs them.
+    The report has the region "foreground", and the meter sums of each image, if a protocol needs
+    them.
     """
     found = {}
     for name in protocols:

@@ -56,28 +56,20 @@ def class_group(classes: Iterable[int]) -> Region:
     return lambda labels: torch.isin(labels, torch.tensor(group, device=labels.device))
 
 
-def foreground(labels: Tensor) -> Tensor:
-    """The region of all pixels but those of class 0."""
-    return labels != 0
-
-
-def any_present(labels: Tensor) -> Tensor:
-    """The region of all pixels where at least one of the K classes is present."""
-    return (labels == 1).any(1, keepdim=True).expand_as(labels)
-
-
 def named_regions(
     names: Iterable[str], num_classes: int, *, multilabel: bool = False
 ) -> dict[str, Region]:
     """The regions with names such as boundary:3, interior:3 and classes:1+2, by name.
 
-    With `multilabel` they are regions of the decisions of K sigmoid outputs: boundary and interior
-    follow each class's own labels, classes are the decisions of these classes, and foreground is
-    where any class is present.
+    Of K sigmoid outputs, boundary and interior follow each class's own labels, classes are the
+    decisions of these classes, and foreground is where any class is present.
     """
 
     def of_each_class(region: Region) -> Region:
         return lambda labels: region(labels.flatten(0, 1)).view_as(labels)  # (N, K, *S)
+
+    def any_present(labels: Tensor) -> Tensor:
+        return (labels == 1).any(1, keepdim=True).expand_as(labels)
 
     def decisions_of(group: list[int]) -> Region:
         return lambda labels: torch.zeros_like(labels, dtype=torch.bool).index_fill(
@@ -94,7 +86,7 @@ def named_regions(
         elif kind == "classes" and all(0 <= number < num_classes for number in numbers):
             regions[name] = decisions_of(numbers) if multilabel else class_group(numbers)
         elif name == "foreground":
-            regions[name] = any_present if multilabel else foreground
+            regions[name] = any_present if multilabel else lambda labels: labels != 0
         else:
             raise ValueError(
                 f"Expected regions such as {', '.join(REGIONS)} with a width W of at least 1 and "

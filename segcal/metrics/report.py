@@ -22,6 +22,7 @@ from segcal.metrics.scores import LOGGED, SCORES, Array, ScoreTable
 
 _FORMAT = "segcal-report"
 FORMAT_VERSION = 1
+MOST_WORST = 20  # images that `Report.worst_images` lists
 FROC_RATES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # false objects per image
 
 
@@ -61,7 +62,7 @@ class _Arrays:
 
 @dataclass(frozen=True, eq=False)
 class BinTable(_Arrays):
-    """The (..., B) sums behind a reliability diagram, and the values it shows."""
+    """The (..., B) sums behind a reliability diagram."""
 
     edges: Array  # (B + 1,) from 0 to 1
     count: Array  # (..., B) pixels in each bin
@@ -110,11 +111,7 @@ class FineHistogram(_Arrays):
 class ClassHistogram(_Arrays):
     """Fine histogram of top-label confidence by predicted class; every 16 bins of it are one.
 
-    table = report.class_fine
-    table.accepted[c, g]  # pixels predicted as c with a confidence above table.edges[g]
-    table.right[c, g]     # those of them whose label is c
-
-    For sigmoid outputs, these are the decisions that class c is present.
+    For sigmoid outputs, predictions are the decisions that the class is present.
     """
 
     edges: Array  # (G + 1,) from 0 to 1
@@ -123,7 +120,7 @@ class ClassHistogram(_Arrays):
 
     @property
     def accepted(self) -> Array:
-        """(K, G) pixels predicted as the class, with a confidence above each of the G low edges."""
+        """(K, G) pixels predicted as class c with a confidence above edges[g]."""
         return (self.correct + self.wrong)[..., ::-1].cumsum(-1)[..., ::-1]
 
     @property
@@ -134,11 +131,10 @@ class ClassHistogram(_Arrays):
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval: a fraction `level` of such intervals holds the large-sample value."""
+    """A 95 % confidence interval."""
 
     low: float
     high: float
-    level: float = 0.95
 
 
 @dataclass(frozen=True)
@@ -163,11 +159,7 @@ class ImageTable:
 
 @dataclass(frozen=True)
 class BinGap:
-    """The gap of one bin of the top-label table, image by image.
-
-    A gap is the sum of confidence minus the number of hits, divided by the pixels of all bins: the
-    signed part of the ECE that the bin has.
-    """
+    """The gap of one bin, (sum of confidence − hits) / pixels of all bins: its part of the ECE."""
 
     low: float  # lower end of its 95 % interval over images; NaN if there is none
     high: float  # upper end
@@ -194,7 +186,6 @@ class ImageStatistics:
     # intervals, and NaN where a class is labelled in fewer than two images
     class_intervals: Mapping[str, tuple[Interval, ...]]
     withheld: Mapping[str, str]  # by score name, why there is no interval
-    worst: tuple[ImageScore, ...]  # the images with the largest ECE, worst first
     resamples: int  # how often images were drawn to resample the signs of the gaps
     seed: int
     bins: tuple[BinGap, ...] = ()  # the gap of each bin of the top-label table
@@ -270,8 +261,7 @@ class Detection(_Arrays):
 class Raters:
     """How far R raters of the same images agree.
 
-    The scores of the network against one of them are in `Report.regions`, under "rater 1" and so
-    on; those of the report itself are against all, each of whom counts 1/R.
+    A report is against all of them, who count 1/R each; `regions` has "rater 1" and so on.
     """
 
     # Share of the pixels with labels of two raters or more to which all of these give the same
@@ -360,14 +350,15 @@ class ObjectReport:
 class Report(_Arrays, ScoreTable):
     """The calibration and accuracy of one model on one data set.
 
-    It holds sums. Every score of `scores.ScoreTable` is an attribute that is computed from them, a
-    fraction, and every diagram can be drawn from the saved file alone.
+    It holds sums, and every score of `scores.ScoreTable` is an attribute: a fraction computed from
+    them.
 
     Attributes:
         protocol: how the numbers were measured.
         top: (B,) table of the predicted class: its probability, and how often it is the label.
         classes: (K, B) table of every class: its probability, and how often it is the label.
         fine: fine histogram of top-label confidence, for correct and for wrong predictions.
+        class_fine: the same by predicted class.
         confusion: (K, K) pixels of label (row) and prediction (column); for `multilabel`
             (K, 2, 2), of each class by itself.
         nll_sum: sum over pixels of -log p_y.
@@ -379,7 +370,6 @@ class Report(_Arrays, ScoreTable):
             and of the score; see `segcal.metrics.protocols`.
         operating_points: thresholds of confidence that were chosen on a hold-out.
         class_sets: class sets whose miss rate was promised on a hold-out.
-        class_fine: fine histogram by predicted class; None for more than 256 classes.
         detection: how well each kind of uncertainty finds errors, if that was counted.
         raters: how far several raters agree; None for one.
         objects: the scores of objects, if they were counted: as they are, and calibrated.
@@ -390,6 +380,7 @@ class Report(_Arrays, ScoreTable):
     top: BinTable
     classes: BinTable
     fine: FineHistogram
+    class_fine: ClassHistogram
     confusion: Array
     nll_sum: float
     brier_sum: float
@@ -399,7 +390,6 @@ class Report(_Arrays, ScoreTable):
     protocols: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     operating_points: tuple[OperatingPoint, ...] = ()
     class_sets: tuple[ClassSets, ...] = ()
-    class_fine: ClassHistogram | None = None
     detection: tuple[Detection, ...] = ()
     raters: Raters | None = None
     objects: tuple[ObjectReport, ...] = ()
@@ -437,9 +427,13 @@ class Report(_Arrays, ScoreTable):
         return {} if self.images is None else self.images.intervals
 
     @property
-    def worst_images(self) -> tuple[ImageScore, ...]:
-        """The worst calibrated images, worst first; empty unless their sums were kept."""
-        return () if self.images is None else self.images.worst
+    def worst_images(self) -> list[ImageScore]:
+        """The images with the largest ECE, worst first; empty unless their sums were kept."""
+        if self.images is None or self.images.table is None:
+            return []
+        table = self.images.table
+        images = map(ImageScore, table.names, table.ece, table.pixels)
+        return sorted(images, key=lambda image: -image.ece)[:MOST_WORST]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Report) and self.to_dict() == other.to_dict()
@@ -447,7 +441,6 @@ class Report(_Arrays, ScoreTable):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """The scores that a training logs; the arrays behind them would fill pages."""
         scores = ", ".join(f"{s.label} {s.text(getattr(self, s.name))}" for s in LOGGED)
         return f"Report({self.protocol.images} images: {scores})"
 
@@ -507,15 +500,15 @@ class Report(_Arrays, ScoreTable):
     def _check_shapes(self) -> None:
         """Raise a ValueError unless all tables have the sizes that the protocol states."""
         k, b, f = self.protocol.num_classes, self.protocol.num_bins, self.fine.correct.size
+        table = self.class_fine
         expected: list[tuple[str, tuple[int, ...], Sequence[Array]]] = [
             ("edges", (b + 1,), [self.top.edges, self.classes.edges]),
             ("top", (b,), self.top.sums),
             ("classes", (k, b), self.classes.sums),
             ("confusion", (k, 2, 2) if self.protocol.multilabel else (k, k), [self.confusion]),
             ("fine", (f,), [*self.fine.sums, self.fine.edges[1:]]),
+            ("class_fine", (k, table.edges.size - 1), [table.correct, table.wrong]),
         ]
-        if (table := self.class_fine) is not None:
-            expected.append(("class_fine", (k, table.edges.size - 1), [table.correct, table.wrong]))
         for found in self.detection:
             expected.append((f"detection of {found.name}", (f,), [found.correct, found.wrong]))
         for name, shape, arrays in expected:
@@ -562,13 +555,8 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: Any, data: Any) -> Any:
-    """The inverse of `to_plain`, for a type as fields are annotated; NaN for None where a float is.
-
-    A KeyError, TypeError or ValueError says that the data are not of this type.
-    """
+    """The inverse of `to_plain` for data of a type; else a KeyError, TypeError or ValueError."""
     origin, parts = get_origin(kind), get_args(kind)
-    if kind is Report and not isinstance(data, Mapping):
-        raise TypeError(f"a report that is {data!r:.60}")
     if is_dataclass(kind):
         hints = get_type_hints(kind)
         values = {f.name: from_plain(hints[f.name], data[f.name]) for f in fields(kind)}

@@ -48,8 +48,7 @@ def ece(count: Array, hits: Array, confidence: Array) -> Array:
 def sce(count: Array, hits: Array, confidence: Array) -> Array:
     """Static calibration error (Nixon et al. 2019): the mean over all K classes of their ECE.
 
-    Takes the (..., K, B) class table. Classes that never occur count as well; those of sigmoid
-    outputs whose labels are all ignored do not.
+    Takes the (..., K, B) class table. Classes that never occur count as well.
     """
     return mean_of_known(ece(count, hits, confidence))
 
@@ -118,7 +117,7 @@ def smece(correct: Array, wrong: Array, confidence: Array) -> float:
     σ that is reflected at 0 and 1; smECE_σ is the integral of its absolute value. σ is the least
     multiple of 2⁻¹⁰, from 2⁻⁹ on, with smECE_σ <= σ.
 
-    Grids and steps are those of the authors' package relplot, so that numbers compare with theirs.
+    Grids and steps are those of the authors' package relplot.
     """
     count = correct + wrong
     if not count.any():
@@ -205,8 +204,8 @@ def prr(correct: Array, wrong: Array) -> float:
 def aurc(correct: Array, wrong: Array) -> float:
     """Area under the risk-coverage curve (Geifman & El-Yaniv 2017), from the fine histogram.
 
-    The mean over m = 1..n of the error rate among the m most confident pixels. Those of a fine bin
-    are in random order, and the expected value is returned.
+    The mean over m = 1..n of the error rate among the m most confident pixels; the expected value,
+    as pixels of a fine bin are in random order.
     """
     count, errors = cumulative_errors(correct, wrong)
     if len(count) == 1:
@@ -251,11 +250,7 @@ def coverage_at_risk(correct: Array, wrong: Array, risk: float) -> float:
 
 
 def cumulative_errors(correct: Array, wrong: Array) -> tuple[Array, Array]:
-    """The risk-coverage curve at the edges of the fine bins that hold pixels.
-
-    Returns:
-        (G + 1,) pixels accepted, most confident first, from 0 on, and (G + 1,) the wrong ones.
-    """
+    """(G + 1,) most confident pixels down to each filled fine bin, and the wrong ones of them."""
     count = (correct + wrong)[::-1]
     return _cumulate(count[count > 0]), _cumulate(wrong[::-1][count > 0])
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Integral
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from segcal.files import BadFile, Npz, check_num_classes, check_size, one_line
+from segcal.files import check_num_classes, check_size, one_line
 from segcal.pixels import resolve_ignore_index
 
 # The fine histogram of top-label confidence p has bins of width 1/FINE_CELLS up to p = 15/16. From
@@ -33,8 +31,6 @@ FINE_BINS = (  # the last one holds 1 - 2**-24 < p <= 1
 CLASS_STEP = 16
 CLASS_BINS = FINE_BINS // CLASS_STEP + 1
 MOST_BINS = 2**16  # more would be a mistake, and take all memory
-MOST_CLASSES = 256  # for more it is not kept: it takes 2 kB per class
-
 MOST_CELLS = 2**20  # of the confusion matrix of a batch; one with more cells is sparse
 EDGE_RULES = ("right", "left")
 
@@ -63,10 +59,9 @@ def class_edges() -> Tensor:
 def bin_edges(num_bins: int, edge_rule: str, dtype: torch.dtype) -> Tensor:
     """(B + 1,) edges of bins (lo, hi] over [0, 1] in float32 at least; the outer ones are infinite.
 
-    A bin [lo, hi) holds the same numbers as (lo, hi] with lo and hi one step of the dtype smaller,
-    so that the comparison is the same for both rules. `dtype` is that of the probabilities: k/B is
-    rounded to it, so that a probability written as k/B lies on the edge whatever its precision.
-    The same arguments give the same tensor, which must not be changed.
+    A bin [lo, hi) holds the same numbers as (lo, hi] with lo and hi one step of the dtype smaller.
+    Edges are rounded to `dtype`, that of the probabilities, so that a probability written as k/B
+    lies on the edge.
     """
     edges = torch.arange(num_bins + 1, dtype=torch.float64) / num_bins
     edges = edges.to(dtype).to(torch.promote_types(dtype, torch.float32))
@@ -131,11 +126,10 @@ class Settings:
 def sum_shapes(settings: Settings) -> dict[str, tuple[int, ...]]:
     """Everything the scores of a data set depend on, by name. K classes, B bins.
 
-    With K sigmoid outputs, each pixel is K decisions between a class and its absence. The sums of a
-    class are over its own decisions; all others are over all decisions, as if they were pixels.
+    Of K sigmoid outputs, a pixel is K decisions: the sums of a class are over its own decisions,
+    all others over all decisions.
     """
     k, b = settings.num_classes, settings.num_bins
-    by_class = k if k <= MOST_CLASSES else 0
     return {
         "class_count": (k, b),  # pixels whose p_c lies in the bin
         "class_hits": (k, b),  # of those, how many have label c
@@ -147,8 +141,8 @@ def sum_shapes(settings: Settings) -> dict[str, tuple[int, ...]]:
         "fine_correct": (FINE_BINS,),  # fine histogram of the confidence of right predictions
         "fine_wrong": (FINE_BINS,),  # the same of wrong ones
         "fine_confidence": (FINE_BINS,),  # sum of confidence, right and wrong
-        "class_fine_correct": (by_class, CLASS_BINS),  # the same of the pixels predicted as c
-        "class_fine_wrong": (by_class, CLASS_BINS),
+        "class_fine_correct": (k, CLASS_BINS),  # the same of the pixels predicted as c
+        "class_fine_wrong": (k, CLASS_BINS),
         "nll": (),  # sum of -log p_y
         "brier": (),  # sum of |p - onehot(y)|^2
         "images": (),  # images with at least one counted pixel
@@ -160,7 +154,7 @@ def no_pixels(settings: Settings) -> Sums:
     """The sums of no pixels, which can be changed in and out of inference mode."""
     with torch.inference_mode(False):
         return {
-            name: torch.zeros(shape, dtype=torch.float64 if name in _FLOATS else torch.int64)
+            name: torch.zeros(shape, dtype=_dtype(name))
             for name, shape in sum_shapes(settings).items()
         }
 
@@ -199,7 +193,7 @@ def moved(sums: Sums, device: torch.device | str, *, copy: bool = False) -> Sums
 class BatchSums(NamedTuple):
     """What one batch adds to a meter."""
 
-    sums: Sums  # as `sum_shapes` names them; without rows by class for many classes
+    sums: Sums  # as `sum_shapes` names them
     images: Sums | None  # as `no_images` names them
 
 
@@ -214,7 +208,7 @@ class Tables(NamedTuple):
     top: Any  # (R, B, 2, 2) wrong and right
     predicted: Any  # (R, K, 2) wrong and right
     fine: Any  # (F, 2, 2) wrong and right
-    class_fine: Any  # (K, G, 2) wrong and right; (0, G, 2) for many classes
+    class_fine: Any  # (K, G, 2) wrong and right
     confusion: Any  # (K, K); (0, 0) for many classes
     scores: Any  # (2,) NLL and Brier
 
@@ -223,9 +217,8 @@ class Tables(NamedTuple):
         """Empty tables of the arrays that `make` makes of a shape."""
         r, k, b = images if s.per_image else 1, s.num_classes, s.num_bins
         cells = (k, k) if k * k <= MOST_CELLS else (0, 0)
-        kept = k if k <= MOST_CLASSES else 0
         shapes = [(r, k, b, 2), (r, k, b), (r, b, 2, 2), (r, k, 2)]
-        shapes += [(FINE_BINS, 2, 2), (kept, CLASS_BINS, 2), cells, (2,)]
+        shapes += [(FINE_BINS, 2, 2), (k, CLASS_BINS, 2), cells, (2,)]
         return cls(*map(make, shapes))
 
     def batch_sums(self, faults: Tensor, s: Settings) -> BatchSums:
@@ -294,76 +287,46 @@ def join_problems(parts: Sequence[BatchSums]) -> BatchSums:
     return BatchSums(whole, each)
 
 
-def encode_settings(settings: Settings) -> Tensor:
-    """The settings as a uint8 tensor."""
-    return _to_bytes(json.dumps(asdict(settings)))
+def encode_about(
+    settings: Settings,
+    names: Sequence[str],
+    groups: Sequence[str],
+    *,
+    synced: bool = False,
+    changed: int | None = None,
+) -> Tensor:
+    """What the state of a meter holds besides sums, as the uint8 tensor of a JSON text."""
+    about = {"settings": asdict(settings), "names": names, "groups": groups}
+    text = json.dumps({**about, "synced": synced, "changed": changed})
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
-def _decode_settings(data: Tensor) -> Settings:
+def read_about(state: Mapping[str, Tensor]) -> tuple[Settings, dict[str, Any]]:
+    """The inverse of `encode_about`; a ValueError if sums of the state do not fit the settings."""
     try:
-        settings = json.loads(_to_text(data))
-        names = settings.pop("class_names")
-        return Settings(**settings, class_names=None if names is None else tuple(map(str, names)))
+        about = json.loads(bytes(state["about"].tolist()))
+        classes = about["settings"].pop("class_names")
+        classes = None if classes is None else tuple(map(str, classes))
+        settings = Settings(**about.pop("settings"), class_names=classes)
+        for text in ("names", "groups"):
+            about[text] = [str(name) for name in about[text]]
+        about["changed"] = None if about["changed"] is None else int(about["changed"])
+        rows = len(about["names"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(one_line(error)) from None
-
-
-def read_state(path: str | os.PathLike[str]) -> tuple[Settings, Sums]:
-    """The settings and the state in an npz file of a meter; nothing is unpickled.
-
-    Shapes are compared before memory is taken, whatever sizes the file states.
-    """
-    try:
-        with Npz(Path(path), own=True) as arrays:
-            settings = _decode_settings(torch.from_numpy(arrays["settings"]))
-            for name, shape in sum_shapes(settings).items():
-                if arrays.shape(name) != shape:
-                    raise ValueError(
-                        f"the settings say {settings.num_classes} classes and "
-                        f"{settings.num_bins} bins, but {name} has shape {arrays.shape(name)}"
-                    )
-            return settings, {name: torch.from_numpy(arrays[name]) for name in arrays.keys}
-    except BadFile as error:
-        raise ValueError(str(error).removeprefix(f"{path}: ")) from None
-
-
-def check_state(state: Mapping[str, Tensor], own: Sums, settings: Settings) -> None:
-    """Raise a ValueError unless `state` has the names, shapes and dtypes of the state `own`."""
-    if set(state) != set(own):
-        odd = sorted(set(state) ^ set(own))
-        raise ValueError(f"Expected the state of a CalibrationMeter, but {odd} do not match")
-    settings.require_equal(_decode_settings(state["settings"]))
-    for name, tensor in own.items():
-        # Of any length, as the number of images is.
-        text = name in ("names", "groups", "settings", "changed")
-        free = 1 if text or name.startswith("image.") else 0
-        got = state[name]
-        same = got.dtype == tensor.dtype and got.ndim == tensor.ndim
-        if not same or got.shape[free:] != tensor.shape[free:]:
+        raise ValueError(f"Expected the state of a meter, but {one_line(error)}") from None
+    whole = {n: (shape, _dtype(n)) for n, shape in sum_shapes(settings).items()}
+    each = {f"image.{n}": ((rows, *t.shape[1:]), t.dtype) for n, t in no_images(settings).items()}
+    expected = whole | each
+    if set(state) != {*expected, "about"} or len(about["groups"]) != rows:
+        raise ValueError("Expected the state of a meter, but it has other names or groups")
+    for name, (shape, dtype) in expected.items():
+        if state[name].shape != shape or state[name].dtype != dtype:
             raise ValueError(
-                f"Expected {name} of {tensor.dtype} {tuple(tensor.shape)}, "
-                f"but got {got.dtype} {tuple(got.shape)}"
+                f"the settings say {settings.num_classes} classes, {settings.num_bins} bins and "
+                f"{rows} images, but {name} has shape {tuple(state[name].shape)}"
             )
-    rows = {len(decode_names(state[name])) for name in ("names", "groups")}
-    rows |= {len(tensor) for name, tensor in state.items() if name.startswith("image.")}
-    if len(rows) > 1:
-        raise ValueError(f"Expected names, groups and sums of as many images, but got {rows}")
+    return settings, about
 
 
-def encode_names(names: Sequence[str]) -> Tensor:
-    """Names as a uint8 tensor, each followed by a zero, so that encodings can be concatenated."""
-    return _to_bytes("".join(name.replace("\0", " ") + "\0" for name in names))
-
-
-def decode_names(data: Tensor) -> list[str]:
-    """The inverse of `encode_names`."""
-    return _to_text(data).split("\0")[:-1]
-
-
-def _to_bytes(text: str) -> Tensor:
-    # Python gives file names that are not UTF-8 as surrogates; they must survive.
-    return torch.tensor(list(text.encode("utf-8", "surrogateescape")), dtype=torch.uint8)
-
-
-def _to_text(data: Tensor) -> str:
-    return bytes(data.tolist()).decode("utf-8", "surrogateescape")
+def _dtype(name: str) -> torch.dtype:
+    return torch.float64 if name in _FLOATS else torch.int64

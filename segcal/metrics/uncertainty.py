@@ -180,7 +180,7 @@ class ErrorDetection(ImageCounts):
                     values = np.array([one[score] for one in each]) - coarse[score] + value
                     if np.isfinite(values).all():
                         low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-                        intervals[score] = Interval(float(low), float(high), LEVEL)
+                        intervals[score] = Interval(float(low), float(high))
             found.append(Detection(name, correct, wrong, intervals))
         return tuple(found)
 

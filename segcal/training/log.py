@@ -34,7 +34,6 @@ class RunningLosses:
         self._first_bad = torch.zeros(0)  # (T,) step of the first value that is not finite, or -1
 
     def add(self, terms: Mapping[str, Tensor], step: int) -> None:
-        """Add the terms of step `step`."""
         values = torch.stack([value.detach() for value in terms.values()]).float()  # (T,)
         if not self.names:
             self.names = list(terms)
@@ -63,16 +62,13 @@ class RunningLosses:
         }
 
     def clear(self) -> None:
-        """Begin a new epoch."""
         self._sums.zero_()
         self._count = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums of this epoch so far."""
         return {"names": self.names, "sums": self._sums.cpu(), "count": self._count}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Continue from `state`."""
         self.names, self._count = list(state["names"]), state["count"]
         self._sums = state["sums"].to(device)
         self._first_bad = torch.full_like(self._sums, -1, dtype=torch.int64)
@@ -83,17 +79,6 @@ def write_jsonl(path: Path, history: list[Record]) -> None:
     with atomic_write(path) as file:
         for record in history:
             file.write(json.dumps(to_plain(record), allow_nan=False) + "\n")
-
-
-def require_history(history: list[Record], epochs: int, select: str) -> None:
-    """Raise a KeyError or TypeError unless `history` holds the records of a run's first epochs."""
-    for number, record in enumerate(history, 1):
-        if record["epoch"] != number or isinstance(record["lr"], str):
-            raise KeyError(f"epoch {number}")
-        describe_epoch(record, epochs)
-        float(record["best"])
-    if len(history) == epochs:
-        float(history[-1][f"holdout/{select}"])  # the last epoch is always evaluated
 
 
 def describe_epoch(record: Record, epochs: int) -> str:
@@ -113,11 +98,10 @@ def _losses(terms: Mapping[str, float]) -> str:
 
 
 class Progress:
-    """A progress bar on a terminal; elsewhere a line every 30 seconds.
+    """A progress bar on a `terminal`; elsewhere a line every 30 seconds; nothing unless `shown`.
 
     Showing the losses waits for the device, so it is done when `due`, not at every step. `done`
-    of `total` steps have been taken already. Without `shown`, as on all ranks but the first,
-    nothing is written. `terminal` is whether there is a bar.
+    of `total` steps have been taken already.
     """
 
     def __init__(self, total: int, done: int, *, batch_size: int, shown: bool) -> None:
@@ -134,7 +118,6 @@ class Progress:
 
     @property
     def due(self) -> bool:
-        """Whether it is time to show the losses again."""
         return time.monotonic() - self._last >= self._every
 
     def show(self, step: int, epoch: str, terms: Mapping[str, float]) -> None:
@@ -162,6 +145,5 @@ class Progress:
             sys.stdout.flush()
 
     def close(self) -> None:
-        """Remove the bar."""
         if self._bar is not None:
             self._bar.close()

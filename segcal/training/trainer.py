@@ -1,11 +1,12 @@
 """The training loop: epochs, hold-out, log and checkpoints, for every task.
 
-What a run learns depends on its options and data alone. A checkpoint holds everything that the rest
-of the run depends on, so a run that is interrupted anywhere and resumed ends with the same weights.
+What a run learns depends on its options and data alone: if it is interrupted anywhere and resumed,
+it ends with the same weights.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import time
@@ -32,7 +33,6 @@ from segcal.training.log import (
     Record,
     RunningLosses,
     describe_epoch,
-    require_history,
     write_jsonl,
 )
 from segcal.training.order import EpochOrder
@@ -53,15 +53,9 @@ def best_record(history: list[Record], select: str) -> Record | None:
 
 
 class Trainer:
-    """Trains a model, evaluates it on a hold-out, and saves checkpoints.
+    """Trains a model in place, evaluates it on a hold-out, and saves checkpoints.
 
-    Args:
-        model: (N, …) images to (N, C, *S) logits; trained in place.
-        criterion: as `segcal.build_loss` gives it.
-        splits: the data; its test part is not used.
-        options: the settings; they are saved in the checkpoints.
-        device: the device to train on.
-        folder: folder of log and checkpoints; None writes nothing.
+    The folder gets the log and the checkpoints; None writes nothing.
     """
 
     def __init__(
@@ -87,6 +81,9 @@ class Trainer:
             )
         self.steps_per_epoch = self._order(0).steps_per_epoch
         self.total_steps = options.epochs * self.steps_per_epoch
+        self._lr_factor = functools.partial(
+            lr_factor, options.schedule, total=self.total_steps, per_epoch=self.steps_per_epoch
+        )
         if options.mixup and options.batch_size == distributed.world_size() * options.accumulate:
             raise ValueError("mixup: expected micro-batches of 2 samples or more, but got 1")
         self.learner = Learner(model, criterion, options, self.device)
@@ -172,11 +169,6 @@ class Trainer:
             if signal:
                 raise Interrupted(signal)
 
-    def _lr_factor(self, step: int) -> float:
-        return lr_factor(
-            self.options.schedule, step, total=self.total_steps, per_epoch=self.steps_per_epoch
-        )
-
     def _close_epoch(self, progress: Progress) -> tuple[Record, Report | None]:
         """Evaluate, log and save the epoch whose last step was taken."""
         self._expect_finite()
@@ -228,7 +220,7 @@ class Trainer:
         )
 
     def _expect_no_signal(self) -> None:
-        """Stop an evaluation on a signal, unless other processes would wait for this one."""
+        # Other processes would wait for one that stops inside an evaluation.
         if self._stop.received and not distributed.is_distributed():
             raise Interrupted(self._stop.received)
 
@@ -294,7 +286,6 @@ class Trainer:
             )
         self.learner.load_state_dict(state["learner"])
         self.history = state["history"]
-        require_history(self.history, self.options.epochs, self.options.select)
         self._losses.load_state_dict(state["sums"], self.device)
         self._seconds = state["seconds"]
         if self._epoch_is_whole:

@@ -70,7 +70,7 @@ def page_numbers(rows: Sequence[PageRow]) -> dict[str, Any]:
 
 
 def _entry(row: PageRow, index: int) -> dict[str, Any]:
-    report, by_class = row.report, row.report.class_fine
+    report, fine = row.report, row.report.class_fine
     images: dict[str, Any] = {"total": report.protocol.images, "names": []}
     if report.images is not None and report.images.table is not None:
         images |= vars(report.images.table)
@@ -83,9 +83,7 @@ def _entry(row: PageRow, index: int) -> dict[str, Any]:
         "parts": {name: _part(part) for name, part in parts.items()},
         "protocols": {name: dict(found) for name, found in report.protocols.items()},
         "points": [vars(point) | {"verdict": point.verdict} for point in report.operating_points],
-        "accepted": None
-        if by_class is None
-        else [_held(*counts) for counts in zip(by_class.correct, by_class.wrong, strict=True)],
+        "accepted": [_held(*counts) for counts in zip(fine.correct, fine.wrong, strict=True)],
         "objects": [_objects(of) for of in report.objects],
         "images": images,
         "detection": [

@@ -81,16 +81,13 @@
     const entry = entries[Number(byId("threshold-model").value)];
     const known = edges.filter((_, i) => i % numbers.step === 0);
     const from = known.findIndex((edge) => edge >= threshold);
-    const isKnownHere = entry.accepted !== null && from >= 0;
+    const isKnownHere = from >= 0;
     byId("threshold-classes").hidden = !isKnownHere;
-    byId("threshold-classes-note").textContent =
-      entry.accepted === null
-        ? "Not known by class: the report is of an earlier version or has more than 256 classes."
-        : !isKnownHere
-          ? `Known by class up to ${showThreshold(known[known.length - 1])}.`
-          : known[from] === threshold
-            ? `Accepted where confidence is above ${showThreshold(threshold)}.`
-            : `Read at ${showThreshold(known[from])}, the next threshold that is known by class.`;
+    byId("threshold-classes-note").textContent = !isKnownHere
+      ? `Known by class up to ${showThreshold(known[known.length - 1])}.`
+      : known[from] === threshold
+        ? `Accepted where confidence is above ${showThreshold(threshold)}.`
+        : `Read at ${showThreshold(known[from])}, the next threshold that is known by class.`;
     if (!isKnownHere) return;
     const rows = entry.accepted.map(({ bin, correct, wrong }, c) => {
       const above = (counts) => sum(counts.filter((_, i) => bin[i] >= from));
