@@ -1,8 +1,8 @@
 """The auxiliary losses, which are added to a base loss to improve calibration.
 
-Signatures are those of the base losses. Every mean is over all valid pixels of the global batch,
-not per image, but for ace. A batch without valid pixels gives 0. In a multi-label batch the
-statistics of a batch are those of each class, and the loss is their mean over the classes.
+Signatures are those of the base losses. Every mean but that of ace is over all valid pixels of the
+global batch. A batch without valid pixels gives 0. In a multi-label batch the statistics of a batch
+are those of each class, and the loss is their mean over the classes.
 """
 
 from __future__ import annotations
@@ -81,10 +81,9 @@ def mmce(
         Σ_{i,j correct} (1−r_i)(1−r_j) k_ij / m² + Σ_{i,j wrong} r_i r_j k_ij / n²
         − 2 Σ_{i correct, j wrong} (1−r_i) r_j k_ij / (m n)
 
-    and 0 when either side is empty. The pairs make it O(P²), so it is computed on `sample`
-    pixels: the valid pixels of the global batch, in order, are cut into `sample` equal runs and
-    one pixel is drawn from each at an offset fixed by `seed`. Batches of at most `sample` valid
-    pixels are used whole.
+    and 0 when either side is empty. The pairs make it O(P²), so it is computed on a sample: the
+    valid pixels of the global batch, in order, are cut into `sample` equal runs, and one pixel is
+    drawn from each. Batches of at most `sample` valid pixels are used whole.
     """
     require(bandwidth > 0, "bandwidth > 0", bandwidth)
     pixels = batch.pixels
@@ -152,11 +151,8 @@ def dece(
 def sampled_pixels(batch: LossBatch, size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Which pixels a sample takes, the same for any split of the batch over ranks.
 
-    Shapes are fixed and nothing is read back from the device.
-
-    Returns:
-        (M,) positions in the flattened (N, L) of this rank; (M,) 1 where this rank holds the
-        pixel, else 0; (M,) bool, whether the place is filled at all.
+    Returns (M,) positions in the flattened (N, L) of this rank; (M,) whether this rank holds the
+    pixel; (M,) whether the place is filled at all. Nothing is read back from the device.
     """
     require(size >= 2, "sample >= 2", size)
     require(seed >= 0, "seed >= 0", seed)
@@ -248,12 +244,11 @@ def _shared(amount: Tensor, product: Tensor) -> Tensor:
 
 
 class _Moments(torch.autograd.Function):
-    """(3, N, K, B) number of pixels, Σ p and Σ p² in hard bins, or (3, N, K, B + 1) at edges.
+    """(3, N, K, B) number of pixels, Σ p and, for soft bins, Σ p² in each of the B places.
 
-    Σ p² is 0 for hard bins, which do without. Ignored pixels have p = 0 and count in the first
-    place. Under autograd this would keep the places of all probabilities, which takes as much
-    memory as four times the probabilities, and time to match. On a CPU one class is counted after
-    another, since small arrays are quick to allocate.
+    Ignored pixels have p = 0 and count in the first place. Plain autograd keeps the places of all
+    probabilities: it takes twice the time, and four times their memory. On a CPU one class is
+    counted after another, since small arrays are quick to allocate.
     """
 
     @staticmethod

@@ -1,9 +1,9 @@
 """The base losses, one short function each: (batch, statistics…, *, hyper-parameters) -> scalar.
 
-P valid pixels, K classes, p = softmax(logits). The statistics are those that the loss's entry in
+p = softmax(logits), with K classes. The statistics are those that the loss's entry in
 `criterion.BASE_LOSSES` names. Each loss but dice is a mean over the valid pixels of the global
-batch; class weights turn it into the weighted mean Σ w_y l / Σ w_y, as in nn.CrossEntropyLoss. A
-batch without valid pixels gives 0 with zero gradient.
+batch; class weights make it the weighted mean Σ w_y l / Σ w_y, as in nn.CrossEntropyLoss. A batch
+without valid pixels gives 0 with zero gradient.
 """
 
 from __future__ import annotations

@@ -23,18 +23,11 @@ _LABEL_CHECK = 50  # calls on an accelerator between two looks at the labels
 
 @dataclass(frozen=True)
 class Loss:
-    """An entry of `BASE_LOSSES` or `AUXILIARY_LOSSES`.
+    """An entry of `BASE_LOSSES` or `AUXILIARY_LOSSES`."""
 
-    Attributes:
-        function: (batch, statistics…, *, hyper-parameters) -> scalar.
-        reads: the statistics of the softmax that the function takes, in this order: names of
-            `segcal.losses.softmax.STATISTICS`.
-        beta: the weight of an auxiliary that is not told another.
-    """
-
-    function: Callable[..., Tensor]
-    reads: tuple[str, ...] = ()
-    beta: float = 1.0
+    function: Callable[..., Tensor]  # (batch, statistics…, *, hyper-parameters) -> scalar
+    reads: tuple[str, ...] = ()  # names of `softmax.STATISTICS` that the function takes, in order
+    beta: float = 1.0  # the usual weight of an auxiliary
 
     @property
     def hyper(self) -> dict[str, Any]:
@@ -73,12 +66,12 @@ AUXILIARY_LOSSES = {
 
 
 def describe() -> str:
-    """A Markdown table of all losses: name, formula, hyper-parameters (but seeds) and weight."""
+    """A Markdown table of all losses, for the docs."""
     lines = ["| loss | what it is | hyper-parameters | usual β |", "|---|---|---|---|"]
     for name, loss in {**BASE_LOSSES, **AUXILIARY_LOSSES}.items():
         shown = {key: value for key, value in loss.hyper.items() if key != "seed"}
         hyper = ", ".join(f"`{key}` {_shown(value)}" for key, value in shown.items())
-        beta = _shown(loss.beta) if name in AUXILIARY_LOSSES else "base"
+        beta = f"{loss.beta:g}" if name in AUXILIARY_LOSSES else "base"
         about = loss.about.replace("|", "\\|")
         lines.append(f"| `{name}` | {about} | {hyper or 'none'} | {beta} |")
     return "\n".join(lines)
@@ -115,18 +108,14 @@ class Criterion(nn.Module):
     float32 at least). torch.func.grad and second derivatives work too; torch.func.vmap does not,
     because labels are looked at.
 
-    A logit of −inf, or float32's least, masks a class: its p is 0. That works with every term that
-    reads probabilities. Where it makes the loss infinite (ls, mbls and nacl read every logit, and
-    a label may be a masked class) a CPU raises a ValueError; an accelerator and a compiled loss
-    return inf, since a check would stall every step.
-
-    A label out of range raises at once on a CPU. An accelerator and a compiled loss ignore such
-    pixels and count them; `check_labels` looks at the count, as every 50th call does on an
-    accelerator.
+    A logit of −inf, or float32's least, masks a class: its p is 0. Where that makes the loss
+    infinite (ls, mbls and nacl read every logit, and a label may be a masked class) a CPU raises a
+    ValueError, as it does for a label out of range. An accelerator and a compiled loss, where
+    checks would stall every step, return inf; they ignore labels out of range and count them, and
+    `check_labels` looks at the count, as every 50th call does on an accelerator.
 
     Args:
-        spec: a base loss of `BASE_LOSSES`, alone or with one or more of `AUXILIARY_LOSSES`, all
-            joined by "+", in any case.
+        spec: a base loss of `BASE_LOSSES`, alone or with some of `AUXILIARY_LOSSES`, joined by "+".
         ignore_index: label of pixels that are not counted; None is 255, or −100 where the logits
             have more than 255 classes.
         weight: (K,) class weights of the base loss.
@@ -136,14 +125,8 @@ class Criterion(nn.Module):
             logits (0, z): means over pixels are over the pixels of all of them, and statistics of
             a batch (mdca, dca, mmce, dece, dice) are taken for each class and averaged.
         raters: R; from 2 on, labels are (R, N, *S), of R raters who count 1/R each.
-        beta: the auxiliary's weight, or {"mdca": 1, "cp": 0.1}. An auxiliary without a weight has
-            that of its entry.
-        **hyper: the hyper-parameters of the chosen losses, which are the keyword arguments of
-            their functions. One of two losses goes to both; one of no loss is an error.
-
-    Attributes:
-        base: name of the base loss.
-        beta: the weight of each auxiliary, by name.
+        beta: the auxiliary's weight, or {"mdca": 1, "cp": 0.1}; by default that of its entry.
+        **hyper: the keyword arguments of the chosen losses' functions, such as gamma=3.
     """
 
     weight: Tensor | None
@@ -181,10 +164,9 @@ class Criterion(nn.Module):
         # Each term: its name, its entry and its hyper-parameters as far as they are stated.
         self._terms: list[tuple[str, Loss, dict[str, float]]] = []
         for name, loss in {self.base: BASE_LOSSES[self.base], **losses}.items():
-            for key, default in loss.hyper.items():
-                if key in hyper:
-                    _require_kind(key, hyper[key], type(default))
             stated = {key: hyper[key] for key in loss.hyper if key in hyper}
+            for key, value in stated.items():
+                _require_kind(key, value, type(loss.hyper[key]))
             self._terms.append((name, loss, stated))
         self.register_buffer(
             "weight", None if weight is None else torch.as_tensor(weight, dtype=torch.float32)
@@ -241,10 +223,9 @@ class Criterion(nn.Module):
             )
 
     def mass(self, labels: Tensor) -> Tensor:
-        """The weight of a batch with these labels in a mean over batches: a scalar.
+        """The number of valid pixels, or the sum of their class weights: a scalar.
 
-        That is its number of valid pixels, or the sum of their class weights. Of a batch that
-        comes in parts, the mean of the parts' losses weighted so is the base loss of the whole.
+        The mean of the losses of a batch's parts, weighted so, is the base loss of the whole.
         """
         if self.ignore_index is None:
             raise ValueError("State ignore_index: the weight of a batch depends on it")
@@ -252,7 +233,6 @@ class Criterion(nn.Module):
         return label_mass(labels, self.ignore_index, self.weight, multilabel=self.multilabel)
 
     def extra_repr(self) -> str:
-        """What printing the module shows."""
         shown = {"beta": self.beta, **self.hyper} if self.beta else self.hyper
         hyper = "".join(f", {key}={value}" for key, value in shown.items())
         multilabel = ", multilabel=True" if self.multilabel else ""

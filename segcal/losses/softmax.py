@@ -1,9 +1,8 @@
 r"""What the losses read of a batch: statistics of the softmax, in one pass over the logits.
 
-Most losses depend on the softmax p only through a few small statistics. They are computed here
-together, so that `fl+mdca` costs one softmax forward and one fused pass backward (under plain
-autograd it takes 2.2 times as long on a CPU), and the losses themselves are ordinary formulas on
-(N, L) or (N, C) tensors.
+Most losses depend on the softmax p only through a few small statistics. Computed together, they
+cost one softmax forward and one fused pass backward (under plain autograd `fl+mdca` takes 2.2 times
+as long on a CPU), and the losses themselves are ordinary formulas on (N, L) or (N, C) tensors.
 
 The backward passes of all statistics have one form. With δ the indicator, for pixel i and class c
 
@@ -50,17 +49,11 @@ _NEEDED = {
 
 @dataclass(frozen=True, eq=False)
 class LossBatch:
-    """What a loss sees of a batch besides statistics of the softmax.
-
-    Attributes:
-        pixels: the flat logits, the labels and which of them are valid.
-        weight: (K,) class weights of the base loss, or None.
-        sync: whether sums are over all ranks.
-    """
+    """What a loss sees of a batch besides statistics of the softmax."""
 
     pixels: Pixels
-    weight: Tensor | None = None
-    sync: bool = True
+    weight: Tensor | None = None  # (K,) class weights of the base loss
+    sync: bool = True  # whether sums are over all ranks
 
     def __post_init__(self) -> None:
         classes = self.pixels.problems or self.pixels.num_classes
@@ -75,10 +68,7 @@ class LossBatch:
         return sum_over_ranks(values, sync=self.sync)
 
     def mean(self, loss: Tensor) -> Tensor:
-        """(Weighted) mean over the valid pixels of all ranks of the (N, L) `loss`, 0 where ignored.
-
-        A batch without valid pixels gives 0.
-        """
+        """(Weighted) mean over the valid pixels of all ranks of an (N, L) loss, 0 where ignored."""
         share = self.pixels.valid
         if self.weight is not None:
             if self.pixels.problems is None:
@@ -96,10 +86,7 @@ class LossBatch:
 
 
 def problem_mean(values: Tensor, share: Tensor) -> Tensor:
-    """The mean of the (G,) `values` with weights `share`, 0 if these are all 0.
-
-    G is 1, or the number of classes of a multi-label batch.
-    """
+    """The mean of the (G,) `values` with weights `share`, 0 if these are all 0; G classes or 1."""
     mass = share.sum()
     return (values * share).sum() / torch.where(mass > 0, mass, 1)
 
@@ -110,16 +97,13 @@ def accumulator(x: Tensor) -> torch.dtype:
 
 
 def require(condition: bool, rule: str, got: object) -> None:
-    """Raise a ValueError that states the rule unless the condition holds."""
+    """Raise a ValueError unless the condition holds."""
     if not condition:
         raise ValueError(f"The loss needs {rule}, but got {got}")
 
 
 def statistics(pixels: Pixels, names: Iterable[str]) -> dict[str, Tensor]:
-    """The named `STATISTICS` of softmax(pixels.dense), in float32 at least.
-
-    What one call computes shares a softmax and a backward pass.
-    """
+    """The named `STATISTICS` of softmax(pixels.dense), in float32 at least."""
     wanted = set(names)
     if not wanted:
         return {}

@@ -80,29 +80,22 @@ def _check_axes(pixels: Pixels, name: str, limit: str) -> None:
 def _neighbours(pixels: Pixels, valid: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     """For each place of the window but its middle: distance², (N, L) labels and validity there."""
     n, length = valid.shape
-    padded = []
+    sides, padded = pixels.spatial, []
     for values in (pixels.target, valid):
-        values = values.reshape(n, *pixels.spatial)
-        for axis, side in enumerate(pixels.spatial, 1):
+        values = values.reshape(n, *sides)
+        for axis, side in enumerate(sides, 1):
             first, last = values.narrow(axis, 0, 1), values.narrow(axis, side - 1, 1)
             values = torch.cat([first, values, last], axis)
         padded.append(values)
-    sides = pixels.spatial
     for steps in itertools.product((-1, 0, 1), repeat=len(sides)):
         if any(steps):
-            place = (
-                slice(None),
-                *(slice(1 + d, 1 + d + s) for d, s in zip(steps, pixels.spatial, strict=True)),
-            )
-            target, near = (values[place].reshape(n, length) for values in padded)
+            inner = [slice(1 + d, 1 + d + s) for d, s in zip(steps, sides, strict=True)]
+            target, near = (values[(slice(None), *inner)].reshape(n, length) for values in padded)
             yield sum(d * d for d in steps), target, near
 
 
 def _window_counts(pixels: Pixels) -> Tensor:
-    """(N, C, L) uint8: valid pixels of each class in the window around each pixel, itself included.
-
-    What lies beyond the border does not count.
-    """
+    """(N, C, L) uint8: valid pixels of each class in the window around each pixel, it included."""
     n, c, length = pixels.dense.shape
     counts = torch.zeros((n, c, length), dtype=torch.uint8, device=pixels.dense.device)
     counts.scatter_(1, pixels.target.unsqueeze(1), pixels.valid.to(torch.uint8).unsqueeze(1))

@@ -20,13 +20,7 @@ def build(
 
     The network takes float (N, in_channels, H, W) of any size and gives (N, num_classes, H, W)
     logits for segmentation, (N, num_classes) for classification. A network for text, built with
-    its vocabulary `words`, takes int64 (N, L). One with a pretrained part has it as the attribute
-    `encoder`. DeepLab's image pooling normalises over a batch of 1x1 maps, so it cannot train on a
-    batch of one image.
-
-    Raises:
-        ValueError: an unknown name or encoder, an option that the network does not take, or
-            weights that cannot be fetched or do not fit.
+    its vocabulary `words`, takes int64 (N, L). The attribute `encoder` is a pretrained part.
     """
     entry = find(config)
     if words and not entry.text:

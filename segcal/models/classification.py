@@ -51,17 +51,9 @@ def _bottleneck(inside: int, width: int, stride: int) -> _Block:
 class ResNet(nn.Module):
     """ResNet for small images (He et al. 2016, section 4.2): (N, 3, H, W) to (N, num_classes).
 
-    One 3x3 convolution, stages of blocks, each but the first at half the resolution of the one
-    before, an average over each cell of a grid, and one linear layer.
-
-    Args:
-        num_classes: number of logits.
-        in_channels: channels of the image.
-        widths: channels of the 3x3 convolutions of each stage.
-        counts: number of blocks of each stage.
-        bottleneck: blocks of 1x1, 3x3 and 1x1 convolutions with four times the channels outside,
-            instead of two 3x3 ones.
-        grid: cells of the average along each side; 1 is a global average.
+    One 3x3 convolution, stages of `counts` blocks with `widths` channels, each but the first at
+    half the resolution of the one before, an average over each cell of a `grid`, and one linear
+    layer. Bottlenecks are 1x1, 3x3 and 1x1 convolutions with four times the channels outside.
     """
 
     def __init__(
@@ -111,12 +103,10 @@ class Frozen(nn.Module):
 
 
 class ConvHead(nn.Module):
-    """A classifier on the features of another network: (N, 3, H, W) to (N, num_classes).
+    """A classifier on an encoder's (N, channels, h, w) features: (N, 3, H, W) to (N, num_classes).
 
     A 1x1 convolution, a global average and two fully connected layers, as the paper has on a
     frozen ResNet-50 for chest X-rays. It gives no widths: 256 and 128 are our choice.
-
-    The encoder gives (N, channels, h, w) features.
     """
 
     def __init__(self, encoder: nn.Module, *, channels: int, num_classes: int) -> None:

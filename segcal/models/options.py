@@ -49,21 +49,14 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class Network:
-    """A network that can be asked for by name.
+    """A network that can be asked for by name."""
 
-    Attributes:
-        place: MODULE.FUNCTION in `segcal.models`, which builds it from a `ModelConfig`, with
-            num_classes and in_channels, or words, and `fixed`.
-        about: What it is, for the help.
-        options: The options of `ModelConfig` that it takes.
-        text: Whether it reads text, and is built with the words of the vocabulary.
-        fixed: What the function gets besides.
-    """
-
+    # MODULE.FUNCTION in `segcal.models`, called with a `ModelConfig`, num_classes, in_channels or
+    # words, and what is `fixed`
     place: str
-    about: str
-    options: tuple[str, ...] = ()
-    text: bool = False
+    about: str  # what it is, for the help
+    options: tuple[str, ...] = ()  # the options of `ModelConfig` that it takes
+    text: bool = False  # whether it reads text, and is built with the words of the vocabulary
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
     @property

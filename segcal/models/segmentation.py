@@ -28,7 +28,7 @@ class PaddedToMultiple(nn.Module):
 
     @property
     def encoder(self) -> nn.Module:
-        """The pretrained part, which usually learns at a lower rate."""
+        """The pretrained part."""
         encoder = self.network.encoder
         assert isinstance(encoder, nn.Module)
         return encoder
@@ -44,15 +44,9 @@ class PaddedToMultiple(nn.Module):
 class SmallUNet(nn.Module):
     """A U-Net for small images: (N, in_channels, H, W) to (N, num_classes, H, W), 4 divides H, W.
 
-    Most of the work is done at a quarter of the resolution, in residual blocks that see far
-    enough to tell one shape from another; two skip connections bring the outlines back.
-
-    Args:
-        num_classes: channels of the logits.
-        in_channels: channels of the image.
-        width: channels at full resolution; 2 and 4 times that at a half and a quarter.
-        norm: batch, group or none. Group normalisation computes every image by itself, so the
-            result does not depend on how a batch is shared among processes.
+    Residual blocks at a quarter of the resolution see far enough to tell one shape from another;
+    two skip connections bring the outlines back. `width` is the number of channels at full
+    resolution, `norm` one of `NORMS`.
     """
 
     def __init__(

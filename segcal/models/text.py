@@ -19,12 +19,8 @@ class GlobalPoolCNN(nn.Module):
 
     Word vectors, three convolutions of 128 channels over 5 positions, a maximum over 5 positions
     after each of the first two, the maximum over all positions, and two linear layers (Lin et al.
-    2013, as the public code of Mukhoti et al. 2020 builds it).
-
-    Args:
-        num_classes: number of logits.
-        words: size of the vocabulary; word 0 is padding, whose vector is zero.
-        width: length of the word vectors.
+    2013, as the public code of Mukhoti et al. 2020 builds it). Word 0 is padding, whose vector is
+    zero; `width` is the length of the vectors.
     """
 
     def __init__(self, *, num_classes: int, words: int, width: int = 100) -> None:

@@ -18,13 +18,10 @@ _MAX_LISTED = 4  # keys named in an error
 def pretrained(
     build: Callable[[bool], Any], weights: str | None, name: str, load: Callable[[Any], None]
 ) -> Any:
-    """A network with initial weights: imagenet, of a file, or random ones.
+    """A network with initial weights: imagenet, those of a file, or random ones for None.
 
-    Args:
-        build: builds it; told whether to fetch ImageNet weights from the Hugging Face hub.
-        weights: imagenet, the path of a file, or None.
-        name: what messages call the weights of the hub.
-        load: loads the file into the network.
+    `build` is told whether to fetch ImageNet weights from the Hugging Face hub, which messages call
+    `name`; `load` loads a file into the network.
     """
     if weights != "imagenet":
         network = build(False)
@@ -52,11 +49,8 @@ def load_weights(module: nn.Module, path: str | Path, *, except_for: Iterable[st
 
     Dots and underscores in names count as equal, because timm renames `stages.0` to `stages_0`
     when it makes a feature extractor. Weights that the module does not have (a classifier, say)
-    are skipped, and their number is logged. Those of the module whose names begin with one of
-    `except_for` may stay as they are.
-
-    Raises:
-        ValueError: the file cannot be read, or lacks a weight of the module.
+    are skipped, and their number is logged. A weight of the module that the file lacks is an error,
+    unless its name begins with one of `except_for`.
     """
     given = {_plain(name): tensor for name, tensor in read_weights(Path(path)).items()}
     state = module.state_dict()

@@ -1,7 +1,7 @@
 """Writes and reads checkpoints atomically, and keeps the last two of a run.
 
-When a new `last.pt` is complete on the disk, the old one becomes `last.prev.pt`. If the newest is
-lost, the one before it is still there. Reading unpickles nothing.
+When a new `last.pt` is complete on the disk, the old one becomes `last.prev.pt`. Reading unpickles
+nothing.
 """
 
 from __future__ import annotations
@@ -56,10 +56,7 @@ def expect_whole(path: Path) -> Iterator[None]:
 
 
 def load_last(folder: Path) -> dict[str, Any] | None:
-    """The newest readable state among `last.pt` and `last.prev.pt`; None when neither exists.
-
-    Logs a warning when `last.pt` is damaged and `last.prev.pt` is used instead.
-    """
+    """The newest readable state among `last.pt` and `last.prev.pt`; None when neither exists."""
     paths = [path for path in (folder / LAST, folder / PREVIOUS) if path.exists()]
     for path in paths:
         try:

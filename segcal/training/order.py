@@ -24,19 +24,14 @@ class EpochOrder(Sampler[list[tuple[int, int]]]):
     batch size over all processes. Each process takes its own slice of them, in `accumulate`
     micro-batches. The samples left over at the end of an epoch are dropped: a tiny last batch
     distorts the batch statistics.
-
-    Attributes:
-        batch_size: B, a multiple of `world_size * accumulate`.
-        accumulate: micro-batches that each process splits its slice into.
-        first_step: step to start at, counted from the beginning of the first epoch.
     """
 
     samples: int
-    batch_size: int
+    batch_size: int  # B, a multiple of world_size * accumulate
     epochs: int
     seed: int
     accumulate: int = 1
-    first_step: int = 0
+    first_step: int = 0  # counted from the beginning of the first epoch
     rank: int = field(default_factory=distributed.rank)
     world_size: int = field(default_factory=distributed.world_size)
 
@@ -54,7 +49,6 @@ class EpochOrder(Sampler[list[tuple[int, int]]]):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps in one epoch."""
         return self.samples // self.batch_size
 
     def __len__(self) -> int:

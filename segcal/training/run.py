@@ -43,12 +43,8 @@ def train_run(config: TrainConfig, *, resume: bool = False) -> list[Record]:
     """Train as `config` says into `config.folder`; the records of all epochs.
 
     Under torchrun every process calls this. With `resume` a run that is already in the folder is
-    continued; without it that is an error.
-
-    Raises:
-        ValueError: in one line, what cannot be trained, or why the folder cannot be used.
-        Interrupted: a signal stopped the run, which was saved.
-        Diverged: the loss or the weights are no longer finite.
+    continued; without it that is an error. Raises `Interrupted` if a signal stopped the run, which
+    was saved, and `Diverged` if the loss or the weights are no longer finite.
     """
     device, folder = choose_device(config.device), config.folder
     if config.deterministic:

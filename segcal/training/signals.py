@@ -14,11 +14,7 @@ from segcal import distributed
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal stopped the run, which has saved a checkpoint.
-
-    Attributes:
-        signal: number of the signal.
-    """
+    """The signal of this number stopped the run, which has saved a checkpoint."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")
@@ -28,8 +24,7 @@ class Interrupted(KeyboardInterrupt):
 class StopSignals:
     """Inside the block, the first SIGINT or SIGTERM is only remembered; a second one acts as usual.
 
-    Attributes:
-        received: number of the signal that came, or 0.
+    `received` is the number of the signal that came, or 0.
     """
 
     def __init__(self) -> None:

@@ -77,8 +77,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
 def partners(samples: int, device: torch.device) -> Tensor:
     """(N,) which sample each one is mixed with: its neighbour in the batch, whose order is random.
 
-    Pairs stay together however an even batch is divided among processes and micro-batches. The
-    last of an odd number stays alone.
+    So pairs stay together however an even batch is divided; the last of an odd number stays alone.
     """
     return (torch.arange(samples, device=device) ^ 1).clamp_max_(samples - 1)
 
@@ -107,10 +106,8 @@ def average_weights(average: nn.Module, model: nn.Module, decay: float, step: in
 class Learner:
     """A model in training, with everything that an optimizer step changes.
 
-    Attributes:
-        model: the plain model, without the wrappers of DistributedDataParallel and torch.compile.
-        ema: the average of its weights, if there is one.
-        steps: how many steps it has taken.
+    `model` is without the wrappers of DistributedDataParallel and torch.compile, `ema` the average
+    of its weights, and `steps` how many steps it has taken.
     """
 
     def __init__(
@@ -208,7 +205,6 @@ class Learner:
         return bool(torch.stack(flags).all())
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on, except random generators and data."""
         return {
             "steps": self.steps,
             "model": self.model.state_dict(),
@@ -219,7 +215,6 @@ class Learner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
         self.steps = state["steps"]
         self.model.load_state_dict(state["model"])
         if self.ema is not None:
