@@ -47,10 +47,7 @@ class BadFile(ValueError):
 
 @contextmanager
 def reading(path: Path, expected: str = "") -> Iterator[None]:
-    """Turn what reading `path`, a regular file, may raise into `BadFile`.
-
-    `expected` is put before what a library says, where that alone would not be clear.
-    """
+    """Turn what reading `path` may raise into `BadFile`; `expected` is put before it."""
     if path.exists() and not path.is_file():
         raise BadFile(f"{path}: this is not a regular file")  # a pipe would be waited for forever
     try:
@@ -123,14 +120,10 @@ def npy_shape(path: Path) -> tuple[int, ...]:
 
 
 class Npz:
-    """A .npz file, opened once; each array is read when it is asked for.
+    """A .npz file; each array is read when it is asked for, as in `with Npz(path) as arrays:`.
 
-    with Npz(path) as arrays:
-        logits = arrays["logits"]
-
-    `keys` are the names of the arrays. `own` says that segcal itself wrote the file: its arrays may
-    be empty and of any size, but large ones are not compressed, so that they take no more memory
-    than the file.
+    `own` says that segcal wrote the file: its arrays may be empty and of any size, but large ones
+    are not compressed, so that they take no more memory than the file.
     """
 
     def __init__(self, path: Path, *, own: bool = False) -> None:
@@ -209,9 +202,8 @@ def _read_array(file: IO[bytes], size: int, *, own: bool = False) -> np.ndarray:
 class Nifti:
     """A NIfTI file (.nii or .nii.gz), opened with nibabel; its array is read when asked for.
 
-    NIfTI counts (x, y, z, class) with x the fastest in memory. Arrays come with their axes
-    reversed, (z, y, x) or (class, z, y, x), as SimpleITK and nnU-Net have them, and that is their
-    `shape`. No axis is flipped: `affine` (4, 4) takes a voxel (x, y, z) to millimetres.
+    Axes are reversed to (z, y, x) or (class, z, y, x), as SimpleITK and nnU-Net have them, and none
+    is flipped: `affine` (4, 4) takes a voxel (x, y, z) to millimetres.
     """
 
     def __init__(self, path: Path) -> None:
@@ -290,11 +282,7 @@ def read_rgb(path: Path) -> np.ndarray:
 
 
 def read_mask(path: Path) -> np.ndarray:
-    """(H, W) class indices of a grey or palette image, of an integer dtype.
-
-    A palette image gives its indices, not its colours; a grey image gives the stored numbers,
-    whatever their depth.
-    """
+    """(H, W) integers of a grey or palette image: the stored numbers, whatever their depth."""
     with _opened(path) as image:
         if image.mode not in _MASK_MODES:
             raise BadFile(
@@ -344,7 +332,6 @@ def _raw_mode(image: ImageFile.ImageFile) -> str:
 # Text and weights --------------------------------------------------------------------------------
 
 _MAX_TEXT = 2**20
-_MAX_DEPTH = 32  # of lists and mappings inside each other
 
 
 class _Loader(yaml.SafeLoader):
@@ -353,16 +340,10 @@ class _Loader(yaml.SafeLoader):
     It also refuses a key that stands twice, of which the last would count.
     """
 
-    depth = 0
-
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             raise ValueError(f"the alias *{self.peek_event().anchor} is not allowed")
-        self.depth += 1
-        if self.depth > _MAX_DEPTH:
-            raise ValueError(f"lists and mappings are nested more than {_MAX_DEPTH} deep")
         node = super().compose_node(parent, index)
-        self.depth -= 1
         if isinstance(node, yaml.MappingNode):
             keys = Counter((key.tag, str(key.value)) for key, _ in node.value)
             for (_, key), number in keys.items():
@@ -418,8 +399,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
     """Open `path` for writing, "w" text (UTF-8) or "wb" bytes, and make its folder if missing.
 
-    The bytes go to a temporary file in the same folder, which replaces `path` when the block ends
-    well. If the block raises, `path` is as it was.
+    A temporary file beside it replaces `path` when the block ends without an error.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -447,7 +427,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def name_file(error: BaseException, path: Path) -> None:
-    """Put `path` into an error of the system that names no file, as those of writing do not."""
+    """Put `path` into an error of the system that names no file."""
     if isinstance(error, OSError) and error.errno is not None and error.filename is None:
         error.filename = str(path)
 
@@ -458,10 +438,9 @@ class Busy(ValueError):
 
 @contextmanager
 def locked(folder: Path, *, wait: bool) -> Iterator[None]:
-    """Keep other processes out of this block for `folder`, which exists.
+    """Keep other processes out of this block for `folder`, where the system has locks.
 
-    The lock ends with its process, however that ends. Where the system has no such locks, the
-    block is entered without one. Without `wait` another process inside raises `Busy`.
+    The lock ends with its process. Without `wait` another process inside raises `Busy`.
     """
     if fcntl is None:
         yield

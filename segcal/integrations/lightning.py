@@ -53,10 +53,9 @@ class CalibrationCallback(Callback):
 
     It logs val/ece and the other scores after each validation, and test/… after a test; those of a
     second loader are val/1/ece and so on. Loggers of TensorBoard, W&B and MLflow get the
-    reliability diagram too. When the trainer ends, the last evaluation of each loader is written as
-    `Evaluation.save` does: reports, sums, tables and the page.
-
-    Lightning's sampler repeats a few images so that all ranks have equally many; they count twice.
+    reliability diagram too. When the trainer ends, `Evaluation.save` writes the last evaluation of
+    each loader. Images that Lightning's sampler repeats, to give all ranks equally many, count
+    twice.
 
     Args:
         num_classes: C.

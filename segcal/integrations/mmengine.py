@@ -30,10 +30,9 @@ _OUTPUTS = (None, "logits", "scores")
 
 @METRICS.register_module()
 class CalibrationMetric(BaseMetric):
-    """Calibration and accuracy of the `seg_logits` of each data sample.
+    """Calibration and accuracy of the `seg_logits` of each data sample, over all ranks.
 
-    Ranks exchange their sums, which are kilobytes, and no pixels. An image that the sampler repeats
-    to give all ranks equally many counts once.
+    An image that the sampler repeats to give all ranks equally many counts once.
 
     Args:
         num_classes: C.

@@ -6,11 +6,9 @@ metric.aggregate()                # {"accuracy": …, "ece": …}
 
 SupervisedEvaluator(…, additional_metrics={"calibration": CalibrationHandler(num_classes=14)})
 
-Two differences from `monai.metrics.CalibrationErrorMetric`, which averages the errors of each image
-and class. The scores ece, sce, … put the voxels of all images into the same bins. With
-`per_image=True` the score image_ace averages as MONAI does, but over the classes that an image
-shows. MONAI also counts classes without a voxel in the image, whose error is the mean over bins of
-the confidence in them.
+`monai.metrics.CalibrationErrorMetric` averages the errors of each image and class, absent classes
+included. Here ece, sce, … put the voxels of all images into the same bins, and image_ace (with
+`per_image=True`) averages over the classes that an image shows.
 """
 
 from __future__ import annotations
@@ -75,10 +73,8 @@ class CalibrationMetric(Metric):
         count = self.meter.update_probs if self.probs else self.meter.update
         for given in (y_pred, y):
             if isinstance(given, Tensor) and given.ndim < 2:
-                raise ValueError(
-                    "predictions must be (B, C, *S) and labels (B, 1, *S), but one of them is "
-                    f"{tuple(given.shape)}"
-                )
+                shape = tuple(given.shape)
+                raise ValueError(f"predictions must be (B, C, *S), labels (B, 1, *S), not {shape}")
         for pred, label in zip(y_pred, y, strict=True):
             pred, label = _plain(pred)[None], _plain(label)[None]
             count(pred, self._labels(label, pred))

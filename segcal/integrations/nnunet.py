@@ -41,21 +41,14 @@ class NnunetFolder(PredictionFolder):
     folder fold_X/validation, or that of the trainer, which stands for all its folds together.
 
     CASE.npz holds the probabilities, CASE.nii.gz the segmentation. The .pkl files beside them are
-    never opened. Names of the classes and the ignore label come from dataset.json.
-
-    Voxels outside the box that was predicted are 0 for all classes in files of earlier versions:
-    they count as certain background, and the log says how many there are. Probabilities that
-    were rounded to float16 are divided by their sum. A network that was trained on regions gives
-    sigmoid outputs, one per region: each is evaluated as a two-class problem.
+    never opened. Names of the classes and the ignore label come from dataset.json. The outputs of
+    a network that was trained on regions are sigmoids.
 
     Args:
         path: the folder.
         labels: folder of the true labels, CASE.nii.gz; not with labelled=False.
         **stated: labelled, skip_bad, and other fields of `PredictionFormat`. The folder `images`
             holds CASE_0000.nii.gz.
-
-    Raises:
-        ValueError: not such a folder.
     """
 
     def __init__(self, path: str | Path, *, labels: Path | None = None, **stated: Any) -> None:
@@ -152,12 +145,7 @@ class NnunetFolder(PredictionFolder):
 
 
 def _read_dataset(path: Path) -> tuple[dict[str, Any], list[list[int]], int | None]:
-    """What a dataset.json says, if there is one.
-
-    Returns:
-        The fields of `PredictionFormat`; the numbers of each region, if regions were trained; and
-        the number that is ignored, if there is one.
-    """
+    """Fields of `PredictionFormat`, the labels of each region, and the ignored label, as stated."""
     if not path.is_file():
         return {}, [], None
     with reading(path):
@@ -196,7 +184,11 @@ def _geometry(image: Nifti) -> str:
 
 
 def _completed(values: np.ndarray, file: Path) -> np.ndarray:
-    """(C, …) float32 probabilities of sum 1, where nnU-Net left out or rounded some."""
+    """(C, …) float32 probabilities of sum 1.
+
+    Voxels outside the predicted box are 0 for all classes in files of earlier versions of nnU-Net:
+    they count as background. Probabilities that were rounded to float16 are divided by their sum.
+    """
     if values.dtype.kind != "f":
         raise ValueError(f"{KEY} must be of a floating dtype, but are {values.dtype}")
     values = values.astype(np.float32, copy=False)

@@ -68,8 +68,7 @@ class TrainerMetrics:
     """Calibration and accuracy for `Trainer(compute_metrics=…)`.
 
     With `batch_eval_metrics=True` in the TrainingArguments a batch is counted and forgotten;
-    without, the Trainer keeps all logits in memory and hands them over at the end. The Trainer
-    gathers the batches of all ranks itself.
+    without, the Trainer keeps all logits in memory and hands them over at the end.
 
     Args:
         num_classes: C.
