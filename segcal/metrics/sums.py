@@ -314,16 +314,17 @@ def read_about(state: Mapping[str, Tensor]) -> tuple[Settings, dict[str, Any]]:
         rows = len(about["names"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"Expected the state of a meter, but {one_line(error)}") from None
-    whole = {n: (shape, _dtype(n)) for n, shape in sum_shapes(settings).items()}
-    each = {f"image.{n}": ((rows, *t.shape[1:]), t.dtype) for n, t in no_images(settings).items()}
-    expected = whole | each
-    if set(state) != {*expected, "about"} or len(about["groups"]) != rows:
-        raise ValueError("Expected the state of a meter, but it has other names or groups")
+    expected = {name: (shape, _dtype(name)) for name, shape in sum_shapes(settings).items()}
+    for name, tensor in no_images(settings).items():
+        expected[f"image.{name}"] = (rows, *tensor.shape[1:]), tensor.dtype
+    odd = sorted(set(state) ^ {*expected, "about"}) or ["groups"] * (len(about["groups"]) != rows)
+    if odd:
+        raise ValueError(f"Expected the state of a meter, but {', '.join(odd)} does not fit")
     for name, (shape, dtype) in expected.items():
         if state[name].shape != shape or state[name].dtype != dtype:
             raise ValueError(
-                f"the settings say {settings.num_classes} classes, {settings.num_bins} bins and "
-                f"{rows} images, but {name} has shape {tuple(state[name].shape)}"
+                f"the settings say {settings.num_classes} classes and {settings.num_bins} bins, and "
+                f"there are {rows} images, but {name} has shape {tuple(state[name].shape)}"
             )
     return settings, about
 
