@@ -268,7 +268,7 @@ def test_a_state_is_not_merged_with_itself(tmp_path, capsys):
         meter.save(tmp_path / f"{name}.npz")
     for pair in ("aa", "ab"):
         assert main(["merge", *(str(tmp_path / f"{name}.npz") for name in pair)]) == 2
-        assert "are the same" in capsys.readouterr().err
+        assert "different images" in capsys.readouterr().err
 
 
 def test_probabilities_given_as_logits_are_told_once(tmp_path, caplog):

@@ -323,8 +323,8 @@ def read_about(state: Mapping[str, Tensor]) -> tuple[Settings, dict[str, Any]]:
     for name, (shape, dtype) in expected.items():
         if state[name].shape != shape or state[name].dtype != dtype:
             raise ValueError(
-                f"the settings say {settings.num_classes} classes and {settings.num_bins} bins, and "
-                f"there are {rows} images, but {name} has shape {tuple(state[name].shape)}"
+                f"the settings say {settings.num_classes} classes and {settings.num_bins} bins, "
+                f"and there are {rows} images, but {name} has shape {tuple(state[name].shape)}"
             )
     return settings, about
 
