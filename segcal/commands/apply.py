@@ -43,7 +43,7 @@ OPTIONS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The network or the predictions, the calibrator, the images, and what to write."""
     parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the results")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of results")
     add_options(parser, OPTIONS)
     group = parser.add_argument_group("any network", "docs/networks.md has examples.")
     add_options(group, INPUT)

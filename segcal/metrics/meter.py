@@ -52,10 +52,10 @@ _SOME = 8  # images, and pixels along each side, that are looked at to find prob
 class CalibrationMeter:
     """Calibration and accuracy over any number of pixels: exact, streaming, mergeable.
 
-    meter = CalibrationMeter(num_classes=21)
-    for logits, labels in batches:
-        meter.update(logits, labels)
-    report = meter.compute()
+        meter = CalibrationMeter(num_classes=21)
+        for logits, labels in batches:
+            meter.update(logits, labels)
+        report = meter.compute()
 
     An update that fails does not change the meter. On the CPU it raises at once; on an
     accelerator, where a check would stall the queue, a batch with bad values adds nothing and

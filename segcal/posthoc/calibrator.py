@@ -29,8 +29,8 @@ _BLOCK_PIXELS = 1 << 14  # mapped at once
 class Calibrator(nn.Module):
     """A map from logits to calibrated logits, fitted on a hold-out.
 
-    calibrator = TemperatureScaling().fit(logits, labels)
-    probs = calibrator.predict_proba(logits)
+        calibrator = TemperatureScaling().fit(logits, labels)
+        probs = calibrator.predict_proba(logits)
 
     The hold-out may be a stream that is read batch after batch, so memory does not grow with its
     pixels. A network that makes the batches runs again in each pass. Under torch.distributed each
