@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
+import pickle
 import re
 import signal
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -366,13 +367,15 @@ class Batches(DataLoader[Batch]):
         before_each: Callable[[], object] = lambda: None,
         **options: Any,
     ) -> None:
-        workers = min(workers, max(len(dataset), 1))  # type: ignore[arg-type]
-        # As before Python 3.14: a function that prepares images need not be one that pickle knows.
-        fork = "fork" if workers and sys.platform == "linux" else None
+        # From Python 3.14 on, and elsewhere than on Linux, what workers need is pickled.
+        if multiprocessing.get_start_method().endswith(("spawn", "server")):
+            try:
+                pickle.dumps(getattr(dataset, "prepare", None))
+            except (AttributeError, TypeError, pickle.PicklingError):
+                workers = 0  # a function in another, as in a FILE.py, cannot go to a worker
         super().__init__(
             dataset,
-            num_workers=workers,
-            multiprocessing_context=fork,
+            num_workers=min(workers, max(len(dataset), 1)),  # type: ignore[arg-type]
             pin_memory=pin,
             worker_init_fn=_ignore_ctrl_c,
             # A generator of its own, so that a new loader takes no numbers from the run's.

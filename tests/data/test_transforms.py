@@ -1,7 +1,6 @@
 """Augmentation: image and mask move together, padding is ignored, nothing has a memory."""
 
 import multiprocessing
-import sys
 
 import numpy as np
 import pytest
@@ -115,16 +114,15 @@ def test_worker_processes_change_nothing():
     assert all(equal(a, b) for a, b in zip(alone, shared, strict=True))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are never forked")
-def test_workers_read_what_cannot_be_pickled():
+def test_images_are_read_here_if_their_preparation_cannot_be_sent():
     """As the functions of a FILE.py; from Python 3.14 on, workers are not forked by default."""
 
-    class Local(list):
-        pass
+    class Prepared(list):
+        prepare = staticmethod(lambda image: image)
 
     multiprocessing.set_start_method("spawn", force=True)
     try:
-        (found,) = Batches(Local([torch.ones(2)]), workers=2, pin=False)
+        (found,) = Batches(Prepared([torch.ones(2)]), workers=2, pin=False)
     finally:
         multiprocessing.set_start_method(None, force=True)
     assert found.tolist() == [[1, 1]]
