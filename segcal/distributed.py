@@ -109,23 +109,40 @@ def exclusive_prefix(count: Tensor, *, sync: bool = True) -> tuple[Tensor, Tenso
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that `name` says; auto is the fastest, and under torchrun cuda this process's."""
+    """The device called `name`: cpu, cuda, cuda:1, mps, or auto for the fastest there is.
+
+    Under torchrun `cuda` is the GPU of this process.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
         if name == "cpu" and torch.backends.mps.is_available():
             name = "mps"
-    kind, _, number = name.partition(":")
-    if kind not in ("cpu", "cuda", "mps") or (number and not number.isdecimal()):
-        raise ValueError(f"Expected --device auto, cpu, cuda, cuda:N or mps, but got {name}")
-    if kind == "cuda":
-        index, count = int(number or os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-        if index >= count:
-            raise ValueError(f"Expected --device among {count} CUDA GPU(s), but got cuda:{index}")
-        torch.cuda.set_device(index)
-        return torch.device("cuda", index)
-    if kind == "mps" and not torch.backends.mps.is_available():
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(
+            f"Expected --device auto, cpu, cuda, cuda:N or mps, but got {name}"
+        ) from None
+    if device.type == "cuda":
+        index = int(os.environ.get("LOCAL_RANK", 0)) if device.index is None else device.index
+        if index >= torch.cuda.device_count():
+            raise ValueError(
+                f"Expected --device among {torch.cuda.device_count()} CUDA GPU(s), "
+                f"but got cuda:{index}"
+            )
+        device = torch.device("cuda", index)
+        torch.cuda.set_device(device)
+    elif device.type not in ("cpu", "mps"):
+        try:
+            torch.zeros(1, device=device).item()
+        except (RuntimeError, NotImplementedError, AssertionError, ImportError) as error:
+            raise ValueError(
+                f"Expected --device where numbers can be computed, but got {name}: "
+                f"{' '.join(str(error).split()):.120}"
+            ) from None
+    elif device.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError("Expected a machine with MPS for --device mps, but this one has none")
-    return torch.device(kind)
+    return device
 
 
 @contextmanager
