@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
+import segcal
 from segcal.commands.options import Parser
 
 # A new command is one file in segcal/commands and one name here.
@@ -58,6 +59,9 @@ def main(arguments: Sequence[str] | None = None, *, command: str = "", prog: str
 
 def _run(words: Sequence[str], name: str, prog: str) -> int:
     modules = {known: import_module(f"segcal.commands.{known}") for known in COMMANDS}
+    if not name and words[:1] == ["--version"]:
+        print(f"segcal {segcal.__version__}")
+        return 0
     if not name and words and words[0] not in ("-h", "--help"):
         name, *words = words
         prog = f"{prog} {name}"

@@ -16,6 +16,7 @@ import torch
 import yaml
 from PIL import Image
 
+import segcal
 from segcal import cli
 from segcal.cli import COMMANDS, main
 from segcal.metrics.protocols import PROTOCOLS
@@ -112,6 +113,11 @@ def test_as_a_module(tmp_path):
     assert done.stderr.startswith("segcal: error: ") and "nowhere.npz" in done.stderr
     listed = subprocess.run(command[:3], capture_output=True, text=True, cwd=ROOT)
     assert listed.stdout.startswith("usage: python -m segcal COMMAND")
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"segcal {segcal.__version__}\n"
 
 
 def test_help_of_eval_names_what_its_options_take(capsys):
