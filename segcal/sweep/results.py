@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -23,11 +24,13 @@ from segcal.metrics import (
     paired_differences,
 )
 from segcal.metrics.scores import SCORES
+from segcal.posthoc import CALIBRATORS, NONE
 from segcal.sweep.definition import Row, Sweep, shown
 from segcal.sweep.runner import Runs
 from segcal.viz.plots import figure_png, new_figure, severity_curve, themed
 from segcal.viz.tables import Cell, Number, Sheet, Table, above_interval, difference_table, put_into
 
+MASK = "mask_changed"  # a column wherever a calibrator may change the predicted class
 INTERVAL = "mean ± deviation over seeds, [95 % interval], values of the seeds"
 
 
@@ -79,7 +82,12 @@ class Results:
             where = f"{before}{condition.title}"
             caption = where[0].upper() + where[1:]
 
-            scores = self.sweep.scores
+            scores = list(self.sweep.scores)
+            calibrators = {
+                CALIBRATORS[r.posthoc.partition("@")[0]] for r in rows if r.posthoc != NONE
+            }
+            if MASK not in scores and not all(one.keeps_mask for one in calibrators):
+                scores.append(MASK)
             lines = {r.name: [self.number(r, s, condition, where) for s in scores] for r in rows}
             numbers += chain(*lines.values())
             cells = [(name, [number.cell for number in line]) for name, line in lines.items()]
@@ -164,6 +172,8 @@ class Results:
         if of_class is not None:
             values = [[float(found[of_class]) for found in reports] for reports in values]
         seeds = tuple(factor * fmean(shifts) for shifts in zip(*values, strict=True))
+        if any(map(math.isnan, seeds)):
+            return Number(score, unit, row.name, column, ())
         if brief or of_class is not None:
             return Number(score, unit, row.name, column, seeds)
         found = self._intervals(row, condition).get(score)

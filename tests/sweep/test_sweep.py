@@ -44,7 +44,7 @@ shift: fog:3,contrast:3
 limit: 30
 methods:
   - {loss: nll, posthoc: none, ensemble: true}
-  - {loss: fl, gamma: [1, 3]}
+  - {loss: fl, gamma: [1, 3], posthoc: [none, ts, vs]}
 scores: [accuracy, ece, nll]
 by_shift: [ece]
 compare: [[nll / none, fl / ts], [nll / none, nll ensemble / none]]
@@ -155,6 +155,16 @@ def test_the_seeds_of_a_method_pooled_are_a_row(made):
     assert len(CalibrationMeter.load(folder / "state.npz").names) == 30
     text = (made / "out/grid.md").read_text()
     assert "nll / none → nll ensemble / none" in text and "An ensemble is the mean" in text
+
+
+def test_a_calibrator_that_may_change_the_mask_has_a_column_that_says_how_much(made):
+    with open(made / "out/grid.csv", newline="") as file:
+        rows = {(r["metric"], r["row"], r["column"]): r["mean"] for r in csv.DictReader(file)}
+    found = {name: rows["mask_changed", name, "clean test images"] for _, name, _ in rows}
+    (folder,) = {path.parent for path in made.glob("out/runs/*-seed0-*/eval/vs/report.json")}
+    assert not found["nll / none"] and float(found["fl / ts"]) == 0
+    share = Report.load(folder / "report.json").mask_changed
+    assert float(found["fl / vs"]) == pytest.approx(100 * share, abs=1e-6) and share >= 0
 
 
 def times(folder, *patterns):
@@ -420,7 +430,7 @@ def test_a_table_has_the_rows_that_are_evaluated_there(tmp_path):
 
 
 MISTAKES = [
-    (("posthoc: [none, ts]", "posthoc: [none, tz]"), "tz"),
+    (("posthoc: [none, ts, vs]", "posthoc: [none, tz]"), "tz"),
     (("gamma: [1, 3]", "gama: [1, 3]"), "gama"),
     (("loss: nll", "loss: nl"), "nl"),
     (("shift: fog:3", "shift: frog:3"), "frog"),
