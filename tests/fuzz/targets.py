@@ -532,7 +532,6 @@ def shift_examples(_):
 def shift_attempt(data, _, out):
     image = np.arange(300, dtype=np.uint8).reshape(10, 10, 3)
     for shift in parse_shifts(data.decode("utf-8", "surrogateescape"))[:8]:
-        assert "/" not in shift.folder and shift.folder not in (".", "..")
         with contextlib.suppress(ValueError):
             assert shift.apply(image, key="a").shape == image.shape
 
@@ -644,7 +643,7 @@ def name_attempt(data, _, out):
     assert inside == {"overlays"}
     write_comparison([load_evaluation(out / "eval")], out / "page", title=name)
     meter.save(out / "state.npz")
-    assert segcal.CalibrationMeter.load(out / "state.npz").names == [name.replace("\0", " ")]
+    assert segcal.CalibrationMeter.load(out / "state.npz").names == [name]
 
 
 TARGETS = {
