@@ -184,6 +184,9 @@ def bins_that_are_read(folder):
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_while_evaluating(tmp_path, results_before_and_after, moment):
     predictions, before, after = results_before_and_after
+    if moment == "tidying up":  # a picture of the old results that the new ones do not have
+        (predictions / "eval/overlays").mkdir()
+        (predictions / "eval/overlays/old.png").touch()
     process = children.start(evaluate, tmp_path, moment, predictions, "--num-bins", "5")
     children.wait_for(tmp_path / "stalled", process)
     children.kill(process)
