@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 CALIBRATOR_FORMAT = "segcal.posthoc/2"
 MAX_PIXELS = 100_000
 _BLOCK_PIXELS = 1 << 14  # mapped at once
+_ROUNDING = 1e-12  # of the NLL: a change that small is none
 
 
 class Calibrator(nn.Module):
@@ -110,7 +111,7 @@ class Calibrator(nn.Module):
             before, after = self._fit(holdout)
         self.passes_ = holdout.passes
         self.nll_before_, self.nll_after_ = before, after
-        self.improved_ = after < before
+        self.improved_ = after < (1 - _ROUNDING) * before
         if not self.improved_:
             self._start(holdout.num_classes, holdout.image_channels)
             self._warn(

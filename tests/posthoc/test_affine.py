@@ -134,9 +134,9 @@ def test_vector_scaling_finds_the_scales_and_shifts():
     log_p = z.log_softmax(1)
     y = draw((scale[:, None, None] * log_p + shift[:, None, None]).softmax(1), generator)
     calibrator = segcal.VectorScaling().fit([(z, y)])
-    torch.testing.assert_close(calibrator.weight_, scale, atol=0.05, rtol=0)
+    torch.testing.assert_close(calibrator.weight_, scale, atol=0.1, rtol=0)
     found = calibrator.bias_ - calibrator.bias_.mean()  # softmax does not see a common shift
-    torch.testing.assert_close(found, shift, atol=0.05, rtol=0)
+    torch.testing.assert_close(found, shift, atol=0.1, rtol=0)
 
 
 def test_the_effective_matrix_of_matrix_scaling_has_rows_of_one_sum():
