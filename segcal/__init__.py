@@ -9,7 +9,7 @@ from typing import Any
 
 from segcal.posthoc import METHODS
 
-__version__ = "0.3.0.dev0"
+__version__ = "0.3.0"
 
 # Where each public name lives. Loaded on first use, so `import segcal` costs no more than it must.
 _EXPORTS = {
